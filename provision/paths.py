@@ -1,0 +1,29 @@
+"""Where the controller keeps its own things: runs, sandbox, cache. Nothing else in the project decides on such a place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """The state folder: ``$PROVISION_HOME``, else ``$XDG_STATE_HOME/provision``, else ``~/.local/state/provision``."""
+    if own := os.environ.get("PROVISION_HOME"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "provision"
+
+
+def runs() -> Path:
+    """One folder per run: logs, rendered playbook, report."""
+    return home() / "runs"
+
+
+def sandbox() -> Path:
+    """The sandbox's key pair, known hosts and inventory."""
+    return home() / "sandbox"
+
+
+def cache() -> Path:
+    """Downloads that are worth keeping: data sets, base images' archives."""
+    return home() / "cache"
