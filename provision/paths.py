@@ -25,5 +25,5 @@ def sandbox() -> Path:
 
 
 def cache() -> Path:
-    """Downloads that are worth keeping: data sets, base images' archives."""
-    return home() / "cache"
+    """Downloads that are worth keeping: data sets, base images' archives. ``$PROVISION_CACHE`` names another place."""
+    return Path(os.environ.get("PROVISION_CACHE") or home() / "cache").expanduser()

@@ -1,0 +1,220 @@
+"""Runs one playbook through ansible-runner and hands its events on. The only file that knows ansible-runner.
+
+It decides nothing: no retries, no texts for users. Passwords go to Ansible's prompts over a pseudo-terminal and are never
+written to disk or put on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import ansible_runner
+
+Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable", "waiting"]
+
+# A host that falls silent is given up after 3 × 5 s; a lost connection must not hold the others for the kernel's two hours.
+SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+_POLL_S = 0.5  # how soon an interrupt is noticed
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere)."""
+
+    kind: Kind
+    host: str
+    role: str
+    task: str
+    result: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The real error: a module's message, else what the command printed last."""
+        result = self.result
+        said = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
+        message = str(result.get("msg", "")).strip()
+        if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
+            return "\n".join([*said[:1], message] if said else [message]).strip()
+        return message
+
+
+@dataclass
+class HostResult:
+    """One host's count of tasks, and the event that ended its run, if one did."""
+
+    ok: int = 0
+    changed: int = 0
+    skipped: int = 0
+    failure: Event | None = None
+
+
+@dataclass
+class Outcome:
+    """How a playbook ended. ``interrupted`` is True after SIGINT or SIGTERM."""
+
+    rc: int
+    hosts: dict[str, HostResult]
+    log: Path
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, result in self.hosts.items() if result.failure is not None]
+
+
+class _Collector:
+    """Turns ansible-runner's events into ours and keeps the counts."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self.hosts: dict[str, HostResult] = {}
+        self._on_event = on_event
+
+    def __call__(self, raw: Mapping[str, Any]) -> bool:
+        event = self._translate(raw)
+        if event is not None:
+            self._count(event)
+            self._on_event(event)
+        return True
+
+    @staticmethod
+    def _translate(raw: Mapping[str, Any]) -> Event | None:
+        data = raw.get("event_data", {})
+        result = data.get("res") or {}
+        kinds: dict[str, Kind] = {
+            "playbook_on_task_start": "task",
+            "runner_on_start": "started",
+            "runner_on_ok": "changed" if result.get("changed") else "ok",
+            "runner_on_skipped": "skipped",
+            "runner_on_failed": "ok" if data.get("ignore_errors") else "failed",
+            "runner_on_unreachable": "unreachable",
+            "runner_retry": "waiting",
+        }
+        kind = kinds.get(raw.get("event", ""))
+        if kind is None:
+            return None
+        host = "" if kind == "task" else str(data.get("host", ""))
+        return Event(kind, host, str(data.get("role", "")), str(data.get("task", "")), result, float(data.get("duration") or 0.0))
+
+    def _count(self, event: Event) -> None:
+        if not event.host:
+            return
+        host = self.hosts.setdefault(event.host, HostResult())
+        if event.kind in ("ok", "changed"):
+            host.ok += 1
+            host.changed += event.kind == "changed"
+        elif event.kind == "skipped":
+            host.skipped += 1
+        elif event.kind in ("failed", "unreachable"):
+            host.failure = host.failure or event
+
+
+@contextmanager
+def catching_interrupts() -> Iterator[threading.Event]:
+    """While inside, SIGINT and SIGTERM set the event instead of raising, so that what was started can be ended in order."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        flag.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(
+    playbook: Path,
+    inventory: str,
+    *,
+    workdir: Path,
+    run_id: str,
+    extra_vars: Mapping[str, Any] | None = None,
+    limit: Sequence[str] | None = None,
+    check: bool = False,
+    forks: int = 50,
+    passwords: Mapping[str, str] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Outcome:
+    """Run ``playbook`` and return when it has ended.
+
+    Args:
+        playbook: the file; roles and modules are looked for beside it.
+        inventory: what follows ``ansible-playbook -i``.
+        workdir: Ansible's own artifacts (log, events) go here.
+        run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.
+        limit: names of hosts; None means all.
+        passwords: ``{"become": …, "connection": …}``.
+        on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
+    """
+    secrets = dict(passwords or {})
+    flags = ["--forks", str(forks)]
+    prompts = {}
+    if "connection" in secrets:
+        flags.append("--ask-pass")
+        prompts[r"SSH password:\s*?$"] = secrets["connection"]
+    if "become" in secrets:
+        flags.append("--ask-become-pass")
+        prompts[r"BECOME password.*:\s*?$"] = secrets["become"]
+    if check:
+        flags += ["--check", "--diff"]
+    variables = dict(extra_vars or {})
+    variables.setdefault("provision_run_id", run_id)
+
+    collector = _Collector(on_event)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with catching_interrupts() as interrupted:
+        # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
+        runner = ansible_runner.interface.init_runner(
+            private_data_dir=str(workdir),
+            project_dir=str(playbook.parent),
+            playbook=str(playbook),
+            inventory=inventory,
+            ident="ansible",
+            extravars=variables,
+            limit=",".join(limit) if limit is not None else None,
+            cmdline=" ".join(flags),
+            passwords=prompts,
+            envvars=_environment(playbook.parent, workdir, run_id),
+            settings={"pexpect_timeout": _POLL_S, "suppress_ansible_output": True},
+            suppress_env_files=True,
+            quiet=True,
+            event_handler=collector,
+            cancel_callback=interrupted.is_set,
+        )
+        runner.run()
+    rc = 254 if runner.rc is None else int(runner.rc)
+    return Outcome(rc, collector.hosts, workdir / "artifacts" / "ansible" / "stdout", interrupted.is_set())
+
+
+def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
+    """Ansible's settings for our runs. The user's ansible.cfg still counts for what is not named here."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PROVISION_RUN_ID": run_id,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_RETRY_FILES_ENABLED": "0",
+        "ANSIBLE_HOST_KEY_CHECKING": "1",
+        "ANSIBLE_LIBRARY": str(playbooks / "library"),
+        "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
+        "ANSIBLE_SSH_ARGS": os.environ.get("ANSIBLE_SSH_ARGS", SSH_ARGUMENTS),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_PYTHON_INTERPRETER": os.environ.get("ANSIBLE_PYTHON_INTERPRETER", "auto_silent"),
+        "ANSIBLE_LOCAL_TEMP": str(workdir / "tmp"),
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
+    }
