@@ -1,0 +1,440 @@
+#!/usr/bin/env python3
+"""The smoke job: Horovod's MNIST example on collective_core, run on the hosts by mpirun, one process per rank.
+
+    mpirun -np 4 ... python train_mnist.py --data-dir DIR --epochs 1 --bar 92 --report report.json
+
+Every rank trains on its share of the images, starts from rank 0's parameters and averages its gradients with the others after each
+batch. The job says at the end whether all of that happened: who took part, whether the parameters are the same bits on every rank,
+what test accuracy was reached, and how fast it was beside one rank alone.
+
+Exit codes: 0 parameters identical and accuracy at or above --bar · 1 not so, or something failed · 2 wrong usage or data.
+This file is self-contained and downloads nothing; it needs torch and collective_core, Python 3.8 or newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import gzip
+import hashlib
+import json
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+import zlib
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import collective_core.torch as hvd
+
+REPORT_SCHEMA = 1
+IMAGE_SIDE = 28
+CLASSES = 10
+MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training images, as every MNIST example has them
+WARM_UP_BATCHES = 5  # first batches pay for thread pools, kernels and memory; neither measurement contains them
+ONE_RANK_SECONDS = 2.0  # long enough for a steady rate, short enough that waiting ranks do not mind
+ONE_RANK_MIN_BATCHES = 10
+
+
+class DataError(Exception):
+    """The data set in --data-dir cannot be used; says which file and why."""
+
+
+class Net(nn.Module):
+    """The network of the PyTorch and Horovod MNIST examples. Input: float (n, 1, 28, 28); output: log probabilities (n, 10)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 10, kernel_size=5)
+        self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
+        self.conv2_drop = nn.Dropout2d()
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = x.view(-1, 320)
+        x = F.relu(self.fc1(x))
+        x = F.dropout(x, training=self.training)
+        return F.log_softmax(self.fc2(x), dim=1)
+
+
+# ------------------------------------------------------------------------------------------------------------------ data
+
+
+def read_idx(folder, name, dimensions):
+    """A uint8 tensor from ``folder/name`` or ``folder/name.gz``; DataError unless magic, counts and length are exactly right."""
+    for path in (os.path.join(folder, name + ".gz"), os.path.join(folder, name)):
+        if os.path.exists(path):
+            break
+    else:
+        raise DataError("%s(.gz) is missing" % os.path.join(folder, name))
+    try:
+        with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError("%s: cannot be read: %s" % (path, error)) from error
+    head = 4 + 4 * dimensions
+    if len(content) < head or content[:4] != bytes((0, 0, 8, dimensions)):
+        raise DataError("%s: not an IDX file of unsigned bytes with %d dimension(s)" % (path, dimensions))
+    shape = struct.unpack(">%dI" % dimensions, content[4:head])
+    count = 1
+    for length in shape:
+        count *= length
+    if len(content) - head != count or count == 0:
+        raise DataError("%s: header says %d values, the file has %d" % (path, count, len(content) - head))
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=head).reshape(shape)
+
+
+def load(folder, part, device):
+    """(images float (n, 1, 28, 28) normalised, labels int64 (n,)) of part ``train`` or ``t10k``."""
+    images = read_idx(folder, part + "-images-idx3-ubyte", 3)
+    labels = read_idx(folder, part + "-labels-idx1-ubyte", 1)
+    if images.shape[1:] != (IMAGE_SIDE, IMAGE_SIDE):
+        raise DataError("%s images are %d by %d, must be 28 by 28" % (part, images.shape[1], images.shape[2]))
+    if len(images) != len(labels):
+        raise DataError("%s: %d images, but %d labels" % (part, len(images), len(labels)))
+    if int(labels.max()) >= CLASSES:
+        raise DataError("%s: a label of %d, must be 0 to 9" % (part, int(labels.max())))
+    pixels = images.unsqueeze(1).to(device).float().div_(255).sub_(MEAN).div_(DEVIATION)
+    return pixels, labels.to(device).long()
+
+
+def shard(count, epoch, seed, rank, size):
+    """This rank's image numbers in ``epoch``: one shuffle for all ranks, filled up by repeating so that all shards are equally long."""
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=generator)
+    while len(order) % size:
+        order = torch.cat([order, order[: size - len(order) % size]])
+    return order[rank::size]
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+
+def step(model, optimizer, images, labels, precision):
+    optimizer.zero_grad()
+    with precision():
+        loss = F.nll_loss(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def one_rank_rate(args, model, images, labels, precision, measure):
+    """Images per second of this rank alone: a copy of the model, plain SGD, no communication. Only warms up unless ``measure``."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
+    order = torch.randperm(len(images))
+    done, batches, begin = 0, 0, time.perf_counter()
+    while True:
+        if batches == WARM_UP_BATCHES:
+            synchronize(images.device)
+            if not measure:
+                return None
+            done, begin = 0, time.perf_counter()
+        enough = batches >= WARM_UP_BATCHES + ONE_RANK_MIN_BATCHES
+        if enough and time.perf_counter() - begin >= ONE_RANK_SECONDS:
+            synchronize(images.device)
+            return done / (time.perf_counter() - begin)
+        first = (batches * args.batch_size) % max(1, len(order) - args.batch_size + 1)
+        chosen = order[first : first + args.batch_size]
+        step(model, optimizer, images[chosen], labels[chosen], precision)
+        done += len(chosen)
+        batches += 1
+
+
+def train(args, epoch, model, optimizer, images, labels, precision):
+    """One epoch; returns (mean loss over all ranks, seconds until the slowest rank was done, images of all ranks)."""
+    model.train()
+    order = shard(len(images), epoch, args.seed, hvd.rank(), hvd.size())
+    batches = order.split(args.batch_size)
+    total = torch.zeros((), dtype=torch.float64)
+    hvd.barrier()
+    begin = time.perf_counter()
+    for number, chosen in enumerate(batches):
+        loss = step(model, optimizer, images[chosen], labels[chosen], precision)
+        total += loss.detach().double().cpu() * len(chosen)
+        if number % args.log_interval == 0 and hvd.rank() == 0:
+            print(
+                "Train Epoch: %d [%d/%d (%.0f%%)]\tLoss: %.6f"
+                % (epoch, number * args.batch_size, len(order), 100.0 * number / len(batches), float(loss)),
+                flush=True,
+            )
+    synchronize(images.device)
+    hvd.barrier()
+    seconds = time.perf_counter() - begin
+    mean = hvd.allreduce(total / len(order), op=hvd.Average)
+    return float(mean), seconds, len(order) * hvd.size()
+
+
+def test(args, model, images, labels):
+    """(mean loss, accuracy in percent) over the whole test set, of which each rank looks at its own part."""
+    model.eval()
+    mine = torch.arange(hvd.rank(), len(images), hvd.size())
+    sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers, images
+    with torch.no_grad():
+        for chosen in mine.split(args.test_batch_size):
+            output = model(images[chosen])
+            sums[0] += float(F.nll_loss(output, labels[chosen], reduction="sum"))
+            sums[1] += int((output.argmax(dim=1) == labels[chosen]).sum())
+            sums[2] += len(chosen)
+    sums = hvd.allreduce(sums, op=hvd.Sum)
+    return float(sums[0] / sums[2]), 100.0 * float(sums[1] / sums[2])
+
+
+def digest(model):
+    """SHA-256 over names and bytes of all parameters and buffers: equal on two ranks only if every bit is."""
+    value = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        value.update(name.encode())
+        value.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return value.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------- around
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def boot_id():
+    """Tells machines apart: containers of one machine share its cores, however many hosts they seem to be."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def usable_gpu():
+    """Whether this rank can have a GPU of its own that this torch has kernels for."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() < hvd.local_size():
+        return False
+    try:
+        return float((torch.zeros(8, device="cuda:%d" % hvd.local_rank()) + 1).sum()) == 8.0
+    except RuntimeError:
+        return False
+
+
+def pick_device(no_cuda):
+    """One GPU per rank where every rank of the job can have one, else the CPU for all of them."""
+    if not all(hvd.allgather_object(not no_cuda and usable_gpu())):
+        return torch.device("cpu")
+    torch.cuda.set_device(hvd.local_rank())
+    return torch.device("cuda", hvd.local_rank())
+
+
+def write_atomically(path, write):
+    """Calls ``write(file)`` and puts the result at ``path`` as a whole or not at all."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix="." + os.path.basename(path) + ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def sharing_notes(participants):
+    """Sentences about what limits the efficiency: ranks that share the cores of one machine."""
+    notes = []
+    machines = {}
+    for one in participants:
+        machines.setdefault(one["machine"], []).append(one)
+    for ranks in machines.values():
+        hosts = sorted({one["host"] for one in ranks})
+        available = max(one["cores"] for one in ranks)
+        wanted = sum(one["threads"] for one in ranks)
+        if ranks[0]["device"] == "cpu" and wanted > available:
+            notes.append(
+                "%s share%s one machine with %d cores for %d ranks of %d thread(s): the efficiency there cannot exceed %.0f %%"
+                % (" and ".join(hosts), "s" if len(hosts) == 1 else "", available, len(ranks), ranks[0]["threads"], 100.0 * available / wanted)
+            )
+    return notes
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description="MNIST on all ranks, the flags of Horovod's example.")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images per rank and step (default: 64)")
+    parser.add_argument("--test-batch-size", type=int, default=1000, metavar="N", help="images per test step (default: 1000)")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the training set (default: 10)")
+    parser.add_argument("--lr", type=float, default=0.01, metavar="LR", help="learning rate of one rank, multiplied by their number (default: 0.01)")
+    parser.add_argument("--momentum", type=float, default=0.5, metavar="M", help="SGD momentum (default: 0.5)")
+    parser.add_argument("--no-cuda", action="store_true", default=False, help="train on the CPU")
+    parser.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: 42)")
+    parser.add_argument("--log-interval", type=int, default=10, metavar="N", help="batches between two progress lines (default: 10)")
+    parser.add_argument("--fp16-allreduce", action="store_true", default=False, help="send gradients as float16")
+    parser.add_argument("--use-mixed-precision", action="store_true", default=False, help="compute in bfloat16 where that is safe")
+    parser.add_argument("--use-adasum", action="store_true", default=False, help="not in this version of the engine")
+    parser.add_argument("--gradient-predivide-factor", type=float, default=1.0, metavar="F", help="part of the averaging done before the sum")
+    parser.add_argument("--data-dir", required=True, metavar="DIR", help="folder with MNIST's four IDX files, .gz or not")
+    parser.add_argument("--dataset-name", default="MNIST", metavar="NAME", help="what to call the data set in the report")
+    parser.add_argument("--bar", type=float, default=0.0, metavar="PERCENT", help="test accuracy that must be reached at the end")
+    parser.add_argument("--checkpoint", metavar="FILE", help="written by rank 0 after each epoch")
+    parser.add_argument("--report", metavar="FILE", help="JSON, written by rank 0 at the end")
+    args = parser.parse_args(argv)
+    if args.use_adasum:
+        parser.error("--use-adasum: this version of the engine has Average and Sum, not Adasum; leave the flag away")
+    for name in ("batch_size", "test_batch_size", "epochs", "log_interval"):
+        if getattr(args, name) < 1:
+            parser.error("--%s must be at least 1" % name.replace("_", "-"))
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    begin = time.perf_counter()
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // hvd.local_size()))
+    device = pick_device(args.no_cuda)
+
+    try:
+        train_images, train_labels = load(args.data_dir, "train", device)
+        test_images, test_labels = load(args.data_dir, "t10k", device)
+    except DataError as error:
+        print("rank %d on %s: --data-dir: %s" % (rank, socket.gethostname(), error), file=sys.stderr, flush=True)
+        os._exit(2)  # not sys.exit: the other ranks wait for this one, and mpirun ends them when it sees the exit code
+
+    # Each rank starts from a seed of its own, for its own dropout and so that only rank 0's state being sent to all makes them equal.
+    torch.manual_seed(args.seed + rank)
+    model = Net().to(device)
+    precision = contextlib.nullcontext
+    if args.use_mixed_precision:
+
+        def precision():
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    one_rank_rate(args, model, train_images, train_labels, precision, measure=False)
+    hvd.barrier()
+    alone = one_rank_rate(args, model, train_images, train_labels, precision, measure=True) if rank == 0 else None
+    hvd.barrier()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * size, momentum=args.momentum)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none,
+        op=hvd.Average,
+        gradient_predivide_factor=args.gradient_predivide_factor,
+    )
+
+    epochs = []
+    trained, training_seconds = 0, 0.0
+    for epoch in range(1, args.epochs + 1):
+        loss, seconds, images = train(args, epoch, model, optimizer, train_images, train_labels, precision)
+        test_loss, accuracy = test(args, model, test_images, test_labels)
+        trained, training_seconds = trained + images, training_seconds + seconds
+        epochs.append(
+            {
+                "epoch": epoch,
+                "loss": loss,
+                "test_loss": test_loss,
+                "test_accuracy_percent": round(accuracy, 2),
+                "seconds": round(seconds, 3),
+                "images_per_second": round(images / seconds, 1),
+            }
+        )
+        if rank == 0:
+            print("Test set: Average loss: %.4f, Accuracy: %.2f%% (epoch %d, %.0f images/s)" % (test_loss, accuracy, epoch, images / seconds), flush=True)
+            if args.checkpoint:
+                state = {"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                write_atomically(args.checkpoint, lambda file, state=state: torch.save(state, file))
+
+    participants = hvd.allgather_object(
+        {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "machine": boot_id(),
+            "local_rank": hvd.local_rank(),
+            "pid": os.getpid(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+            "parameter_digest": digest(model),
+        }
+    )
+    identical = len({one["parameter_digest"] for one in participants}) == 1
+    accuracy = epochs[-1]["test_accuracy_percent"]
+    passed = accuracy >= args.bar
+    if rank == 0:
+        rate = trained / training_seconds
+        hosts = {}
+        for one in participants:
+            hosts.setdefault(one["host"], []).append(one["rank"])
+        report = {
+            "schema": REPORT_SCHEMA,
+            "dataset": args.dataset_name,
+            "train_images": len(train_images),
+            "test_images": len(test_images),
+            "np": size,
+            "hosts": hosts,
+            "participants": participants,
+            "device": device.type,
+            "batch_size": args.batch_size,
+            "learning_rate": args.lr * size,
+            "epochs": epochs,
+            "test_accuracy_percent": accuracy,
+            "bar_percent": args.bar,
+            "passed_bar": passed,
+            "parameters_identical": identical,
+            "parameter_digest": participants[0]["parameter_digest"],
+            "images_per_second": round(rate, 1),
+            "one_rank_images_per_second": round(alone, 1),
+            "speedup": round(rate / alone, 3),
+            "efficiency": round(rate / alone / size, 3),
+            "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, before the job, after a warm-up; "
+            "all ranks: every image of all epochs over the time from a barrier before to a barrier after each epoch" % socket.gethostname(),
+            "notes": sharing_notes(participants),
+            "seconds": round(time.perf_counter() - begin, 2),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+        }
+        if args.report:
+            write_atomically(args.report, lambda file: file.write(json.dumps(report, indent=1, ensure_ascii=False).encode()))
+        print(
+            "%s: %d ranks, %.0f images/s, one rank alone %.0f, speed-up %.2f, efficiency %.0f %%; accuracy %.2f %% (bar %g %%): %s; parameters %s"
+            % (
+                args.dataset_name, size, rate, alone, rate / alone, 100 * rate / alone / size, accuracy, args.bar,
+                "passed" if passed else "NOT passed", "bit-identical on all ranks" if identical else "DIFFER between ranks",
+            ),
+            flush=True,
+        )  # fmt: skip
+    hvd.shutdown()
+    return 0 if identical and passed else 1
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except Exception:
+        # The interpreter's normal end would wait in MPI_Finalize for ranks that wait for this one. mpirun ends them when it sees the code.
+        sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.exit(code)
