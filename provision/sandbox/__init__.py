@@ -1,0 +1,11 @@
+"""Throw-away hosts on this machine: containers with sshd that look to the rest of the project like any other Linux host.
+
+``up`` makes them, ``status`` tells how they are, ``down`` removes every trace. Nothing else in the project talks to the engine on
+behalf of the sandbox, and the sandbox installs nothing that a bare host would not have.
+"""
+
+from provision.sandbox.engine import engine_available
+from provision.sandbox.lifecycle import down, status, up
+from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
+
+__all__ = ["Sandbox", "SandboxHost", "SudoMode", "down", "engine_available", "status", "up"]

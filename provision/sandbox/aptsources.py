@@ -1,0 +1,92 @@
+"""Which mirror this machine's apt uses for its own distribution, and the sources that a host of the same distribution needs.
+
+Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Names under which a distribution's mirror may list a suite without saying which one it is.
+ROLLING_NAMES = {"debian": ("stable", "oldstable", "testing")}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One suite of one repository, as either of apt's two formats states it."""
+
+    uri: str
+    suite: str
+    components: tuple[str, ...]
+    signed_by: str = ""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Where the controller gets its distribution from. ``updates`` and ``security`` are None when it does not use them."""
+
+    archive: str
+    components: tuple[str, ...]
+    updates: str | None = None
+    security: str | None = None
+
+
+def parse_list(text: str) -> list[Entry]:
+    """Entries of a one-line-style ``sources.list``; comments, source packages and lines that are none are left out."""
+    entries = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
+        if match:
+            options, uri, suite, components = match.groups()
+            signed = re.search(r"signed-by=(\S+)", options or "", re.IGNORECASE)
+            entries.append(Entry(uri, suite, tuple(components.split()), signed.group(1) if signed else ""))
+    return entries
+
+
+def parse_deb822(text: str) -> list[Entry]:
+    """Entries of a ``.sources`` file; stanzas that are disabled or hold source packages only are left out."""
+    entries = []
+    for stanza in re.split(r"\n\s*\n", "\n".join(line for line in text.splitlines() if not line.startswith("#"))):
+        fields = {
+            key.lower(): " ".join(value.split()) for key, value in re.findall(r"^([\w-]+):((?:.*)(?:\n[ \t].*)*)", stanza, re.MULTILINE)
+        }
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in {"no", "false", "0"}:
+            continue
+        components = tuple(fields.get("components", "").split())
+        entries += [
+            Entry(uri, suite, components, fields.get("signed-by", ""))
+            for uri in fields.get("uris", "").split()
+            for suite in fields.get("suites", "").split()
+        ]
+    return entries
+
+
+def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mirror | None:
+    """The mirror of the controller's own distribution among all of its sources; None when there is none.
+
+    Third parties use the distribution's suite names too; they give themselves away by a key that is not the distribution's.
+
+    Args:
+        entries: all that apt reads.
+        distribution: ``ID`` of the controller's os-release, such as ``debian``.
+        codename: its ``VERSION_CODENAME``, such as ``bookworm``.
+    """
+    own = [entry for entry in entries if not entry.signed_by or f"{distribution}-archive" in entry.signed_by]
+    suites = (codename, *ROLLING_NAMES.get(distribution, ()))
+
+    def first(suffix: str) -> Entry | None:
+        return next((entry for entry in own if entry.suite in {suite + suffix for suite in suites} and "main" in entry.components), None)
+
+    archive, updates, security = first(""), first("-updates"), first("-security")
+    if archive is None:
+        return None
+    return Mirror(archive.uri, archive.components, updates.uri if updates else None, security.uri if security else None)
+
+
+def sources_list(mirror: Mirror, suite: str) -> str:
+    """The text of ``sources.list`` for a host of that suite."""
+    places = [(mirror.archive, suite), (mirror.updates, f"{suite}-updates"), (mirror.security, f"{suite}-security")]
+    lines = [f"deb {uri} {name} {' '.join(mirror.components)}" for uri, name in places if uri]
+    return "# The controller's own mirror, passed on by `provision sandbox up`.\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,138 @@
+"""The door to the container engine: opens it, and turns what the engine says when something is wrong into a sentence with a way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import docker.errors
+import requests.exceptions
+from docker import DockerClient
+
+from provision.errors import ProvisionError
+
+DEFAULT_SOCKET = "unix:///var/run/docker.sock"
+PING_SECONDS = 10
+#: Longest silence of the engine that is still waiting and not hanging: a slow mirror may keep apt quiet for minutes.
+SILENCE_SECONDS = 600
+
+
+def engine_available() -> tuple[bool, str]:
+    """Whether a container engine answers, and a sentence for the user: which one, or why none does and how to get one."""
+    try:
+        client = _client(PING_SECONDS)
+        try:
+            version = client.version()
+        finally:
+            client.close()
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+        what, todo = why_not(failure)
+        return False, f"{what} {todo}"
+    return True, f"The container engine answers (version {version.get('Version', 'unknown')})."
+
+
+def connect() -> DockerClient:
+    """A client whose engine has answered.
+
+    Raises:
+        ProvisionError: none answers; the sentence says why and how to get one.
+    """
+    try:
+        _ping()
+        return _client(SILENCE_SECONDS)
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+        what, todo = why_not(failure)
+        raise ProvisionError(what, where="container engine", todo=todo) from failure
+
+
+@contextmanager
+def explained(step: str) -> Iterator[None]:
+    """Turns the engine's and the disk's failures within the block into errors that a user can act on.
+
+    Args:
+        step: what was being done, such as ``starting node1``.
+
+    Raises:
+        ProvisionError: in place of the engine's own exceptions.
+    """
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+        raise explain(failure, step) from failure
+
+
+def explain(failure: Exception, step: str) -> ProvisionError:
+    """The error a user sees for a failure of the engine or the disk."""
+    text = getattr(failure, "explanation", None) or str(failure)
+    if getattr(failure, "errno", None) == errno.ENOSPC or "no space left on device" in text.lower():
+        return ProvisionError(
+            "The disk is full.", where=step, todo="Free some space (`docker system df` and `df -h` show where it went), then try again."
+        )
+    if "non-overlapping IPv4 address pool" in text:
+        return ProvisionError(
+            "The container engine has no addresses left for another network.",
+            where=step,
+            todo="Remove networks that no one uses: `docker network ls`, `docker network prune`.",
+        )
+    if isinstance(failure, requests.exceptions.ConnectionError):
+        return ProvisionError(
+            "The container engine stopped answering.", where=step, todo="See that it runs (`docker info`), then `provision sandbox down`."
+        )
+    return ProvisionError(f"The container engine refused: {text.strip()}", where=step)
+
+
+def why_not(failure: Exception, environ: dict[str, str] | None = None) -> tuple[str, str]:
+    """Why no engine answers and what to do: each cause has its own sentence.
+
+    Args:
+        failure: what the attempt raised.
+        environ: the environment; the process's own when None.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    address = environ.get("DOCKER_HOST") or DEFAULT_SOCKET
+    if "DOCKER_HOST" in environ and not address.startswith("unix://"):
+        return f"No container engine answers at DOCKER_HOST={address}.", "Unset DOCKER_HOST to use this machine's own engine."
+    socket = Path(address.removeprefix("unix://"))
+    if _caused_by(failure, PermissionError):
+        return (
+            f"This user may not talk to the container engine ({socket}).",
+            "Join its group with `sudo usermod -aG docker $USER` and log in again, or use sudo.",
+        )
+    if "DOCKER_HOST" in environ:
+        return f"No container engine answers at DOCKER_HOST={address}.", "Unset DOCKER_HOST to use this machine's own engine."
+    if shutil.which("dockerd") is None and not socket.exists():
+        return "No container engine is installed.", "On Debian or Ubuntu: `sudo apt-get install docker.io`."
+    start = "`sudo systemctl start docker`" if Path("/run/systemd/system").is_dir() else "`sudo dockerd &` (this machine runs no systemd)"
+    return "The container engine is installed but does not run.", f"Start it: {start}."
+
+
+def _ping() -> None:
+    client = _client(PING_SECONDS)
+    try:
+        client.ping()
+    finally:
+        client.close()
+
+
+def _client(seconds: int) -> DockerClient:
+    return docker.from_env(timeout=seconds)
+
+
+def _caused_by(failure: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether ``kind`` is somewhere among the failure's causes; the SDK and requests wrap it several times, also as an argument."""
+    seen: set[int] = set()
+    waiting = [failure]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, kind):
+            return True
+        waiting += [one.__cause__, one.__context__, *(arg for arg in one.args if isinstance(arg, BaseException))]
+    return False

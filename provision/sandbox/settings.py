@@ -1,0 +1,229 @@
+"""The controller's own package settings: what it trusts, which proxy, mirror and package index it uses. Read here, written elsewhere.
+
+A host behind the same network needs the same settings. They may hold passwords, so they go to running hosts only, never into an image.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import ssl
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from provision.sandbox import aptsources
+
+BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+LOCAL_CERTIFICATES = ("usr/local/share/ca-certificates", "etc/pki/ca-trust/source/anchors")
+DISTRIBUTION_CERTIFICATES = "usr/share/ca-certificates"
+SYSTEM_BUNDLES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt")
+
+#: pip's options that say where packages come from and how patiently to ask; those that take several values are set apart.
+PIP_SINGLE = ("index-url", "timeout", "retries", "no-index", "proxy", "prefer-binary")
+PIP_SEVERAL = ("extra-index-url", "find-links", "trusted-host")
+PIP_ALIASES = {"default-timeout": "timeout"}
+
+#: apt's settings that are about reaching a mirror. Proxies of single hosts (``Acquire::http::Proxy::host``) are taken too.
+APT_OPTIONS = re.compile(r"Acquire::(https?::Proxy(::[^:]+)?|Retries|https?::Timeout|Check-Valid-Until|Check-Date)", re.IGNORECASE)
+
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a host needs to reach packages as the controller does.
+
+    Attributes:
+        own_certificates: PEM, one certificate each: those that the controller trusts beyond its distribution's own.
+        bundle: PEM of all that the controller trusts.
+        proxies: by lower-case variable name.
+        pip: option name -> values, of pip's ``[global]`` section.
+        apt: apt option -> value.
+        distribution: the controller's, such as ``debian``; empty when unknown.
+        mirror: where the controller gets its distribution from.
+        mounts: local folders and files that pip's settings point to.
+        warnings: settings that cannot work from another machine, as sentences.
+    """
+
+    own_certificates: tuple[str, ...] = ()
+    bundle: str = ""
+    proxies: Mapping[str, str] | None = None
+    pip: Mapping[str, tuple[str, ...]] | None = None
+    apt: Mapping[str, str] | None = None
+    distribution: str = ""
+    mirror: aptsources.Mirror | None = None
+    mounts: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | None = None, apt_dump: str | None = None) -> Settings:
+    """The settings of this machine. Reads files and asks ``apt-config``; changes nothing, never fails on a missing file.
+
+    Args:
+        environ: the environment to read.
+        root: where the file system begins (another folder in tests).
+        prefix: the Python environment whose ``pip.conf`` counts too.
+        apt_dump: what ``apt-config dump`` prints; asked for when None.
+    """
+    release = parse_os_release(_text(root / "etc/os-release"))
+    pip = _read_pip(environ, root, prefix)
+    certificates, bundle = _read_certificates(environ, root, pip)
+    apt = parse_apt_dump(_apt_dump() if apt_dump is None else apt_dump)
+    proxies = {name: value for name in PROXY_VARIABLES if (value := environ.get(name) or environ.get(name.upper()))}
+    distribution = release.get("ID", "")
+    places = [*pip.get("index-url", ()), *pip.get("extra-index-url", ()), *pip.get("find-links", ())]
+    return Settings(
+        own_certificates=certificates,
+        bundle=bundle,
+        proxies=proxies,
+        pip={option: values for option, values in pip.items() if option in PIP_SINGLE + PIP_SEVERAL},
+        apt=apt,
+        distribution=distribution,
+        mirror=aptsources.mirror_of(_read_apt_entries(root), distribution, release.get("VERSION_CODENAME", "")),
+        mounts=tuple(_without_nested(reach(path) for place in places if (path := local_path(place)) and path.exists())),
+        warnings=tuple(_unreachable([*(value for name, value in proxies.items() if name != "no_proxy"), *apt.values(), *places])),
+    )
+
+
+def split_certificates(pem: str) -> list[str]:
+    """The certificates of a bundle, each in one canonical spelling, so that the same one compares equal wherever it was found."""
+    found = []
+    for block in _PEM.findall(pem):
+        try:
+            found.append(ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(block)))
+        except ValueError:
+            continue  # a damaged certificate is no one's trust
+    return found
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """``os-release`` as a mapping; lines that are no assignment are left out."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+
+
+def parse_apt_dump(text: str) -> dict[str, str]:
+    """The options of ``apt-config dump`` that are about reaching a mirror; empty values are left out."""
+    options = (re.fullmatch(r'(\S+) "(.*)";', line) for line in text.splitlines())
+    return {match.group(1): match.group(2) for match in options if match and match.group(2) and APT_OPTIONS.fullmatch(match.group(1))}
+
+
+def local_path(place: str) -> Path | None:
+    """The path behind a pip ``find-links`` or index value, None when it lies elsewhere."""
+    if place.startswith("file:"):
+        return Path(unquote(urlsplit(place).path))
+    return Path(place) if place.startswith("/") else None
+
+
+def reach(index: Path) -> Path:
+    """The folder that must be visible for a local index to work: its pages may link to files above it.
+
+    Only the first page with links is read; an index is uniform.
+    """
+    pages = sorted(index.glob("*/index.html"))[:20] if index.is_dir() else []
+    for page in pages:
+        links = [urlsplit(link) for link in re.findall(r"""href=["']([^"'#]+)""", _text(page))]
+        targets = [(page.parent / unquote(link.path)).resolve() for link in links if not link.scheme and link.path]
+        if targets:
+            common = index.resolve()
+            while not all(target.is_relative_to(common) for target in targets):
+                common = common.parent
+            return common if common != Path("/") else index
+    return index
+
+
+def _read_certificates(environ: Mapping[str, str], root: Path, pip: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
+    named = [Path(environ[variable]) for variable in BUNDLE_VARIABLES if environ.get(variable)]
+    named += [Path(value) for value in pip.get("cert", ())]
+    # A hashed folder (curl's --capath) is no bundle, and an address under `root` is meant when the whole machine is pretended.
+    trusted = [cert for path in named for cert in split_certificates(_text(_below(root, path)))]
+    local = [
+        cert for folder in LOCAL_CERTIFICATES for path in sorted((root / folder).rglob("*")) for cert in split_certificates(_text(path))
+    ]
+    system = next((text for path in SYSTEM_BUNDLES if (text := _text(root / path))), "")
+    shipped = {cert for path in (root / DISTRIBUTION_CERTIFICATES).rglob("*.crt") for cert in split_certificates(_text(path))}
+    own = [cert for cert in dict.fromkeys(local + trusted) if cert not in shipped]
+    return tuple(own), "".join(dict.fromkeys(split_certificates(system) + trusted + local))
+
+
+def _read_pip(environ: Mapping[str, str], root: Path, prefix: Path | None) -> dict[str, tuple[str, ...]]:
+    """pip's settings in pip's own order: global, user, environment's folder, ``PIP_CONFIG_FILE``, then variables."""
+    home = Path(environ.get("HOME", "/nonexistent"))
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [root / "etc/xdg/pip/pip.conf", root / "etc/pip.conf", home / ".pip/pip.conf", config / "pip/pip.conf"]
+    if prefix:
+        files.append(prefix / "pip.conf")
+    extra = environ.get("PIP_CONFIG_FILE")
+    if extra == "/dev/null":  # pip's own way of saying "no configuration files"
+        files = []
+    elif extra:
+        files.append(Path(extra))
+    settings: dict[str, tuple[str, ...]] = {}
+    for section in ("global", "install"):
+        for path in files:
+            parser = configparser.RawConfigParser()
+            try:
+                parser.read_string(_text(path))
+            except configparser.Error:
+                continue  # pip itself reports it
+            if parser.has_section(section):
+                settings |= {option: _values(option, value) for option, value in parser.items(section)}
+    for variable, value in environ.items():
+        if variable.startswith("PIP_") and value:
+            option = variable[4:].lower().replace("_", "-")
+            settings[option] = _values(option, value)
+    return {PIP_ALIASES.get(option, option): values for option, values in settings.items() if values}
+
+
+def _values(option: str, value: str) -> tuple[str, ...]:
+    return tuple(value.split()) if option in PIP_SEVERAL else tuple(filter(None, [value.strip()]))
+
+
+def _read_apt_entries(root: Path) -> list[aptsources.Entry]:
+    parts = root / "etc/apt/sources.list.d"
+    entries = aptsources.parse_list(_text(root / "etc/apt/sources.list"))
+    for path in sorted(parts.glob("*.list")):
+        entries += aptsources.parse_list(_text(path))
+    for path in sorted(parts.glob("*.sources")):
+        entries += aptsources.parse_deb822(_text(path))
+    return entries
+
+
+def _unreachable(places: Iterable[str]) -> list[str]:
+    hosts = {place: urlsplit(place).hostname or "" for place in places if "://" in place}
+    return [
+        f"{_without_password(place)} is on this machine's loopback address: the hosts will not reach it."
+        for place, host in hosts.items()
+        if host == "localhost" or host.startswith("127.") or host == "::1"
+    ]
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _without_nested(found: Iterable[Path]) -> list[Path]:
+    paths = sorted(set(found))
+    return [path for path in paths if not any(path != other and path.is_relative_to(other) for other in paths)]
+
+
+def _below(root: Path, path: Path) -> Path:
+    return path if root == Path("/") or path.is_relative_to(root) else root / path.relative_to("/") if path.is_absolute() else path
+
+
+def _apt_dump() -> str:
+    try:
+        return subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
