@@ -1,0 +1,15 @@
+"""The inventory: who the hosts are. Read through Ansible's own parser, checked before any connection is made.
+
+    inventory = load("hosts.ini")        # or "localhost", or "node1,admin@node2:2222"
+    for host in inventory.hosts: ...
+
+`load` collects every problem with its file and line and raises one `InventoryError`; warnings lie in `Inventory.findings`.
+"""
+
+from __future__ import annotations
+
+from provision.inventory.checks import check_against_facts
+from provision.inventory.loading import load
+from provision.inventory.model import Finding, Host, Inventory, InventoryError
+
+__all__ = ["Finding", "Host", "Inventory", "InventoryError", "check_against_facts", "load"]

@@ -1,0 +1,297 @@
+"""Everything that is judged about an inventory. Pure: what was read goes in, findings come out, all of them, none is raised."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from provision.inventory import values
+from provision.inventory.model import ENCRYPTED, Finding, Host, Inventory
+from provision.inventory.names import OURS
+from provision.inventory.reading import Complaint, Reading, ReadHost
+from provision.inventory.sources import HostLine, Sources, VariableLine
+from provision.inventory.spelling import is_stray, meant
+
+SSH_PORT = 22
+_ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host", "ansible_port", "ansible_ssh_port")
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+_CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)")
+
+
+# ------------------------------------------------------------------------------------------------ before any connection
+
+
+def ansible_failures(reading: Reading, origin: str, show: Any) -> Iterator[Finding]:
+    """What Ansible's parser could not read. Ansible itself only warns and goes on without those hosts.
+
+    Args:
+        origin: the inventory as the user named it.
+        show: turns a file's path into what the user would type.
+    """
+    if reading.failure:
+        yield _failure(reading.failure, origin, show)
+    failures = [complaint for complaint in reading.complaints if complaint.plugin]
+    by_file: dict[str, list[Complaint]] = {}
+    for complaint in failures:
+        by_file.setdefault(complaint.file or "", []).append(complaint)
+    for file, group in by_file.items():
+        if file or len(by_file) == 1:
+            yield _failure(_most_telling(group), origin, show)
+    for complaint in reading.complaints:
+        unread = re.match(r"Unable to parse (.+) as an inventory source", complaint.message)
+        if unread and not failures:
+            yield Finding("error", show(unread.group(1)), "Ansible cannot read this as an inventory")
+
+
+def ansible_warnings(reading: Reading, origin: str) -> Iterator[Finding]:
+    """What Ansible warns of and we have no check of our own for."""
+    ours = (
+        "Unable to parse",
+        "No inventory was parsed",
+        "provided hosts list is empty",
+        "Could not match supplied host pattern",
+        "Skipping unexpected key",
+    )
+    for complaint in reading.complaints:
+        if not complaint.plugin and not complaint.message.startswith(ours):
+            yield Finding("warning", origin, f"Ansible says: {complaint.message}")
+
+
+def nothing_in_it(reading: Reading, origin: str) -> Iterator[Finding]:
+    if not reading.hosts:
+        yield Finding("error", origin, "the inventory has no hosts", "write one host name per line")
+
+
+def strange_keys(sources: Sources) -> Iterator[Finding]:
+    """YAML keys that Ansible skips, and with them whatever hosts are below."""
+    for key, group, place in sources.strange_keys:
+        close = difflib.get_close_matches(key, ("hosts", "vars", "children"), n=1, cutoff=0.6)
+        todo = f"did you mean `{close[0]}`?" if close else "variables of a group go under `vars:`"
+        yield Finding("error", place, f"`{key}` in group `{group}` is none of `hosts`, `vars`, `children`, so Ansible would skip it", todo)
+
+
+def duplicate_hosts(sources: Sources) -> Iterator[Finding]:
+    """A host written twice: with two addresses anywhere, or twice in one group. Ansible merges silently, the last one wins."""
+    seen: dict[str, list[HostLine]] = {}
+    reported: set[tuple[str, str]] = set()
+    for line in sources.hosts:
+        for name in line.names:
+            for earlier in seen.get(name, ()):
+                if (earlier.place, line.place) in reported:
+                    continue
+                finding = _compare(name, earlier, line)
+                if finding:
+                    reported.add((earlier.place, line.place))
+                    yield finding
+            seen.setdefault(name, []).append(line)
+
+
+def duplicate_addresses(hosts: Iterable[Host], where: Mapping[str, str], origin: str) -> Iterator[Finding]:
+    """Two names that lead to one and the same machine: it would be installed twice at once and count twice."""
+    first: dict[tuple[str, str, int], str] = {}
+    for host in hosts:
+        port = host.port or SSH_PORT
+        here = host.address.lower() in _THIS_MACHINE and port == SSH_PORT
+        if host.connection == "local" or here:
+            key, said = ("local", "", 0), "this machine itself"
+        else:
+            key = (host.connection, host.address.lower().rstrip("."), port)
+            said = f"address {host.address}" + (f" port {port}" if port != SSH_PORT else "")
+        if key in first:
+            other = first[key]
+            yield Finding(
+                "error",
+                where.get(host.name, origin),
+                f"hosts `{other}` and `{host.name}` are the same machine: {said} (`{other}` is at {where.get(other, origin)})",
+                "give each its own address, or keep one of the names",
+            )
+        else:
+            first[key] = host.name
+
+
+def unknown_variables(sources: Sources, hosts: Iterable[ReadHost], known: Collection[str], origin: str) -> Iterator[Finding]:
+    """Names that are almost one of ours or of Ansible's. Variables of the user's own pass in silence."""
+    located: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    verdicts: dict[str, str | None] = {}
+
+    def judge(name: str, place: str) -> Iterator[Finding]:
+        if name not in verdicts:
+            verdicts[name] = meant(name, known)
+        right = verdicts[name]
+        if right:
+            yield Finding("error", place, f"unknown variable `{name}`; did you mean `{right}`?")
+        elif is_stray(name):
+            yield Finding("error", place, f"unknown variable `{name}`", "ours are " + ", ".join(f"`{each}`" for each in OURS))
+
+    for line in sources.all_variables():
+        located.add(line.name)
+        if (line.name, line.place) not in seen:
+            seen.add((line.name, line.place))
+            yield from judge(line.name, line.place)
+    unlocated = {name for host in hosts for name in host.variables} - located
+    for name in sorted(unlocated):
+        yield from judge(name, origin)
+
+
+def wrong_values(
+    hosts: Iterable[ReadHost], places: Mapping[tuple[str, str], str], where: Mapping[str, str], origin: str
+) -> Iterator[Finding]:
+    """Values of the wrong type, and templates that do not resolve; one finding per line, however many hosts it is for."""
+    seen: set[tuple[str, str]] = set()
+    for host in hosts:
+        for name, value in host.resolved.items():
+            test = values.TESTS.get(name)
+            place = places.get((host.name, name)) or where.get(host.name, origin)
+            if value == ENCRYPTED:
+                complaint = (
+                    f"`{name}` is encrypted with ansible-vault; it is needed in plain text before any connection" if name in OURS else None
+                )
+            else:
+                complaint = test(value) if test else None
+            if complaint and (place, complaint) not in seen:
+                seen.add((place, complaint))
+                yield Finding("error", place, complaint)
+            elif (
+                name == "provision_interface" and isinstance(value, str) and _CONTAINER_INTERFACE.match(value) and (place, name) not in seen
+            ):
+                seen.add((place, name))
+                yield Finding(
+                    "warning", place, f"provision_interface `{value}` looks like a bridge for containers, which reaches no other host"
+                )
+        for name, reason in host.unresolved.items():
+            place = places.get((host.name, name)) or where.get(host.name, origin)
+            if (place, reason) not in seen:
+                seen.add((place, reason))
+                yield Finding("error", place, f"the template in `{name}` cannot be worked out for host `{host.name}`: {reason}")
+
+
+def local_by_ssh(hosts: Iterable[Host], where: Mapping[str, str], origin: str) -> Iterator[Finding]:
+    """`localhost` in a file goes over SSH, which rarely is what was meant."""
+    for host in hosts:
+        if host.name == "localhost" and host.connection == "ssh" and host.address in _THIS_MACHINE and not host.port:
+            todo = "add ansible_connection=local to work on this machine directly"
+            yield Finding(
+                "warning", where.get(host.name, origin), "`localhost` is reached over SSH, as Ansible does for hosts in a file", todo
+            )
+
+
+def bad_limit(reading: Reading, limit: str | None) -> Iterator[Finding]:
+    if limit is None or not reading.hosts:
+        return
+    names = [host.name for host in reading.hosts]
+    groups = [name for name in reading.groups if name not in ("all", "ungrouped")]
+    for pattern in reading.unmatched:
+        close = difflib.get_close_matches(pattern.lstrip("!&"), names + groups, n=1, cutoff=0.6)
+        todo = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
+        yield Finding("error", f"--limit {limit}", f"no host or group is called `{pattern}`", todo)
+    if not reading.selected and not reading.unmatched:
+        yield Finding("error", f"--limit {limit}", "it leaves no host", "hosts are " + _few(names))
+
+
+# ------------------------------------------------------------------------------------------------------ after the survey
+
+
+def check_against_facts(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """`slots` and interfaces against what the survey saw.
+
+    Args:
+        facts: host → normalised facts; hosts that are not in it were not reached and are passed over.
+    """
+    findings: list[Finding] = []
+    for host in inventory.hosts:
+        if host.name in facts:
+            findings += _slots(inventory, host, facts[host.name])
+            findings += _interface(inventory, host, facts[host.name])
+    return findings
+
+
+def _slots(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if host.slots is None:
+        return
+    where = inventory.where(host, "slots")
+    gpus, cores = len(facts.get("gpus") or ()), (facts.get("cpu") or {}).get("cores")
+    if gpus and host.slots > gpus:
+        message = f"host `{host.name}` has {_count(gpus, 'GPU')} but slots={host.slots}; NCCL refuses two ranks on one GPU"
+        yield Finding("error", where, message, f"set slots={gpus} or less")
+    elif gpus and host.slots < gpus:
+        yield Finding(
+            "warning", where, f"host `{host.name}` has {_count(gpus, 'GPU')} but slots={host.slots}; {gpus - host.slots} would stay idle"
+        )
+    if not gpus and cores and host.slots > cores:
+        message = f"host `{host.name}` has {_count(cores, 'core')} but slots={host.slots}; ranks would take turns on the cores"
+        yield Finding("warning", where, message, f"set slots={cores} or less")
+
+
+def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    present = {entry.get("name"): entry for entry in (facts.get("network") or {}).get("interfaces") or ()}
+    if host.interface is None or not present:
+        return
+    where = inventory.where(host, "provision_interface")
+    usable = [name for name, entry in present.items() if entry.get("up") and not entry.get("loopback") and not entry.get("virtual")]
+    if host.interface not in present:
+        yield Finding(
+            "error", where, f"host `{host.name}` has no interface `{host.interface}`", "it has " + _few([str(name) for name in usable])
+        )
+    elif not present[host.interface].get("up"):
+        yield Finding(
+            "error", where, f"interface `{host.interface}` of host `{host.name}` is down", "up are " + _few([str(name) for name in usable])
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+def _failure(complaint: Complaint, origin: str, show: Any) -> Finding:
+    where = show(complaint.file) if complaint.file else origin
+    if complaint.line:
+        where += f":{complaint.line}"
+    message = re.sub(r"^Failed to parse inventory[.:]*\s*", "", complaint.message)
+    if "vault" in message.lower():
+        todo = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
+        return Finding("error", where, f"it is encrypted and cannot be opened: {message}", todo)
+    return Finding("error", where, f"Ansible cannot read it: {message}")
+
+
+def _most_telling(group: list[Complaint]) -> Complaint:
+    """Of several parsers' complaints about one file, that of the parser it was written for."""
+    ending = (group[0].file or "").rpartition(".")[2]
+    wanted = "yaml" if ending in ("yml", "yaml", "json") else "toml" if ending == "toml" else "ini"
+    return next((each for each in group if each.plugin == wanted), group[-1])
+
+
+def _compare(name: str, earlier: HostLine, later: HostLine) -> Finding | None:
+    for variable in _ADDRESS_VARIABLES:
+        one, two = _written(earlier, variable), _written(later, variable)
+        if one is not None and two is not None and one != two:
+            what = "address" if variable.endswith("host") else "port"
+            message = f"host `{name}` is given two {what}{'es' if what == 'address' else 's'}: {one} at {earlier.place} and {two} here"
+            return Finding("error", later.place, message, "if they are two machines, give them two names")
+    one, two = _written(earlier, "slots"), _written(later, "slots")
+    if one is not None and two is not None and one != two:
+        return Finding(
+            "error", later.place, f"host `{name}` is given slots={one} at {earlier.place} and slots={two} here", "keep one of them"
+        )
+    if earlier.group != later.group:
+        return None
+    message = f"host `{name}` is listed twice in group `{later.group}`: at {earlier.place} and here"
+    # A range for all and a line for the odd one out is a habit of some; it works, and only looks like a mistake.
+    level = "warning" if earlier.is_range != later.is_range and later.variables + earlier.variables else "error"
+    return Finding("warning" if level == "warning" else "error", later.place, message, "write it once")
+
+
+def _written(line: HostLine, variable: str) -> str | None:
+    if variable == "ansible_port" and line.port is not None:
+        return str(line.port)
+    found: VariableLine | None = next((each for each in reversed(line.variables) if each.name == variable), None)
+    return found.value if found else None
+
+
+def _few(names: list[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")

@@ -1,0 +1,143 @@
+"""What an inventory is to the rest of the toolkit: plain, frozen data. Nothing here reads files or decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from provision.errors import UsageError
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong or doubtful, in words for the person who wrote the inventory.
+
+    Args:
+        level: errors stop the run, warnings are shown.
+        where: ``hosts.ini:4``; the argument itself where there is no file.
+        message: one sentence, what is wrong.
+        todo: what to change; None when the sentence says it.
+    """
+
+    level: Level
+    where: str
+    message: str
+    todo: str | None = None
+
+    def __str__(self) -> str:
+        remedy = f"\n  → {self.todo}" if self.todo else ""
+        return f"{self.where}: {self.message}{remedy}"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Args:
+        name: the name in the inventory, which is its name in every table and report.
+        address: what to connect to: ``ansible_host``, else the name.
+        port: None: whatever SSH's own configuration says.
+        user: None: whatever SSH's own configuration says.
+        connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
+        slots: ranks to start on it; None: to be decided from its GPUs and cores.
+        groups: the groups it is in, without ``all`` and ``ungrouped``, sorted.
+        variables: its variables as Ansible merges them, templates unresolved, encrypted values as ``ENCRYPTED``.
+        source: where it is written, ``hosts.ini:4``; None when no line can be named (dynamic inventories).
+        prefix: ``provision_prefix``; None: the default.
+        python: ``provision_python``; None: to be decided.
+        interface: ``provision_interface``; None: to be decided.
+        key_file: the private key Ansible would use; None: SSH's own choice.
+    """
+
+    name: str
+    address: str
+    port: int | None = None
+    user: str | None = None
+    connection: str = "ssh"
+    slots: int | None = None
+    groups: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    source: str | None = None
+    prefix: str | None = None
+    python: str | None = None
+    interface: str | None = None
+    key_file: str | None = None
+
+
+# Stands for a vault-encrypted value in `Host.variables`: it is never decrypted for our own use.
+ENCRYPTED = "<encrypted with ansible-vault>"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All hosts of one HOSTS argument.
+
+    Args:
+        argument: HOSTS as the user typed it.
+        source: the file or folder; None for ``localhost`` and ``host1,host2``.
+        ansible_argument: what goes behind ``ansible-playbook -i``. None when no such argument can say it (users, ports, local
+            connections in a comma list): write `as_ansible_yaml` into a file and pass that.
+        hosts: in the order of the inventory, after ``--limit``.
+        findings: warnings; errors never get this far.
+        places: (host, variable) → ``file:line``.
+    """
+
+    argument: str
+    source: Path | None
+    ansible_argument: str | None
+    hosts: tuple[Host, ...]
+    findings: tuple[Finding, ...] = ()
+    places: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
+
+    def host(self, name: str) -> Host:
+        """The host of that name; KeyError when there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)
+
+    def where(self, host: Host, variable: str | None = None) -> str:
+        """The best place to point at for a host, or for one of its variables."""
+        place = self.places.get((host.name, variable)) if variable else None
+        return place or host.source or (str(self.source) if self.source else self.argument)
+
+    def as_ansible_yaml(self) -> str:
+        """The hosts as a YAML inventory, for inventories that came as ``localhost`` or ``host1,host2`` and so have no file."""
+        groups: dict[str, Any] = {}
+        for host in self.hosts:
+            for group in host.groups:
+                groups.setdefault(group, {"hosts": {}})["hosts"][host.name] = None
+        body: dict[str, Any] = {"hosts": {host.name: _as_variables(host) for host in self.hosts}}
+        if groups:
+            body["children"] = groups
+        return yaml.safe_dump({"all": body}, sort_keys=False, default_flow_style=False)
+
+
+def _as_variables(host: Host) -> dict[str, Any]:
+    variables = {name: value for name, value in host.variables.items() if value != ENCRYPTED}
+    said = {
+        "ansible_host": host.address if host.address != host.name else None,
+        "ansible_port": host.port,
+        "ansible_user": host.user,
+        "ansible_connection": host.connection if host.connection != "ssh" else None,
+        "slots": host.slots,
+    }
+    return variables | {name: value for name, value in said.items() if value is not None}
+
+
+class InventoryError(UsageError):
+    """The inventory cannot be used. It carries every finding; its text prints them all."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings: Sequence[Finding] = tuple(findings)
+        if len(self.findings) == 1:
+            only = self.findings[0]
+            super().__init__(only.message, where=only.where, todo=only.todo)
+        else:
+            super().__init__("\n".join(str(finding) for finding in self.findings))
