@@ -74,6 +74,7 @@ class DataFile:
 class Dataset:
     """Four checked IDX files and how the smoke job trains on them.
 
+    ``epochs`` is for few ranks, see :meth:`epochs_for`; ``bar_percent`` is the test accuracy that is reached then.
     ``notes`` says, one sentence each, what was tried before this data set was taken; it is empty when nothing went wrong.
     """
 
@@ -87,12 +88,29 @@ class Dataset:
     epochs: int
     batch_size: int
     learning_rate: float
+    max_learning_rate: float
+    min_steps: int
     notes: tuple[str, ...] = ()
 
     @property
     def stands_in(self) -> bool:
         """Whether this is not MNIST itself."""
         return self.key != "mnist"
+
+    def epochs_for(self, ranks: int) -> int:
+        """Epochs after which ``ranks`` ranks must have reached ``bar_percent``: an epoch of many ranks has few steps."""
+        share = -(-self.train_images // ranks)
+        steps = -(-share // self.batch_size)
+        return max(self.epochs, -(-self.min_steps // steps))
+
+    def flags(self, ranks: int, epochs: int | None = None) -> list[str]:
+        """The training script's flags for this data set, without its folders. Fewer ``epochs`` than the bar is meant for lift the bar."""
+        needed = self.epochs_for(ranks)
+        epochs = needed if epochs is None else epochs
+        return [
+            f"--dataset-name={self.name}", f"--epochs={epochs}", f"--bar={self.bar_percent if epochs >= needed else 0.0:g}",
+            f"--batch-size={self.batch_size}", f"--lr={self.learning_rate:g}", f"--max-lr={self.max_learning_rate:g}",
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,7 +133,7 @@ def obtain(
     cache: Path,
     *,
     mirrors: Sequence[str] | None = None,
-    say: Say = lambda line: None,
+    say: Say = lambda _line: None,
     source: Source = "auto",
     data_dir: Path | None = None,
 ) -> Dataset:
@@ -314,7 +332,7 @@ def _packed(target: Path, raw: bytes) -> bytes:
 
 
 def _digits_from_wheel(known: Mapping[str, Any]) -> bytes:
-    """The table of digits out of the pinned wheel. Any platform's wheel holds the same table, so one is named and this Python never matters."""
+    """The table of digits out of the pinned wheel. Every platform's wheel holds it, so one is named, whatever this Python is."""
     wheel = known["wheel"]
     with tempfile.TemporaryDirectory(prefix="provision-digits-") as folder:
         command = [
@@ -356,7 +374,7 @@ def _pip() -> list[str]:
 
 
 def digits_as_idx(table: str) -> dict[str, bytes]:
-    """scikit-learn's table (64 values of 0 to 16 and the label per line) as MNIST's four files: name → IDX content. Same bytes everywhere."""
+    """scikit-learn's table (per line 64 values of 0 to 16, then the label) as MNIST's four files: name → IDX content."""
     images: dict[str, list[bytes]] = {"train": [], "t10k": []}
     labels: dict[str, list[int]] = {"train": [], "t10k": []}
     seen: Counter[int] = Counter()
@@ -375,7 +393,7 @@ def digits_as_idx(table: str) -> dict[str, bytes]:
 
 @functools.cache
 def _taps() -> tuple[tuple[int, int, int], ...]:
-    """Per drawn pixel: left source pixel, right source pixel, weight of the right one in 1/(2·DRAWN_SIDE). Pixel centres, edges repeated."""
+    """Per drawn pixel: left source pixel, right one, and the right one's weight in 1/(2·DRAWN_SIDE); centres aligned, edges repeated."""
     unit = 2 * DRAWN_SIDE
     taps = []
     for drawn in range(DRAWN_SIDE):
@@ -395,11 +413,11 @@ def enlarge(pixels: Sequence[int]) -> bytes:
     margin = (IMAGE_SIDE - DRAWN_SIDE) // 2
     side = bytes(margin)
     edge = bytes(margin * IMAGE_SIDE)
-    drawn = [
-        side + bytes((255 * (up * (unit - weight) + down * weight) + whole // 2) // whole for up, down in zip(wide[top], wide[bottom], strict=True)) + side
-        for top, bottom, weight in _taps()
-    ]  # fmt: skip
-    return edge + b"".join(drawn) + edge
+    drawn = b""
+    for top, bottom, weight in _taps():
+        mixed = (up * (unit - weight) + down * weight for up, down in zip(wide[top], wide[bottom], strict=True))
+        drawn += side + bytes((255 * value + whole // 2) // whole for value in mixed) + side
+    return edge + drawn + edge
 
 
 # ------------------------------------------------------------------------------------------------------------- IDX files
@@ -524,5 +542,7 @@ def _dataset(
         epochs=int(training["epochs"]),
         batch_size=int(training["batch_size"]),
         learning_rate=float(training["learning_rate"]),
+        max_learning_rate=float(training["max_learning_rate"]),
+        min_steps=int(training["min_steps"]),
         notes=notes,
     )

@@ -166,7 +166,7 @@ def train(args, epoch, model, optimizer, images, labels, precision):
         if number % args.log_interval == 0 and hvd.rank() == 0:
             print(
                 "Train Epoch: %d [%d/%d (%.0f%%)]\tLoss: %.6f"
-                % (epoch, number * args.batch_size, len(order), 100.0 * number / len(batches), float(loss)),
+                % (epoch, number * args.batch_size, len(order), 100.0 * number / len(batches), float(loss.detach())),
                 flush=True,
             )
     synchronize(images.device)
@@ -280,6 +280,7 @@ def parse(argv):
     parser.add_argument("--test-batch-size", type=int, default=1000, metavar="N", help="images per test step (default: 1000)")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the training set (default: 10)")
     parser.add_argument("--lr", type=float, default=0.01, metavar="LR", help="learning rate of one rank, multiplied by their number (default: 0.01)")
+    parser.add_argument("--max-lr", type=float, metavar="LR", help="learning rate that many ranks must not exceed (default: none)")
     parser.add_argument("--momentum", type=float, default=0.5, metavar="M", help="SGD momentum (default: 0.5)")
     parser.add_argument("--no-cuda", action="store_true", default=False, help="train on the CPU")
     parser.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: 42)")
@@ -304,6 +305,8 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a data set's name must not end the job on a host without UTF-8
     begin = time.perf_counter()
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
@@ -332,7 +335,8 @@ def main(argv=None):
     alone = one_rank_rate(args, model, train_images, train_labels, precision, measure=True) if rank == 0 else None
     hvd.barrier()
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * size, momentum=args.momentum)
+    learning_rate = args.lr * size if args.max_lr is None else min(args.lr * size, max(args.lr, args.max_lr))
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=args.momentum)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(
@@ -396,7 +400,7 @@ def main(argv=None):
             "participants": participants,
             "device": device.type,
             "batch_size": args.batch_size,
-            "learning_rate": args.lr * size,
+            "learning_rate": learning_rate,
             "epochs": epochs,
             "test_accuracy_percent": accuracy,
             "bar_percent": args.bar,
@@ -415,7 +419,7 @@ def main(argv=None):
             "torch": torch.__version__,
         }
         if args.report:
-            write_atomically(args.report, lambda file: file.write(json.dumps(report, indent=1, ensure_ascii=False).encode()))
+            write_atomically(args.report, lambda file: file.write(json.dumps(report, indent=1).encode()))
         print(
             "%s: %d ranks, %.0f images/s, one rank alone %.0f, speed-up %.2f, efficiency %.0f %%; accuracy %.2f %% (bar %g %%): %s; parameters %s"
             % (
