@@ -83,6 +83,8 @@ def explain(failure: Exception, step: str) -> ProvisionError:
         return ProvisionError(
             "The container engine stopped answering.", where=step, todo="See that it runs (`docker info`), then `provision sandbox down`."
         )
+    if isinstance(failure, OSError) and not isinstance(failure, requests.exceptions.RequestException):
+        return ProvisionError(f"{failure.strerror or failure}: {failure.filename or 'unknown file'}", where=step)
     return ProvisionError(f"The container engine refused: {text.strip()}", where=step)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 
 from provision.sandbox import aptsources, names
-from provision.sandbox.settings import Settings
+from provision.sandbox.settings import BUNDLE_VARIABLES, PROXY_VARIABLES, Settings
 
 FOLDER = "etc/provision-sandbox"
 BUILD_FOLDER = "provision-build"
@@ -34,7 +34,7 @@ def environment(settings: Settings, hosts: Iterable[str] = ()) -> str:
         proxies["no_proxy"] = ",".join(dict.fromkeys(filter(None, map(str.strip, direct))))
     lines = [f'{spelt}="{value}"' for name, value in proxies.items() for spelt in (name, name.upper())]
     if settings.own_certificates:  # Python packages that bring their own bundle look here first
-        lines += [f'{name}="{HOST_BUNDLE}"' for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")]
+        lines += [f'{name}="{HOST_BUNDLE}"' for name in BUNDLE_VARIABLES]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -52,6 +52,13 @@ def apt_conf(settings: Settings) -> str:
     options = {f"Acquire::{scheme}::Proxy": url for scheme in ("http", "https") if (url := proxies.get(f"{scheme}_proxy"))}
     options |= settings.apt or {}
     return "".join(f'{option} "{value}";\n' for option, value in options.items())
+
+
+def sudoers(sudo: str) -> str:
+    """Who may become root, and which settings sudo must not drop on the way: proxies and the trust store count for root too."""
+    kept = [spelt for name in PROXY_VARIABLES for spelt in (name, name.upper())] + list(BUNDLE_VARIABLES)
+    rule = "NOPASSWD: ALL" if sudo == "nopasswd" else "ALL"
+    return f'Defaults env_keep += "{" ".join(kept)}"\n{names.USER} ALL=(ALL:ALL) {rule}\n'
 
 
 def start_files(
@@ -76,10 +83,9 @@ def start_files(
         "apt.conf": apt_conf(settings),
     }
     files |= {f"certificates/provision-{i:03}.crt": cert for i, cert in enumerate(settings.own_certificates)}
-    if sudo == "nopasswd":
-        files["sudoers"] = f"{names.USER} ALL=(ALL:ALL) NOPASSWD: ALL\n"
-    elif sudo == "password":
-        files["sudoers"] = f"{names.USER} ALL=(ALL:ALL) ALL\n"
+    if sudo != "none":
+        files["sudoers"] = sudoers(sudo)
+    if sudo == "password":
         files["password"] = f"{names.USER}:{password}\n"
     if sources := sources_for(settings, release):
         files["sources.list"] = sources

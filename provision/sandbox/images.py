@@ -17,7 +17,7 @@ from docker import DockerClient
 from docker.models.containers import Container
 
 from provision.errors import ProvisionError
-from provision.sandbox import bases, debootstrap, hostfiles, interrupts, names
+from provision.sandbox import bases, debootstrap, hostfiles, interrupts, lock, names
 from provision.sandbox.engine import explained
 from provision.sandbox.settings import Settings, parse_os_release
 
@@ -45,15 +45,15 @@ def host_image(client: DockerClient, sandbox: str, base: str, settings: Settings
     Raises:
         ProvisionError: the base can be neither pulled nor made, or holds no Debian-like system.
     """
+    suite = bases.suite_of(base)
     with explained(f"preparing base {base}"):
-        suite = bases.suite_of(base)
-        if suite and not _local(client, base) and _is_fresh(suite):
-            return _import(client, kept(suite), sandbox, "host", base)
-        source = _base_image(client, sandbox, base, settings, say)
-        tag = _build(client, sandbox, base, source, settings, say)
-        if suite and not _local(client, base):
-            _keep(client, sandbox, base, suite)
-        return tag
+        if suite is None or _local(client, base):
+            return _build(client, sandbox, base, _base_image(client, sandbox, base, settings, say), settings, say)
+        with lock.held(f"host-{suite}", debootstrap.LOCK_SECONDS):  # two sandboxes that begin together make it once
+            if _is_fresh(suite):
+                return _import(client, kept(suite), sandbox, "host", base)
+            source = _base_image(client, sandbox, base, settings, say)
+            return _build(client, sandbox, base, source, settings, say, keep_as=None if source == base else kept(suite))
 
 
 def release_of(container: Container) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _labels(sandbox: str, base: str) -> Mapping[str, str]:
     return {names.LABEL: sandbox, names.BASE: base}
 
 
-def _build(client: DockerClient, sandbox: str, base: str, source: str, settings: Settings, say: Say) -> str:
+def _build(client: DockerClient, sandbox: str, base: str, source: str, settings: Settings, say: Say, keep_as: Path | None = None) -> str:
     say(f"installing sshd, sudo and python3 on {base}")
     with interrupts.held_back():
         builder = client.containers.create(
@@ -168,28 +168,30 @@ def _build(client: DockerClient, sandbox: str, base: str, source: str, settings:
         )
     repository, tag = f"{names.REPOSITORY}/host", names.image_tag(sandbox, "host", base)
     with interrupts.held_back():
-        builder.commit(repository=repository, tag=tag)
+        # An image inherits the builder's labels, and a container of the user's would inherit them in turn: it is no builder.
+        builder.commit(repository=repository, tag=tag, changes=f"LABEL {names.ROLE}=image")
+    if keep_as:
+        _keep(builder, sandbox, keep_as, say)
+    builder.remove(force=True, v=True)
     return f"{repository}:{tag}"
 
 
-def _keep(client: DockerClient, sandbox: str, base: str, suite: str) -> None:
-    """Writes the host's file system into the cache, whole or not at all."""
-    builder = client.containers.get(names.builder(sandbox, base))
-    partial = kept(suite).with_suffix(f".{sandbox}.partial")
+def _keep(builder: Container, sandbox: str, path: Path, say: Say) -> None:
+    """Writes the host's file system into the cache, whole or not at all. Without room for it the sandbox does as well."""
+    partial = unfinished(path, sandbox)
     try:
         with partial.open("wb") as file:
             for chunk in builder.export():
                 file.write(cast(bytes, chunk))  # the stubs have it wrong
-        for old in kept(suite).parent.glob(f"{debootstrap.kept(suite).stem}.host-*.tar"):
+        for old in path.parent.glob(f"{path.name.partition('.')[0]}.host-*.tar"):
             old.unlink(missing_ok=True)
-        partial.replace(kept(suite))
+        partial.replace(path)
+    except OSError as failure:
+        say(f"warning: no copy of the host image is kept for the next time: {failure}")
     finally:
         partial.unlink(missing_ok=True)
 
 
-def remove_builder(client: DockerClient, sandbox: str, base: str) -> None:
-    """Removes the container that an image was made in, if there is one."""
-    try:
-        client.containers.get(names.builder(sandbox, base)).remove(force=True, v=True)
-    except docker.errors.NotFound:
-        return
+def unfinished(path: Path, sandbox: str) -> Path:
+    """Where a file of the cache is while a sandbox writes it."""
+    return path.with_name(f"{path.name}.partial-{sandbox}")

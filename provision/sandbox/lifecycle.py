@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast, get_args
 
+import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
@@ -67,8 +68,7 @@ def up(
             return _make(client, name, wanted, sudo, slots, say)
         except BaseException:
             with interrupts.ignored():
-                say("removing what was made so far")
-                sweep.sweep(client, name, lambda _line: None)
+                _undo(client, name, say)
             raise
 
 
@@ -98,22 +98,35 @@ def down(name: str = "default", say: Say = _to_stderr) -> list[str]:
         return sweep.sweep(client, name, say)
 
 
+def _undo(client: DockerClient, name: str, say: Say) -> None:
+    """Removes what a failed ``up`` made; that the cleaning fails too must not hide why it was needed."""
+    say("removing what was made so far")
+    try:
+        with engine.explained(f"removing sandbox {name}"):
+            sweep.sweep(client, name, lambda _line: None)
+    except ProvisionError as failure:
+        say(f"not all could be removed ({failure.what}): run `provision sandbox down` later")
+
+
 def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:
     settings = controller.read(os.environ, prefix=Path(sys.prefix))
     for warning in settings.warnings:
         say(f"warning: {warning}")
 
     folder = names.folder(name)
-    folder.mkdir(parents=True, mode=0o700)
-    public_key = keys.make_pair(folder / "id_ed25519", comment=f"provision sandbox {name}")
     password = secrets.token_urlsafe(12) if sudo == "password" else None
-    if password:
-        _write_private(folder / "become_password", password + "\n")
+    with engine.explained(f"writing {folder}"):
+        folder.mkdir(parents=True, mode=0o700)
+        public_key = keys.make_pair(folder / "id_ed25519", comment=f"provision sandbox {name}")
+        if password:
+            _write_private(folder / "become_password", password + "\n")
 
     distinct = list(dict.fromkeys(wanted))
     with engine.explained("making the hosts' network"), interrupts.held_back():
         pulls = ",".join(base for base in distinct if images.absent(client, base))
-        client.networks.create(names.network(name), driver="bridge", labels={names.LABEL: name, names.PULLS: pulls})
+        client.networks.create(
+            names.network(name), driver="bridge", labels={names.LABEL: name, names.PULLS: pulls, names.FOLDER: str(folder)}
+        )
 
     image_of = {base: images.host_image(client, name, base, settings, say) for base in distinct}
 
@@ -126,9 +139,6 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
             container.put_archive("/", hostfiles.archive(hostfiles.FOLDER, files))
             container.start()
             containers.append(container)
-    for base in distinct:
-        with engine.explained(f"removing the builder of {base}"):
-            images.remove_builder(client, name, base)
 
     say(f"waiting for sshd on {len(hosts)} host(s)")
     deadline = time.monotonic() + START_SECONDS
@@ -168,7 +178,11 @@ def _host_keys(container: Container, deadline: float) -> str:
     with engine.explained(f"starting {host}"):
         while True:
             _fail_if_stopped(container)
-            code, output = container.exec_run(["sh", "-c", f"test -e /{hostfiles.FOLDER}/settled && cat /etc/ssh/ssh_host_*_key.pub"])
+            try:
+                code, output = container.exec_run(["sh", "-c", f"test -e /{hostfiles.FOLDER}/settled && cat /etc/ssh/ssh_host_*_key.pub"])
+            except docker.errors.APIError:
+                _fail_if_stopped(container)  # it stopped between the look and the question
+                raise
             if code == 0:
                 return cast(bytes, output).decode()
             if time.monotonic() > deadline:

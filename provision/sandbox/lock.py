@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from provision import paths
+from provision.errors import ProvisionError
 
 
 @contextmanager
@@ -21,10 +22,16 @@ def held(name: str, wait: float) -> Iterator[bool]:
 
     Yields:
         True when the lock is held, False when another process kept it.
+
+    Raises:
+        ProvisionError: the state folder cannot be written.
     """
     folder = paths.cache() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as failure:
+        raise ProvisionError(f"The folder for locks cannot be written: {failure.strerror}.", where=str(folder)) from failure
     try:
         yield _take(handle, time.monotonic() + wait)
     finally:

@@ -18,6 +18,7 @@ HOST = f"{LABEL}.host"
 BASE = f"{LABEL}.base"
 SUDO = f"{LABEL}.sudo"
 PULLS = f"{LABEL}.pulls"  # on the network: images that were not here before, which `down` may therefore remove
+FOLDER = f"{LABEL}.folder"  # on the network: where the keys are, for a `down` that runs with another PROVISION_HOME
 
 #: Images that the sandbox makes lie under this name. A user's image built on one of them inherits its labels but not its name.
 REPOSITORY = "provision-sandbox"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.models.images import Image
 
+from provision import paths
 from provision.errors import ProvisionError
-from provision.sandbox import debootstrap, names
+from provision.sandbox import debootstrap, images, names
 
 #: What the engine was asked for just before a crash may still come to be; a second look finds it.
 SETTLE_SECONDS = 1.0
@@ -91,8 +93,9 @@ def _networks(client: DockerClient, sandbox: str) -> list[str]:
     removed = []
     for network in client.networks.list(filters={"label": f"{names.LABEL}={sandbox}"}):
         network.reload()
-        pulled = [base for base in (network.attrs.get("Labels") or {}).get(names.PULLS, "").split(",") if base]
-        removed += [f"image {base}" for base in pulled if _untag(client, base)]
+        labels = network.attrs.get("Labels") or {}
+        removed += [f"image {base}" for base in labels.get(names.PULLS, "").split(",") if base and _untag(client, base)]
+        removed += _remove_folder(Path(labels.get(names.FOLDER, names.folder(sandbox))), sandbox)
         try:
             network.remove()
             removed.append(f"network {network.name}")
@@ -135,10 +138,18 @@ def _called(image: Image) -> str:
 
 
 def _files(sandbox: str) -> list[str]:
-    folder = names.folder(sandbox)
-    if not folder.exists():
-        return []
+    removed = []
+    for path in (paths.cache() / "sandbox").glob(images.unfinished(Path("*"), sandbox).name):
+        path.unlink(missing_ok=True)
+        removed.append(f"unfinished copy {path}")
+    return removed + _remove_folder(names.folder(sandbox), sandbox)
+
+
+def _remove_folder(folder: Path, sandbox: str) -> list[str]:
+    """Removes a sandbox's folder of keys and the folder above it, if that is empty then."""
+    if folder.parts[-2:] != names.folder(sandbox).parts[-2:] or not folder.exists():
+        return []  # a label is only text: nothing but a folder of sandboxes is believed
     shutil.rmtree(folder)
-    if folder.parent.is_dir() and not any(folder.parent.iterdir()):
+    if not any(folder.parent.iterdir()):
         folder.parent.rmdir()
     return [f"folder {folder}"]

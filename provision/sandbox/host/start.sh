@@ -28,6 +28,7 @@ settle() {
         install -m 644 $here/certificates/*.crt /usr/local/share/ca-certificates/
         update-ca-certificates >/dev/null
     fi
+    tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
     ssh-keygen -A >/dev/null
     touch $here/settled
 }
