@@ -55,6 +55,7 @@ class HostPlan:
     """Everything that one host gets. ``None`` stands for "not on this host"."""
 
     name: str
+    hostname: str
     prefix: str
     slots: int
     family: str

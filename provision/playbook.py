@@ -6,7 +6,9 @@ written to disk or put on a command line.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -55,6 +57,7 @@ class HostResult:
     ok: int = 0
     changed: int = 0
     skipped: int = 0
+    seconds: float = 0.0
     failure: Event | None = None
 
 
@@ -109,6 +112,7 @@ class _Collector:
         if not event.host:
             return
         host = self.hosts.setdefault(event.host, HostResult())
+        host.seconds += event.seconds
         if event.kind in ("ok", "changed"):
             host.ok += 1
             host.changed += event.kind == "changed"
@@ -137,6 +141,10 @@ def catching_interrupts() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def _ignore(_event: Event) -> None:
+    """For runs that nobody watches."""
+
+
 def run(
     playbook: Path,
     inventory: str,
@@ -148,7 +156,7 @@ def run(
     check: bool = False,
     forks: int = 50,
     passwords: Mapping[str, str] | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = _ignore,
 ) -> Outcome:
     """Run ``playbook`` and return when it has ended.
 
@@ -172,11 +180,13 @@ def run(
         prompts[r"BECOME password.*:\s*?$"] = secrets["become"]
     if check:
         flags += ["--check", "--diff"]
-    variables = dict(extra_vars or {})
-    variables.setdefault("provision_run_id", run_id)
+    workdir.mkdir(parents=True, exist_ok=True)
+    # In a file, not as ansible-runner's extravars: those go on the command line, where a plan of many hosts does not fit.
+    variables = workdir / "vars.json"
+    variables.write_text(json.dumps({"provision_run_id": run_id, **(extra_vars or {})}), encoding="utf-8")
+    flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
-    workdir.mkdir(parents=True, exist_ok=True)
     with catching_interrupts() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
@@ -185,7 +195,6 @@ def run(
             playbook=str(playbook),
             inventory=inventory,
             ident="ansible",
-            extravars=variables,
             limit=",".join(limit) if limit is not None else None,
             cmdline=" ".join(flags),
             passwords=prompts,

@@ -95,6 +95,7 @@ def _host_plan(
     gpus = len(host.get("gpus") or ())
     return HostPlan(
         name=name,
+        hostname=str(host["hostname"]),
         prefix=asked.prefix,
         slots=asked.slots or gpus or 1,
         family=host["os"]["family"],

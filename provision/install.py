@@ -1,0 +1,99 @@
+"""Renders the plan into a playbook with its variables, and runs it. It reads the plan and decides nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from provision import __version__, catalog, resources
+from provision.engine_source import EngineSource
+from provision.plan import Plan
+from provision.playbook import Outcome
+from provision.session import Session
+
+# In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
+ROLES = ("packages", "hwloc", "python", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch."""
+
+    engine: EngineSource
+    wheels: Path | None = None
+    index_url: str | None = None
+
+
+def cluster_id(plan: Plan) -> str:
+    """Names the set of hosts: the mark of our lines in files that several clusters may share."""
+    members = ",".join(sorted(f"{host.network.address}:{host.ssh_port}" for host in plan.hosts.values()))
+    return hashlib.sha256(members.encode()).hexdigest()[:12]
+
+
+def networks(plan: Plan) -> list[str]:
+    """The networks that MPI may use, each once, in the hosts' order."""
+    return list(dict.fromkeys(host.network.cidr for host in plan.hosts.values()))
+
+
+def variables(plan: Plan, sources: Sources, engine_archive: Path) -> dict[str, Any]:
+    """What the playbook needs besides itself, as Ansible variables."""
+    build = catalog.load("python_packages")["build"]
+    wheels = sorted(path.name for path in sources.wheels.glob("torch-*.whl")) if sources.wheels else []
+    wanted = {host.torch.version for host in plan.hosts.values() if host.torch}
+    found: dict[str, Any] = {
+        "provision_plan": plan.as_dict(),
+        "provision_cluster": cluster_id(plan),
+        "provision_networks": networks(plan),
+        "provision_build_packages": [f"{name}=={version}" for name, version in build.items()],
+        "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
+        "provision_wheels": str(sources.wheels or ""),
+        "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
+    }
+    if sources.index_url:
+        found["provision_index_url"] = sources.index_url
+    return found
+
+
+def render(plan: Plan, sources: Sources, folder: Path) -> Path:
+    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path.
+
+    The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does.
+    """
+    origin = resources.folder("playbooks")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("roles", "library"):
+        shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    archive = sources.engine.save(folder)
+    (folder / "vars.json").write_text(json.dumps(variables(plan, sources, archive), indent=2) + "\n", encoding="utf-8")
+    # Other delimiters than Ansible's own, so that the playbook's templates stay as they are.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(origin),
+        block_start_string="[%",
+        block_end_string="%]",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  it is YAML, not HTML
+    )
+    playbook = folder / "site.yml"
+    text = environment.get_template("site.yml.j2").render(hosts=plan.hosts, roles=ROLES, notes=plan.notes, version=__version__)
+    playbook.write_text(text, encoding="utf-8")
+    return playbook
+
+
+def install(session: Session, plan: Plan, sources: Sources, *, check: bool = False, hosts: Sequence[str] | None = None) -> Outcome:
+    """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
+    playbook = render(plan, sources, session.folder / "playbook")
+    extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
+    title = "Install (dry run)" if check else "Install"
+    return session.play(playbook, title, hosts=list(hosts or plan.hosts), extra_vars=extra, check=check)

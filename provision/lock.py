@@ -1,0 +1,46 @@
+"""One controller at a time per host. The locks are held by the kernel: a controller that dies leaves none behind."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from provision.errors import ProvisionError
+
+
+@contextmanager
+def hold(folder: Path, addresses: Sequence[tuple[str, int]], purpose: str) -> Iterator[None]:
+    """Hold the lock of every host (address, port) while inside; raises ProvisionError that says who has one of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for address, port in sorted(set(addresses)):
+            name = hashlib.sha256(f"{address}:{port}".encode()).hexdigest()[:16]
+            file = stack.enter_context(open(folder / f"{name}.lock", "a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _held(address, file.name) from None
+            file.seek(0)
+            file.truncate()
+            json.dump({"pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": time.time(), "purpose": purpose}, file)
+            file.flush()
+        yield
+
+
+def _held(address: str, path: str) -> ProvisionError:
+    try:
+        owner = json.loads(Path(path).read_text(encoding="utf-8"))
+        since = time.strftime("%H:%M:%S", time.localtime(owner["since"]))
+        who = f"{owner['user']} runs `{owner['purpose']}` on it from {owner['host']} since {since} (pid {owner['pid']})"
+        todo = f"wait until it has ended, or end it: kill {owner['pid']}"
+    except (OSError, ValueError, KeyError):
+        who, todo = "another run of provision works on it", "wait until it has ended"
+    return ProvisionError(f"locked: {who}", where=address, todo=todo)

@@ -1,0 +1,192 @@
+"""The main job: survey, plan, install, train, report. It strings the steps together; each step lives in a file of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import engine_source, install, launch, lock, paths
+from provision import survey as surveying
+from provision.errors import ProvisionError
+from provision.install import Sources
+from provision.inventory import Host, Inventory
+from provision.plan import HostPlan, Plan
+from provision.playbook import Event, HostResult, Outcome
+from provision.progress import Progress
+from provision.report import Failure, HostReport, Report
+from provision.resolve import HostWishes, Wishes, resolve
+from provision.session import Session
+from provision.survey import Survey
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for on the command line, besides the hosts."""
+
+    torch: bool = True
+    torch_version: str | None = None
+    torch_index: str | None = None
+    index_url: str | None = None
+    wheels: Path | None = None
+    openmpi: str = "auto"
+    check: bool = False
+    smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
+
+
+def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[None]:
+    """The lock of every host of the inventory, for ``with``."""
+    return lock.hold(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
+
+
+def make_plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], options: Options) -> tuple[Plan, Sources]:
+    """The plan for the hosts in ``facts``, and where its parts come from; raises ProvisionError naming the host that blocks."""
+    source = engine_source.pack()
+    wishes = Wishes(
+        torch=options.torch,
+        torch_version=options.torch_version,
+        torch_index=options.torch_index,
+        wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),
+        openmpi=options.openmpi,  # type: ignore[arg-type]
+        engine_version=source.version,
+        engine_sha256=source.sha256,
+    )
+    plan = resolve(facts, wishes, {host.name: _host_wishes(host) for host in inventory.hosts})
+    return plan, Sources(source, options.wheels, options.index_url)
+
+
+def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
+    """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
+    began = time.monotonic()
+    with hold_hosts(inventory, "provision up"):
+        session = Session(inventory, progress, passwords)
+        report = Report(session.run_id, str(session.folder))
+        survey = surveying.look(session)
+        _add_problems(report, survey)
+        usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
+        if usable:
+            plan, sources = make_plan(inventory, usable, options)
+            session.write("plan.json", plan.as_dict())
+            report.notes += plan.notes
+            refuse_conflicts(plan)
+            outcome = install.install(session, plan, sources, check=options.check)
+            _add_outcome(report, inventory, plan, outcome, check=options.check)
+            if options.smoke and not options.check and not report.failures:
+                _add_smoke(report, launch.smoke(session, plan, options.smoke))
+        _add_blocked(report, inventory)
+        report.seconds = time.monotonic() - began
+        session.write("report.json", report.as_dict())
+    return report
+
+
+def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
+    """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
+    began = time.monotonic()
+    with hold_hosts(inventory, "provision smoke"):
+        session = Session(inventory, progress, passwords)
+        report = Report(session.run_id, str(session.folder))
+        survey = surveying.look(session)
+        _add_problems(report, survey)
+        bare = [name for name, facts in survey.hosts.items() if not (facts.get("installed") or {}).get("manifest")]
+        for name in bare:
+            report.failures.append(Failure(name, "smoke", "nothing is installed here yet", f"provision up {inventory.argument}"))
+        if not report.failures:
+            plan, _ = make_plan(inventory, survey.hosts, Options(torch=all(_has_torch(facts) for facts in survey.hosts.values())))
+            refuse_conflicts(plan)
+            report.hosts = [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
+            _add_smoke(report, launch.smoke(session, plan, options))
+        _add_blocked(report, inventory)
+        report.seconds = time.monotonic() - began
+        session.write("report.json", report.as_dict())
+    return report
+
+
+def _has_torch(facts: Mapping[str, Any]) -> bool:
+    return "torch" in ((facts.get("installed") or {}).get("packages") or {})
+
+
+def refuse_conflicts(plan: Plan) -> None:
+    """Raise ProvisionError for the plan's first conflict; hosts are unchanged."""
+    if plan.conflicts:
+        first = plan.conflicts[0]
+        others = f" (and {len(plan.conflicts) - 1} more)" if len(plan.conflicts) > 1 else ""
+        raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, todo="  or  ".join(first.ways_out))
+
+
+def _host_wishes(host: Host) -> HostWishes:
+    return HostWishes(host.slots, surveying.prefix_of(host), host.interface)
+
+
+def _add_problems(report: Report, survey: Survey) -> None:
+    for problem in survey.problems:
+        if problem.level == "error":
+            report.failures.append(Failure(problem.host, "survey", problem.what, problem.todo))
+        else:
+            report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.todo}" if problem.todo else ""))
+
+
+def _add_blocked(report: Report, inventory: Inventory) -> None:
+    """Hosts that the survey kept out still have their line in the table."""
+    listed = {host.host for host in report.hosts}
+    report.hosts += [HostReport(host.name, "blocked") for host in inventory.hosts if host.name not in listed]
+    order = [host.name for host in inventory.hosts]
+    report.hosts.sort(key=lambda host: order.index(host.host))
+
+
+def _add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outcome, *, check: bool) -> None:
+    for name, host in plan.hosts.items():
+        result = outcome.hosts.get(name)
+        report.hosts.append(_host_report(host, result, check=check))
+        if result is None:
+            report.failures.append(Failure(name, "install", "Ansible reported nothing about this host", f"read {outcome.log}"))
+        elif result.failure is not None:
+            report.failures.append(_failure(inventory.host(name), result.failure))
+    if outcome.rc != 0 and not report.failures:
+        report.failures.append(Failure("controller", "install", _tail(outcome.log), f"read {outcome.log}"))
+
+
+def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> HostReport:
+    if result is None or result.failure is not None:
+        unreachable = result is not None and result.failure is not None and result.failure.kind == "unreachable"
+        return HostReport(host.name, "unreachable" if unreachable else "failed", changed=result.changed if result else 0)
+    state = ("would change" if check else "installed") if result.changed else "unchanged"
+    return HostReport(
+        host.name,
+        state,  # type: ignore[arg-type]
+        openmpi=host.openmpi.version,
+        cmake=host.cmake.version,
+        python=host.python.version,
+        torch=host.torch.version if host.torch else "-",
+        nccl=host.nccl.version if host.nccl else "-",
+        engine=host.engine.version,
+        changed=result.changed,
+        seconds=result.seconds,
+    )
+
+
+def _failure(host: Host, event: Event) -> Failure:
+    step = " / ".join(part for part in (event.role, event.task.split(" : ")[-1]) if part)
+    todo = "mend it, then run the same command again: what is done stays done"
+    if event.kind == "unreachable":
+        return Failure(host.name, step, event.text, surveying.connection_problem(host, event.text).todo)
+    return Failure(host.name, step, event.text, todo)
+
+
+def _add_smoke(report: Report, result: launch.SmokeResult) -> None:
+    report.smoke = result.report
+    report.smoke_summary = result.summary
+    report.smoke_faults = list(result.faults)
+    if not result.faults:
+        for host in report.hosts:
+            host.state = "ready"
+
+
+def _tail(log: Path, lines: int = 12) -> str:
+    try:
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return str(error)
+

@@ -1,0 +1,114 @@
+"""What the user sees while something runs: a live line per host on a terminal, one plain line per event elsewhere.
+
+Both write to standard error, so that standard output holds results alone. Events arrive from Ansible's loop and must be handled fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from provision.playbook import Event
+
+_STYLE = {"changed": "yellow", "failed": "red", "unreachable": "red", "waiting": "cyan", "ok": "green"}
+
+
+class Progress:
+    """One plain line per event: for pipes, logs and CI."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._waits: dict[tuple[str, str], str] = {}
+
+    def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
+        """A new part of the run begins, on ``hosts``."""
+        self._console.print(f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else ""), markup=False)
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """One line of a job's own output, or a remark."""
+        self._console.print(Text(text, style=style or ""))
+
+    def event(self, event: Event) -> None:
+        """Show what happened to a task on a host."""
+        if event.host and event.kind not in ("started", "skipped", "task"):
+            text = _sentence(event)
+            if event.kind == "waiting":
+                if self._waits.get((event.host, event.task)) == text:
+                    return
+                self._waits[(event.host, event.task)] = text
+            self.line(text, _STYLE.get(event.kind))
+
+    def close(self) -> None:
+        """The end; what was shown live stays."""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _sentence(event: Event) -> str:
+    step = " ".join(part for part in (event.role, event.task) if part and part not in event.task.split(" : "))
+    if event.kind == "waiting":
+        holder = event.result.get("holder") or "something else"
+        return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
+    words = {"ok": "ok", "changed": "changed", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+    took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
+    said = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
+    remark = f": {str(said).strip().splitlines()[-1][:200]}" if said and event.kind != "changed" else ""
+    return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
+
+
+class LiveProgress(Progress):
+    """One live line per host; what changed, failed or waits scrolls by above."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console or Console(stderr=True, highlight=False))
+        self._now: dict[str, tuple[str, str, float]] = {}
+        self._guard = threading.Lock()
+        self._live: Live | None = None
+
+    def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
+        self.close()
+        self._console.rule(Text(title, style="bold"), align="left", style="dim")
+        self._now = {host: ("", "", time.monotonic()) for host in hosts}
+        if hosts:
+            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+
+    def event(self, event: Event) -> None:
+        if event.host:
+            with self._guard:
+                self._now[event.host] = (event.kind, event.task, time.monotonic())
+        if event.kind in ("changed", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
+            super().event(event)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        with self._guard:
+            shown = list(self._now.items())
+        for host, (kind, task, since) in shown[: max(4, self._console.height - 4)]:
+            seconds = time.monotonic() - since
+            table.add_row(
+                Text(host, style="bold"), Text(kind or "…", style=_STYLE.get(kind, "dim")), task, Text(f"{seconds:4.0f} s", style="dim")
+            )
+        return table
+
+
+def make() -> Progress:
+    """Live on a terminal that can show it, plain lines elsewhere (also with ``TERM=dumb``). ``NO_COLOR`` is honoured by the console."""
+    return LiveProgress() if sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" else Progress()

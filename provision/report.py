@@ -1,0 +1,130 @@
+"""What a run comes to: the closing table for people, the JSON report for programs, and every failure with its real error and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from provision.plan import Plan
+
+State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
+_STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
+ERROR_LINES = 12  # of the real error, at the end of the run
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a host's run: the step, the last lines of the real error, and the next thing to type."""
+
+    host: str
+    step: str
+    error: str
+    todo: str | None = None
+
+
+@dataclass
+class HostReport:
+    """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took."""
+
+    host: str
+    state: State
+    openmpi: str = "-"
+    cmake: str = "-"
+    python: str = "-"
+    torch: str = "-"
+    nccl: str = "-"
+    engine: str = "-"
+    changed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Report:
+    """The whole run. ``smoke`` is the training job's own report, None when it did not run, ``smoke_faults`` why it does not count."""
+
+    run_id: str
+    folder: str
+    hosts: list[HostReport] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    smoke: Mapping[str, Any] | None = None
+    smoke_summary: str | None = None
+    smoke_faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every listed host is what it should be, and the training job, if it ran, proved it."""
+        return not self.failures and not self.smoke_faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
+        return {"schema": 1, "ok": self.ok, **asdict(self)}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the closing table, the training job's result, and the failures."""
+    console.print(table(rows(report.hosts), states=True))
+    if report.smoke_summary:
+        console.print(Text(report.smoke_summary))
+    for note in report.notes:
+        console.print(Text(f"note: {note}", style="cyan"))
+    for fault in report.smoke_faults:
+        console.print(Text(f"training: {fault}", style="red"))
+    for failure in report.failures:
+        console.print(Text(f"\n{failure.host}: {failure.step}", style="bold red"))
+        for line in failure.error.strip().splitlines()[-ERROR_LINES:]:
+            console.print(Text(f"    {line}"))
+        if failure.todo:
+            console.print(Text(f"  → {failure.todo}", style="bold"))
+    verdict = Text("ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red")
+    console.print(verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """Print the plan: per host and component what, from where and why, and which candidates lost."""
+    for name, host in plan.hosts.items():
+        console.print(Text(f"\n{name}", style="bold"), Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"))
+        for label in ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "engine"):
+            component = getattr(host, label)
+            if component is None:
+                continue
+            console.print(Text(f"  {label:8} {component.version:14} {component.source:13}"), Text("; ".join(component.why), style="dim"))
+            for lost in component.rejected:
+                console.print(Text(f"           not {lost.candidate}: {lost.reason}", style="dim"))
+        console.print(Text(f"  packages {', '.join(host.packages)}"))
+    for note in plan.notes:
+        console.print(Text(f"note: {note}", style="cyan"))
+
+
+def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
+    """The closing table's rows."""
+    for host in hosts:
+        yield {
+            "host": host.host,
+            "state": host.state,
+            "Open MPI": host.openmpi,
+            "cmake": host.cmake,
+            "Python": host.python,
+            "PyTorch": host.torch,
+            "NCCL": host.nccl,
+            "engine": host.engine,
+            "changed": str(host.changed),
+            "time": f"{host.seconds:.0f} s",
+        }
+
+
+def table(entries: Iterator[dict[str, str]] | Sequence[Mapping[str, str]], *, states: bool = False) -> Table:
+    """A plain table; its columns are the keys of the first row."""
+    listed = list(entries)
+    built = Table(box=None, pad_edge=False, header_style="bold")
+    for column in listed[0] if listed else ():
+        built.add_column(column, overflow="fold")
+    for entry in listed:
+        built.add_row(*(Text(value, style=_STYLE.get(value, "") if states and column == "state" else "") for column, value in entry.items()))
+    return built

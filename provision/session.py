@@ -1,0 +1,112 @@
+"""One run: its id, folder, passwords and progress, and the one way in which its playbooks are run and, when interrupted, cleaned up after."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import paths, playbook, resources
+from provision.errors import ProvisionError
+from provision.inventory import Inventory
+from provision.playbook import Event, Outcome
+from provision.progress import Progress
+
+
+class Interrupted(ProvisionError):
+    """The user pressed Ctrl-C (or the run got SIGTERM); what it had started has been ended everywhere."""
+
+
+@dataclass
+class Session:
+    """The context of one run.
+
+    Attributes:
+        run_id: marks every process of the run as ``PROVISION_RUN_ID``; also the name of the run folder.
+        folder: logs, the rendered playbook and the report.
+        passwords: ``become`` and ``connection``, as far as they were asked for; never written anywhere.
+    """
+
+    inventory: Inventory
+    progress: Progress
+    passwords: Mapping[str, str] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3))
+
+    def __post_init__(self) -> None:
+        self.folder = paths.runs() / self.run_id
+        self.folder.mkdir(parents=True, mode=0o700)
+        latest = paths.runs() / "latest"
+        latest.unlink(missing_ok=True)
+        latest.symlink_to(self.run_id)
+
+    @property
+    def ansible_inventory(self) -> str:
+        """What Ansible gets behind ``-i``: the user's own file, or for ``host1,host2`` one in the run folder."""
+        if self.inventory.ansible_argument is not None:
+            return self.inventory.ansible_argument
+        path = self.folder / "inventory.yml"
+        if not path.exists():
+            path.write_text(self.inventory.as_ansible_yaml(), encoding="utf-8")
+        return str(path)
+
+    def write(self, name: str, data: Any) -> Path:
+        """Keep ``data`` as JSON in the run folder."""
+        path = self.folder / name
+        path.write_text(json.dumps(data, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        return path
+
+    def play(
+        self,
+        path: Path,
+        title: str,
+        *,
+        hosts: Sequence[str] | None = None,
+        extra_vars: Mapping[str, Any] | None = None,
+        check: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Outcome:
+        """Run a playbook on ``hosts`` (all of the inventory by default); raises Interrupted after Ctrl-C, when everything has been ended."""
+        names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
+        self.progress.stage(title, names)
+        workdir = self.folder / path.stem
+        outcome = playbook.run(
+            path,
+            self.ansible_inventory,
+            workdir=workdir,
+            run_id=self.run_id,
+            extra_vars=extra_vars,
+            limit=names,
+            check=check,
+            passwords=self.passwords,
+            on_event=on_event or self.progress.event,
+        )
+        self.progress.close()
+        if outcome.interrupted:
+            self.abort()
+        return outcome
+
+    def abort(self) -> None:
+        """End what the run has started, here and on the hosts, and raise Interrupted."""
+        self.progress.line("interrupted: ending what was started, here and on the hosts …", "bold")
+        script = resources.hostside("sweep.py")
+        subprocess.run([sys.executable, str(script), self.run_id], capture_output=True, check=False)
+        names = [host.name for host in self.inventory.hosts]
+        swept = playbook.run(
+            resources.folder("playbooks") / "sweep.yml",
+            self.ansible_inventory,
+            workdir=self.folder / "sweep",
+            run_id=f"sweep-of-{self.run_id}",
+            extra_vars={"provision_sweep_command": resources.inline_command(script, self.run_id)},
+            limit=names,
+            passwords=self.passwords,
+        )
+        subprocess.run([sys.executable, str(script), f"sweep-of-{self.run_id}"], capture_output=True, check=False)
+        unknown = sorted(set(swept.failed) | (set(names) - set(swept.hosts)))
+        where = f"; on {', '.join(unknown)} it could not be looked after (not reachable)" if unknown else ""
+        raise Interrupted(f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped")

