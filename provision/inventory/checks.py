@@ -10,7 +10,7 @@ from typing import Any
 from provision.inventory import values
 from provision.inventory.model import ENCRYPTED, Finding, Host, Inventory
 from provision.inventory.names import OURS
-from provision.inventory.reading import Complaint, Reading, ReadHost
+from provision.inventory.reading import Complaint, ReadHost, Reading
 from provision.inventory.sources import HostLine, Sources, VariableLine
 from provision.inventory.spelling import is_stray, meant
 

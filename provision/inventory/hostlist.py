@@ -48,7 +48,7 @@ def parse(argument: str) -> tuple[list[Entry], list[Finding]]:
             error(f"`{text}`: `{user}` is not a user name")
             continue
         if _is_address(rest):  # a bare IPv6 address: its colons are no port
-            names, port = (rest,), None
+            names, port = _alone(rest)
         else:
             if odd := re.search(r":(?!\d+$|\d+:|[^\[\]]*\])([^\]]*)$", rest):
                 error(f"`{text}`: `{odd.group(1)}` is not a port", "write host:port, such as node1:2222")
@@ -85,6 +85,10 @@ def local_python() -> str:
 
 def _split(argument: str) -> list[str]:
     return re.split(r",(?![^\[]*\])", argument)
+
+
+def _alone(name: str) -> tuple[tuple[str, ...], int | None]:
+    return (name,), None
 
 
 def _is_address(text: str) -> bool:

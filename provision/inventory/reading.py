@@ -172,9 +172,9 @@ def _read_host(host: Any, loader: Any, variables: Any) -> ReadHost:
 
 # What `get_vars` adds by itself.
 _NOT_THE_USERS = frozenset(
-    "ansible_check_mode ansible_config_file ansible_diff_mode ansible_facts ansible_forks ansible_inventory_sources ansible_playbook_python "
-    "ansible_run_tags ansible_skip_tags ansible_verbosity ansible_version group_names groups hostvars inventory_dir inventory_file "
-    "inventory_hostname inventory_hostname_short omit playbook_dir vars".split()
+    {"ansible_check_mode", "ansible_config_file", "ansible_diff_mode", "ansible_facts", "ansible_forks", "ansible_inventory_sources"}
+    | {"ansible_playbook_python", "ansible_run_tags", "ansible_skip_tags", "ansible_verbosity", "ansible_version", "group_names", "groups"}
+    | {"hostvars", "inventory_dir", "inventory_file", "inventory_hostname", "inventory_hostname_short", "omit", "playbook_dir", "vars"}
 )
 
 
