@@ -1,0 +1,12 @@
+"""The facts of hosts on the controller's side: read what the survey printed, fill what is left out, say what stands in the way.
+
+Nothing here connects to a host or runs anything; the survey itself is `hostside/survey.py`.
+"""
+
+from __future__ import annotations
+
+from provision.facts.conditions import Problem, problems, problems_across
+from provision.facts.document import BEGIN, END, Facts, normalise, parse
+from provision.facts.file import load_file
+
+__all__ = ["BEGIN", "END", "Facts", "Problem", "load_file", "normalise", "parse", "problems", "problems_across"]

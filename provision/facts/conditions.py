@@ -1,0 +1,241 @@
+"""What stands in the way of installing on a host, by its facts alone, each with the way out. Pure; all are collected, none raises."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from provision import catalog
+from provision.facts.document import Facts, normalise
+
+OLDEST_PYTHON = (3, 8)  # of the training environment: mpi4py 4 and the engine need no newer one
+CLOCKS_APART_S = 5.0  # from here on logs of two hosts can no longer be read side by side, and short-lived certificates fail
+NEEDED_TMP_MB = 1024  # pip unpacks the wheels and cmake builds there
+NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
+
+_INSTALL_PYTHON = (
+    "install it there (Debian, Ubuntu: apt-get install python3; RHEL and kin: dnf install python3), "
+    "or name one that is there with ansible_python_interpreter"
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A condition of a host that stands in the way (error) or will make itself felt (warning), with the way out."""
+
+    level: Literal["error", "warning"]
+    host: str
+    what: str
+    todo: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}" + (f"\n  → {self.todo}" if self.todo else "")
+
+
+def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str, become_password: bool = False) -> list[Problem]:
+    """What stands in the way of installing on one host. What is not known is no problem.
+
+    Args:
+        facts: of one host, normalised or not.
+        needed_mb: room that the plan needs below `prefix`.
+        become_password: a sudo password will be given, so that one being asked for is no obstacle.
+    """
+    if facts.get("missing_python"):
+        return [Problem("error", name, "there is no Python 3, which the survey and Ansible run on", _INSTALL_PYTHON)]
+    if facts.get("unreachable"):
+        return [Problem("error", name, f"it cannot be reached: {facts['unreachable']}")]
+    known = normalise(facts)
+    findings = (
+        *_platform(known),
+        *_python(known),
+        *_rights(known, become_password),
+        *_room(known, needed_mb, prefix),
+        *_packages(known),
+    )
+    return [Problem(level, name, what, todo) for level, what, todo in findings]
+
+
+def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at: Mapping[str, float] | None = None) -> list[Problem]:
+    """What can only be seen by holding the hosts side by side: one machine under two names, names that collide, clocks apart.
+
+    Args:
+        received_at: host → this machine's clock (seconds since 1970) when its answer came; without it clocks are not compared.
+    """
+    known = {
+        name: normalise(facts) for name, facts in facts_by_host.items() if not facts.get("missing_python") and not facts.get("unreachable")
+    }
+    return [*_same_machines(known), *_clocks(known, received_at or {})]
+
+
+# --------------------------------------------------------------------------------------------------------- one host
+
+_Finding = tuple[Literal["error", "warning"], str, str | None]
+
+
+def _platform(facts: Facts) -> Iterator[_Finding]:
+    system, arch = facts["os"], facts["arch"]
+    data = catalog.load("os")
+    if arch is not None and arch not in data["architectures"]:
+        yield "error", f"its architecture {arch} is not supported", "supported are " + ", ".join(data["architectures"])
+    entry = data["distributions"].get(system["id"])
+    said = system["name"] or f"{system['id']} {system['version']}".strip()
+    supported = "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in data["distributions"].items())
+    if entry is None:
+        if system["family"] in ("debian", "rhel"):
+            yield "warning", f"{said} is not among the supported systems; it is treated like the {system['family']} family", None
+        else:
+            yield "error", f"{said} is not supported", f"supported are {supported}"
+    elif _version(system["version"]) < _version(entry["oldest"]):
+        yield "error", f"{said} is too old", f"supported are {supported}"
+    elif _version(system["version"])[: len(_version(entry["newest"]))] > _version(entry["newest"]):
+        yield "warning", f"{said} is newer than what this was tested with ({entry['newest']})", None
+
+
+def _python(facts: Facts) -> Iterator[_Finding]:
+    python = facts["python"]
+    asked = python.get("asked_for")
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    if asked:
+        if asked.get("version") is None:
+            yield (
+                "error",
+                f"provision_python {asked.get('path')} does not run: {asked.get('error') or 'no such program'}",
+                "name one that is there",
+            )
+        elif _version(asked["version"]) < OLDEST_PYTHON:
+            yield "error", f"provision_python {asked['path']} is Python {asked['version']}; {wanted} or later is needed", None
+        return
+    versions = [each["version"] for each in (python, *python["others"]) if each.get("version")]
+    if versions and all(_version(version) < OLDEST_PYTHON for version in versions):
+        newest = max(versions, key=_version)
+        yield (
+            "error",
+            f"its Python is {newest}; {wanted} or later is needed",
+            "install a newer one beside it and name it: provision_python=/usr/bin/python3.11",
+        )
+
+
+def _rights(facts: Facts, become_password: bool) -> Iterator[_Finding]:
+    user = facts["user"]
+    who = user["name"] or "the user"
+    root = "connect as root (ansible_user=root)"
+    if user["sudo"] == "none" and user["sudo_installed"] is False:
+        yield "error", f"there is no sudo and {who} is not root", f"install sudo and let {who} use it, or {root}"
+    elif user["sudo"] == "none":
+        said = f" ({user['sudo_says']})" if user["sudo_says"] else ""
+        yield (
+            "error",
+            f"{who} may not use sudo{said}",
+            f"as root there: echo '{who} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{who}; or {root}",
+        )
+    elif user["sudo"] == "password" and not become_password:
+        yield "error", f"sudo asks {who} for a password", "add --ask-become-pass"
+
+
+def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Finding]:
+    for place, needed, said in (
+        ("prefix", needed_mb, prefix),
+        ("tmp", NEEDED_TMP_MB, "temporary files"),
+        ("home", NEEDED_HOME_MB, "the home folder"),
+    ):
+        disk = facts["disk"].get(place) or {}
+        path = disk.get("path") or (prefix if place == "prefix" else place)
+        label = path if place == "prefix" else f"{path} ({said})"
+        free = disk.get("free_mb")
+        if disk.get("read_only"):
+            yield (
+                "error",
+                f"the file system of {label} is mounted read-only",
+                f"mount it for writing (mount -o remount,rw), or choose another place{_elsewhere(place)}",
+            )
+        elif free is not None and free < needed:
+            yield (
+                "error",
+                f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed",
+                f"make room (df -h {path}), or choose another place{_elsewhere(place)}",
+            )
+        elif disk.get("free_inodes") is not None and disk["free_inodes"] < 20_000 and place == "prefix":
+            yield "warning", f"the file system of {label} has only {disk['free_inodes']} inodes free", f"remove small files (df -i {path})"
+        if place == "prefix" and disk.get("noexec"):
+            yield "error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{_elsewhere(place)}"
+
+
+def _packages(facts: Facts) -> Iterator[_Finding]:
+    manager = facts["package_manager"]
+    if lock := manager["lock"]:
+        holder = f"process {lock['pid']}" if lock.get("pid") else "a process that cannot be seen"
+        command = f" ({lock['command']})" if lock.get("command") else ""
+        yield (
+            "warning",
+            f"{manager['name']} is locked by {holder}{command}",
+            "it is waited for; if it never ends, look at it there: "
+            + (f"ps -fp {lock['pid']}" if lock.get("pid") else "sudo fuser -v /var/lib/dpkg/lock-frontend"),
+        )
+    if facts["dpkg_interrupted"]:
+        yield "error", "an earlier package installation was interrupted", "there: sudo dpkg --configure -a"
+    elif facts["broken_packages"]:
+        names = ", ".join(facts["broken_packages"][:5]) + (" …" if len(facts["broken_packages"]) > 5 else "")
+        yield "error", f"packages are half installed: {names}", "there: sudo dpkg --configure -a && sudo apt-get -f install"
+
+
+# ------------------------------------------------------------------------------------------------------- across them
+
+
+def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
+    machines: dict[tuple[Any, ...], str] = {}
+    ids: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for name, facts in known.items():
+        identity = (facts["machine_id"], facts["boot_id"], facts["hostname"])
+        if all(identity) and identity in machines:
+            what = f"it is the same machine as `{machines[identity]}` ({facts['hostname']})"
+            yield Problem("error", name, what, "keep one of the two names in the inventory")
+            continue
+        machines[identity] = name
+        machine_id, hostname = facts["machine_id"], facts["hostname"]
+        if machine_id and machine_id in ids and facts["boot_id"] != known[ids[machine_id]]["boot_id"]:
+            what = f"it has the same machine id as `{ids[machine_id]}`: one was cloned from the other"
+            yield Problem("warning", name, what, "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot")
+        if hostname and hostname in names:
+            what = f"it calls itself `{hostname}`, as `{names[hostname]}` does; MPI tells hosts apart by that name"
+            yield Problem("warning", name, what, f"there: sudo hostnamectl set-hostname {name}")
+        ids.setdefault(machine_id or name, name)
+        names.setdefault(hostname or name, name)
+
+
+def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Iterator[Problem]:
+    ahead = {
+        name: facts["time"]["epoch"] - received_at[name] for name, facts in known.items() if name in received_at and facts["time"]["epoch"]
+    }
+    if len(ahead) < 2:
+        return
+    middle = statistics.median_low(ahead.values())
+    reference = next(name for name, offset in ahead.items() if offset == middle)
+    for name, offset in ahead.items():
+        apart = offset - middle
+        if abs(apart) > CLOCKS_APART_S:
+            direction = "ahead of" if apart > 0 else "behind"
+            todo = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
+            yield Problem("warning", name, f"its clock is {_duration(abs(apart))} {direction} that of `{reference}`", todo)
+
+
+# ---------------------------------------------------------------------------------------------------------- wording
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text or ""))
+
+
+def _elsewhere(place: str) -> str:
+    return {"prefix": " with provision_prefix", "tmp": " with TMPDIR"}.get(place, "")
+
+
+def _size(mb: int) -> str:
+    return f"{mb / 1024:.1f} GB" if mb >= 1024 else f"{mb} MB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,94 @@
+"""One host's facts: out of the survey's output, and completed so that readers need not ask what is there. Pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from provision import catalog
+from provision.errors import ProvisionError
+from provision.facts import defaults
+
+Facts = dict[str, Any]
+
+BEGIN = "===PROVISION-FACTS-BEGIN==="
+END = "===END==="
+
+
+def parse(stdout: str) -> Facts:
+    """The document out of what the survey printed, whatever banners stand around it.
+
+    Raises:
+        ProvisionError: the output is something else, or breaks off.
+    """
+    _, begin, rest = stdout.rpartition(BEGIN)
+    if not begin:
+        said = _last_line(stdout)
+        raise ProvisionError("the survey did not run" + (f"; the host said: {said}" if said else "; the host said nothing"))
+    body, end, _ = rest.partition(END)
+    if not end:
+        raise ProvisionError("the survey's answer breaks off before its end", todo="run it again; if it stays so, look at the connection")
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise ProvisionError(
+            f"the survey's answer is damaged: {error}", todo="run it again; if it stays so, look at the connection"
+        ) from error
+    if not isinstance(document, dict):
+        raise ProvisionError("the survey's answer is no JSON object")
+    return document
+
+
+def normalise(host_facts: Mapping[str, Any]) -> Facts:
+    """Facts with every section in place; what had to be assumed is named under ``missing``. Normalised facts stay as they are."""
+    facts: Facts = {**host_facts}
+    missing: list[str] = list(host_facts.get("missing") or ())
+    if facts.get("missing_python") or facts.get("unreachable"):
+        return facts
+    for key, default in defaults.DEFAULTS.items():
+        if key not in facts:
+            facts[key] = copy.deepcopy(default)
+            if key not in missing and key not in ("driver", "gpus"):  # no driver and no GPUs is what most hosts have
+                missing.append(key)
+        elif isinstance(default, dict) and default:
+            facts[key] = copy.deepcopy(default) | dict(facts[key] or {})
+    facts["arch"] = _architecture(facts["arch"])
+    facts["os"] = _system(facts["os"])
+    if facts["driver"] is not None:
+        facts["driver"] = defaults.DRIVER | facts["driver"]
+        if facts["driver"]["cuda"] is None and "driver.cuda" not in missing:
+            missing.append("driver.cuda")
+    facts["gpus"] = [defaults.GPU | gpu for gpu in facts["gpus"] or ()]
+    for index, gpu in enumerate(facts["gpus"]):
+        key = f"gpus[{index}].compute_capability"
+        if gpu["compute_capability"] is None and key not in missing:
+            missing.append(key)
+        elif gpu["compute_capability"] is not None:
+            gpu["compute_capability"] = str(gpu["compute_capability"])
+    if facts["package_manager"]["name"] is None:
+        facts["package_manager"]["name"] = defaults.PACKAGE_MANAGERS.get(facts["os"]["family"], "none")
+    facts.setdefault("errors", {})
+    facts["missing"] = missing
+    return facts
+
+
+def _architecture(name: str | None) -> str | None:
+    aliases = {alias: real for real, others in catalog.load("os")["architectures"].items() for alias in others}
+    return aliases.get(name, name) if name else name
+
+
+def _system(system: dict[str, Any]) -> dict[str, Any]:
+    entry = catalog.load("os")["distributions"].get(system["id"])
+    alike = set(system["id_like"])
+    family = system["family"] or (entry or {}).get("family")
+    if family is None:
+        family = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
+    codename = system["codename"] or ((entry or {}).get("codenames") or {}).get(system["version"])
+    return system | {"family": family, "codename": codename}
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,136 @@
+"""A facts file, as `provision survey --json` writes it or as a person does, who leaves most of it out. All its mistakes are said at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from provision.errors import UsageError
+from provision.facts.defaults import BESIDES, DEFAULTS
+from provision.facts.document import Facts, normalise
+
+SCHEMA = 1
+_DOTTED = re.compile(r"\d+(\.\d+)*")
+_CAPABILITY = re.compile(r"\d+\.\d+")
+_CHECKED_APART = ("os", "arch", "driver", "gpus")
+
+_SMALLEST = (
+    'the least a host needs: {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", '
+    '"driver": {"version": "535.104.05", "cuda": "12.2"}, "gpus": [{"name": "…", "compute_capability": "8.0"}]}'
+)
+
+
+def load_file(path: str | Path) -> dict[str, Facts]:
+    """Host → normalised facts, from a file as `provision survey --json` writes it or as a person does.
+
+    Raises:
+        UsageError: the file cannot be read or used; all that is wrong with it at once.
+    """
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the facts cannot be read: {error.strerror or error}", where=name) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("the facts are no UTF-8 text", where=name) from error
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", None)
+        raise UsageError(f"the facts are no JSON: {getattr(error, 'msg', error)}", where=f"{name}:{line}" if line else name) from error
+    wrong = list(_wrong_in_file(document))
+    if len(wrong) == 1:
+        raise UsageError(wrong[0], where=name, todo=_SMALLEST)
+    if wrong:
+        raise UsageError("\n".join(f"{name}: {each}" for each in wrong), todo=_SMALLEST)
+    return {host: normalise(facts) for host, facts in document["hosts"].items()}
+
+
+def _wrong_in_file(document: Any) -> Iterator[str]:
+    if not isinstance(document, dict):
+        yield "the facts must be a JSON object with the key `hosts`"
+        return
+    schema = document.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        yield f"`schema` is {schema!r}; this version reads {SCHEMA}"
+    hosts = document.get("hosts")
+    if not isinstance(hosts, dict):
+        yield "the key `hosts` is missing" if "hosts" not in document else "`hosts` must be an object: host name → facts"
+        return
+    if not hosts:
+        yield "`hosts` is empty"
+    for name, facts in hosts.items():
+        yield from _wrong_in_host(f"hosts.{name}", facts)
+
+
+def _wrong_in_host(at: str, facts: Any) -> Iterator[str]:
+    if not isinstance(facts, dict):
+        yield f"`{at}` must be an object"
+    elif not (facts.get("missing_python") or facts.get("unreachable")):
+        yield from _unknown_keys(at, facts)
+        yield from _wrong_system(at, facts)
+        yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
+        yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
+        yield from _wrong_kinds(at, facts)
+
+
+def _unknown_keys(at: str, facts: dict[str, Any]) -> Iterator[str]:
+    """Only what looks like a misspelling: later versions may know more keys than this one."""
+    for key in facts:
+        if key not in DEFAULTS and key not in BESIDES:
+            close = difflib.get_close_matches(key, DEFAULTS, n=1, cutoff=0.75)
+            if close and close[0] not in facts:
+                yield f"`{at}.{key}` is unknown; did you mean `{close[0]}`?"
+
+
+def _wrong_system(at: str, facts: dict[str, Any]) -> Iterator[str]:
+    system = facts.get("os")
+    if system is None:
+        yield f"`{at}.os` is missing"
+    elif not isinstance(system, dict):
+        yield f"`{at}.os` must be an object with `id` and `version`"
+    else:
+        for key in ("id", "version"):
+            if not isinstance(system.get(key), str) or (key == "id" and not system[key]):
+                yield f"`{at}.os.{key}` " + ("is missing" if key not in system else "must be a text in quotes")
+    if not isinstance(facts.get("arch"), str):
+        yield f"`{at}.arch` " + ("is missing" if facts.get("arch") is None else "must be a text in quotes")
+
+
+def _wrong_driver(at: str, driver: Any) -> Iterator[str]:
+    if driver is None:
+        return
+    if not isinstance(driver, dict):
+        yield f"`{at}` must be an object with `version` and `cuda`, or null"
+        return
+    for key, example in (("version", "535.104.05"), ("cuda", "12.2")):
+        value = driver.get(key)
+        if value is None and key == "cuda":
+            continue  # normalise reports it
+        if isinstance(value, (int, float)):
+            yield f'`{at}.{key}` must be in quotes, "{value}": as numbers 12.10 and 12.1 are the same'
+        elif not isinstance(value, str) or not _DOTTED.fullmatch(value):
+            yield f'`{at}.{key}` must be a version, such as "{example}"'
+
+
+def _wrong_gpus(at: str, gpus: Any) -> Iterator[str]:
+    if gpus is not None and not isinstance(gpus, list):
+        yield f"`{at}` must be a list"
+        return
+    for index, gpu in enumerate(gpus or ()):
+        if not isinstance(gpu, dict):
+            yield f"`{at}[{index}]` must be an object with `name` and `compute_capability`"
+        elif gpu.get("compute_capability") is not None and not _CAPABILITY.fullmatch(str(gpu["compute_capability"])):
+            yield f'`{at}[{index}].compute_capability` must look like "8.0"'
+
+
+def _wrong_kinds(at: str, facts: dict[str, Any]) -> Iterator[str]:
+    for key, default in DEFAULTS.items():
+        if key in _CHECKED_APART or default is None or facts.get(key) is None:
+            continue
+        if not isinstance(facts[key], type(default)):
+            yield f"`{at}.{key}` must be " + {dict: "an object", list: "a list", bool: "true or false"}[type(default)]
