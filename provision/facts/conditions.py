@@ -15,6 +15,7 @@ OLDEST_PYTHON = (3, 8)  # of the training environment: mpi4py 4 and the engine n
 CLOCKS_APART_S = 5.0  # from here on logs of two hosts can no longer be read side by side, and short-lived certificates fail
 NEEDED_TMP_MB = 1024  # pip unpacks the wheels and cmake builds there
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
+FEW_INODES = 20_000  # PyTorch alone brings some 13,000 files
 
 _INSTALL_PYTHON = (
     "install it there (Debian, Ubuntu: apt-get install python3; RHEL and kin: dnf install python3), "
@@ -136,31 +137,28 @@ def _rights(facts: Facts, become_password: bool) -> Iterator[_Finding]:
 
 
 def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Finding]:
-    for place, needed, said in (
-        ("prefix", needed_mb, prefix),
-        ("tmp", NEEDED_TMP_MB, "temporary files"),
-        ("home", NEEDED_HOME_MB, "the home folder"),
+    full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever lies on it
+    for place, needed, said, elsewhere in (
+        ("prefix", needed_mb, "", " with provision_prefix"),
+        ("tmp", NEEDED_TMP_MB, " (temporary files)", " with TMPDIR"),
+        ("home", NEEDED_HOME_MB, " (the home folder)", ""),
     ):
         disk = facts["disk"].get(place) or {}
         path = disk.get("path") or (prefix if place == "prefix" else place)
-        label = path if place == "prefix" else f"{path} ({said})"
-        free = disk.get("free_mb")
+        free, inodes = disk.get("free_mb"), disk.get("free_inodes")
+        label, filesystem = f"{path}{said}", (disk.get("filesystem"), disk.get("total_mb"), free)
         if disk.get("read_only"):
-            yield (
-                "error",
-                f"the file system of {label} is mounted read-only",
-                f"mount it for writing (mount -o remount,rw), or choose another place{_elsewhere(place)}",
-            )
+            todo = f"mount it for writing (mount -o remount,rw), or choose another place{elsewhere}"
+            yield "error", f"the file system of {label} is mounted read-only", todo
         elif free is not None and free < needed:
-            yield (
-                "error",
-                f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed",
-                f"make room (df -h {path}), or choose another place{_elsewhere(place)}",
-            )
-        elif disk.get("free_inodes") is not None and disk["free_inodes"] < 20_000 and place == "prefix":
-            yield "warning", f"the file system of {label} has only {disk['free_inodes']} inodes free", f"remove small files (df -i {path})"
+            if filesystem not in full:
+                todo = f"make room (df -h {path}), or choose another place{elsewhere}"
+                yield "error", f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed", todo
+            full.append(filesystem)
+        elif place == "prefix" and inodes is not None and inodes < FEW_INODES:
+            yield "warning", f"the file system of {label} has only {inodes} inodes free", f"remove small files (df -i {path})"
         if place == "prefix" and disk.get("noexec"):
-            yield "error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{_elsewhere(place)}"
+            yield "error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{elsewhere}"
 
 
 def _packages(facts: Facts) -> Iterator[_Finding]:
@@ -227,10 +225,6 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text or ""))
-
-
-def _elsewhere(place: str) -> str:
-    return {"prefix": " with provision_prefix", "tmp": " with TMPDIR"}.get(place, "")
 
 
 def _size(mb: int) -> str:

@@ -1,4 +1,4 @@
-"""A facts file, as `provision survey --json` writes it or as a person does, who leaves most of it out. All its mistakes are said at once."""
+"""A facts file, as `provision survey --json` writes it or as a person does, who leaves most out. All its mistakes are said at once."""
 
 from __future__ import annotations
 

@@ -213,32 +213,25 @@ def _slots(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterat
         return
     where = inventory.where(host, "slots")
     gpus, cores = len(facts.get("gpus") or ()), (facts.get("cpu") or {}).get("cores")
+    has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
     if gpus and host.slots > gpus:
-        message = f"host `{host.name}` has {_count(gpus, 'GPU')} but slots={host.slots}; NCCL refuses two ranks on one GPU"
-        yield Finding("error", where, message, f"set slots={gpus} or less")
+        yield Finding("error", where, f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host.name)
     elif gpus and host.slots < gpus:
-        yield Finding(
-            "warning", where, f"host `{host.name}` has {_count(gpus, 'GPU')} but slots={host.slots}; {gpus - host.slots} would stay idle"
-        )
-    if not gpus and cores and host.slots > cores:
-        message = f"host `{host.name}` has {_count(cores, 'core')} but slots={host.slots}; ranks would take turns on the cores"
-        yield Finding("warning", where, message, f"set slots={cores} or less")
+        yield Finding("warning", where, f"{has}; {gpus - host.slots} would stay idle", host=host.name)
+    elif not gpus and cores and host.slots > cores:
+        yield Finding("warning", where, f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host.name)
 
 
 def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    present = {entry.get("name"): entry for entry in (facts.get("network") or {}).get("interfaces") or ()}
+    present = {str(entry.get("name")): entry for entry in (facts.get("network") or {}).get("interfaces") or ()}
     if host.interface is None or not present:
         return
-    where = inventory.where(host, "provision_interface")
-    usable = [name for name, entry in present.items() if entry.get("up") and not entry.get("loopback") and not entry.get("virtual")]
-    if host.interface not in present:
-        yield Finding(
-            "error", where, f"host `{host.name}` has no interface `{host.interface}`", "it has " + _few([str(name) for name in usable])
-        )
-    elif not present[host.interface].get("up"):
-        yield Finding(
-            "error", where, f"interface `{host.interface}` of host `{host.name}` is down", "up are " + _few([str(name) for name in usable])
-        )
+    where, name = inventory.where(host, "provision_interface"), host.interface
+    usable = _few([each for each, entry in present.items() if entry.get("up") and not entry.get("loopback") and not entry.get("virtual")])
+    if name not in present:
+        yield Finding("error", where, f"host `{host.name}` has no interface `{name}`", f"it has {usable}", host.name)
+    elif not present[name].get("up"):
+        yield Finding("error", where, f"interface `{name}` of host `{host.name}` is down", f"up are {usable}", host.name)
 
 
 # --------------------------------------------------------------------------------------------------------------- inside

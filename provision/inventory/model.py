@@ -23,12 +23,14 @@ class Finding:
         where: ``hosts.ini:4``; the argument itself where there is no file.
         message: one sentence, what is wrong.
         todo: what to change; None when the sentence says it.
+        host: the host it is about, where it is about one.
     """
 
     level: Level
     where: str
     message: str
     todo: str | None = None
+    host: str | None = None
 
     def __str__(self) -> str:
         remedy = f"\n  → {self.todo}" if self.todo else ""
