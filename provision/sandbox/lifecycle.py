@@ -243,10 +243,8 @@ def _as_it_is(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode
             say(f"sandbox {name} is up already")
             return sandbox
     told = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "the remains of one that was interrupted"
-    raise ProvisionError(
-        f"There is another sandbox '{name}': {told}.",
-        todo="Remove it first: `provision sandbox down`" + (f" --name {name}." if name != "default" else "."),
-    )
+    command = "provision sandbox down" + (f" --name {name}" if name != "default" else "")
+    raise ProvisionError(f"There is another sandbox '{name}': {told}.", todo=f"Remove it first: `{command}`.")
 
 
 def _exists(client: DockerClient, name: str) -> bool:

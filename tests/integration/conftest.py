@@ -1,0 +1,110 @@
+"""What tests on real hosts share: throw-away sandboxes under names of their own, a state folder of their own, one cache per machine.
+
+Without a container engine these tests skip, and say how to get one; where containers are required (``CI=true`` or
+``PROVISION_REQUIRE_CONTAINERS=1``) they fail instead, so that a run that tested nothing cannot pass.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import docker
+import pytest
+
+from provision import sandbox as sandboxes
+from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
+
+#: The sandboxes of one test process: ``it<pid>-<what>``.
+PREFIX = f"it{os.getpid()}"
+
+SandboxFactory = Callable[..., Sandbox]
+Ssh = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The state folder of this test process. The cache is common to all: debootstrap runs once per machine, not once per test."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("provision-home")
+        patch.setenv("PROVISION_HOME", str(home))
+        if "PROVISION_CACHE" not in os.environ:
+            patch.setenv("PROVISION_CACHE", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "provision-tests"))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def engine(own_state: Path) -> Iterator[docker.DockerClient]:
+    """A client of the container engine; sandboxes of test processes that were killed are removed first."""
+    answers, sentence = sandboxes.engine_available()
+    if not answers:
+        required = os.environ.get("CI") == "true" or os.environ.get("PROVISION_REQUIRE_CONTAINERS") == "1"
+        message = f"These tests need a container engine. {sentence} scripts/prepare-machine.sh does it on Debian."
+        pytest.fail(message, pytrace=False) if required else pytest.skip(message)
+    client = docker.from_env()
+    _remove_orphans(client)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
+    """Makes sandboxes: ``sandbox_factory(count, base, sudo, name, slots)``; all of them are gone after the session.
+
+    ``name`` tells them apart within the session: asked for twice with the same values, it is the same sandbox.
+    """
+    made: list[str] = []
+
+    def make(
+        count: int = 2, base: str | Sequence[str] | None = None, sudo: SudoMode = "nopasswd", name: str | None = None, slots: int = 2
+    ) -> Sandbox:
+        full = f"{PREFIX}-{name or len(made)}"
+        made.append(full)
+        return sandboxes.up(count=count, base=base, name=full, sudo=sudo, slots=slots, say=lambda line: print(f"[{full}] {line}"))
+
+    yield make
+    for full in dict.fromkeys(made):
+        sandboxes.down(full, say=lambda _line: None)
+
+
+@pytest.fixture(scope="session")
+def ssh() -> Ssh:
+    """``ssh(sandbox, host, command, user=None, key=None, known_hosts=None)`` runs a shell command over a fresh connection."""
+
+    def run(
+        sandbox: Sandbox,
+        host: SandboxHost,
+        command: str,
+        user: str | None = None,
+        key: Path | None = None,
+        known_hosts: Path | None = None,
+        timeout: float = 300,
+    ) -> subprocess.CompletedProcess[str]:
+        options = [
+            f"UserKnownHostsFile={known_hosts or sandbox.known_hosts}",
+            "GlobalKnownHostsFile=/dev/null",
+            "StrictHostKeyChecking=yes",
+        ]
+        options += ["IdentitiesOnly=yes", "IdentityAgent=none", "BatchMode=yes", "ConnectTimeout=10"]
+        login = ["ssh", "-F", "/dev/null", *(word for option in options for word in ("-o", option)), "-i", str(key or sandbox.key)]
+        return subprocess.run(
+            [*login, f"{user or sandbox.user}@{host.address}", command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def _remove_orphans(client: docker.DockerClient) -> None:
+    labels = [one.attrs.get("Labels") or {} for one in client.networks.list(filters={"label": names.LABEL})]
+    for name in {label[names.LABEL] for label in labels}:
+        match = re.match(r"it(\d+)-", name)
+        if match and not Path(f"/proc/{match.group(1)}").exists():
+            sandboxes.down(name, say=lambda _line: None)
