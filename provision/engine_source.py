@@ -1,4 +1,4 @@
-"""Packs the engine's sources into one archive for the hosts. Same sources, same bytes: the checksum says whether a host must build again."""
+"""Packs the engine's sources into one archive for the hosts. Same sources, same bytes: its checksum says whether a host must build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that a user can act on. They carry what went wrong, where, and what to do next; the command line prints the three and no traceback."""
+"""Errors that a user can act on. They carry what went wrong, where, and what to do next; no traceback is shown."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     if report is None or (result.code != 0 and not with_torch):
         return SmokeResult(report, None, (_no_report(result.code, log),), log)
     if not with_torch:
-        return SmokeResult(report, f"engine check: {np} rank(s) on {len(hosts)} host(s): all collectives right; no PyTorch in this plan", (), log)
+        return SmokeResult(
+            report, f"engine check: {np} rank(s) on {len(hosts)} host(s): all collectives right; no PyTorch in this plan", (), log
+        )
     expected = {host.name: host.hostname for host in hosts}
     faults = judging.judge(report, expected_hosts=expected, expected_np=np, bar=data.bar_percent)
     return SmokeResult(report, judging.summary(report), tuple(faults), log)

@@ -30,7 +30,10 @@ def hold(folder: Path, addresses: Sequence[tuple[str, int]], purpose: str) -> It
                 raise _held(address, file.name) from None
             file.seek(0)
             file.truncate()
-            json.dump({"pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": time.time(), "purpose": purpose}, file)
+            json.dump(
+                {"pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": time.time(), "purpose": purpose},
+                file,
+            )
             file.flush()
         yield
 

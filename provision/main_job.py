@@ -168,7 +168,7 @@ def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> H
 
 
 def _failure(host: Host, event: Event) -> Failure:
-    step = " / ".join(part for part in (event.role, event.task.split(" : ")[-1]) if part)
+    step = " / ".join(part for part in (event.role, event.task) if part)
     todo = "mend it, then run the same command again: what is done stays done"
     if event.kind == "unreachable":
         return Failure(host.name, step, event.text, surveying.connection_problem(host, event.text).todo)
@@ -189,4 +189,3 @@ def _tail(log: Path, lines: int = 12) -> str:
         return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except OSError as error:
         return str(error)
-

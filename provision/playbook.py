@@ -106,7 +106,8 @@ class _Collector:
         if kind is None:
             return None
         host = "" if kind == "task" else str(data.get("host", ""))
-        return Event(kind, host, str(data.get("role", "")), str(data.get("task", "")), result, float(data.get("duration") or 0.0))
+        task = str(data.get("task", "")).rpartition(" : ")[2]  # Ansible writes "role : task" in some events
+        return Event(kind, host, str(data.get("role", "")), task, result, float(data.get("duration") or 0.0))
 
     def _count(self, event: Event) -> None:
         if not event.host:

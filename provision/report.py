@@ -1,4 +1,4 @@
-"""What a run comes to: the closing table for people, the JSON report for programs, and every failure with its real error and what to type next."""
+"""What a run comes to: the closing table for people, JSON for programs, every failure with its real error and what to type next."""
 
 from __future__ import annotations
 
@@ -82,14 +82,19 @@ def show(report: Report, console: Console) -> None:
             console.print(Text(f"    {line}"))
         if failure.todo:
             console.print(Text(f"  → {failure.todo}", style="bold"))
-    verdict = Text("ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red")
+    verdict = Text(
+        "ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red"
+    )
     console.print(verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
 
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Print the plan: per host and component what, from where and why, and which candidates lost."""
     for name, host in plan.hosts.items():
-        console.print(Text(f"\n{name}", style="bold"), Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"))
+        console.print(
+            Text(f"\n{name}", style="bold"),
+            Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"),
+        )
         for label in ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "engine"):
             component = getattr(host, label)
             if component is None:
@@ -126,5 +131,7 @@ def table(entries: Iterator[dict[str, str]] | Sequence[Mapping[str, str]], *, st
     for column in listed[0] if listed else ():
         built.add_column(column, overflow="fold")
     for entry in listed:
-        built.add_row(*(Text(value, style=_STYLE.get(value, "") if states and column == "state" else "") for column, value in entry.items()))
+        built.add_row(
+            *(Text(value, style=_STYLE.get(value, "") if states and column == "state" else "") for column, value in entry.items())
+        )
     return built

@@ -1,4 +1,4 @@
-"""One run: its id, folder, passwords and progress, and the one way in which its playbooks are run and, when interrupted, cleaned up after."""
+"""One run: its id, folder, passwords and progress, and the one way in which playbooks are run and cleaned up after."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Session:
         check: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> Outcome:
-        """Run a playbook on ``hosts`` (all of the inventory by default); raises Interrupted after Ctrl-C, when everything has been ended."""
+        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended."""
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         self.progress.stage(title, names)
         workdir = self.folder / path.stem
@@ -109,4 +109,6 @@ class Session:
         subprocess.run([sys.executable, str(script), f"sweep-of-{self.run_id}"], capture_output=True, check=False)
         unknown = sorted(set(swept.failed) | (set(names) - set(swept.hosts)))
         where = f"; on {', '.join(unknown)} it could not be looked after (not reachable)" if unknown else ""
-        raise Interrupted(f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped")
+        raise Interrupted(
+            f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped"
+        )

@@ -79,10 +79,7 @@ def _host_problems(
     needed = catalog.load("system_packages")["needed_mb"]["cuda" if cuda else "cpu"]
     prefix = prefix_of(host)
     installed = (found.get("installed") or {}).get("manifest")
-    for problem in facts.problems(host.name, found, needed_mb=200 if installed else needed, prefix=prefix):
-        if has_password and refusal is None and problem.what.startswith("sudo"):
-            continue  # the password was tried in the same round trip, and works
-        yield problem
+    yield from facts.problems(host.name, found, needed_mb=200 if installed else needed, prefix=prefix, become_password=has_password)
     if refusal is not None:
         yield connection_problem(host, refusal.text)
 
@@ -112,7 +109,7 @@ def _command() -> str:
     script = resources.inline_command(resources.hostside("survey.py"), interpreter='"$python"')
     absent = shlex.quote('===PROVISION-FACTS-BEGIN===\n{"missing_python": true}\n===END===\n')
     quoted = shlex.quote(options).replace("@", "{{ provision_prefix | default('" + DEFAULT_PREFIX + "') }}")
-    return f'python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={quoted} {script}'
+    return f"python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={quoted} {script}"
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
