@@ -42,18 +42,21 @@ def parse(stdout: str) -> Facts:
 
 
 def normalise(host_facts: Mapping[str, Any]) -> Facts:
-    """Facts with every section in place; what had to be assumed is named under ``missing``. Normalised facts stay as they are."""
+    """Facts with every section in place; what had to be assumed is named under ``missing``.
+
+    Normalised facts stay as they are. The result is for reading: hosts share the defaults below its sections.
+    """
     facts: Facts = {**host_facts}
     missing: list[str] = list(host_facts.get("missing") or ())
     if facts.get("missing_python") or facts.get("unreachable"):
         return facts
     for key, default in defaults.DEFAULTS.items():
         if key not in facts:
-            facts[key] = copy.deepcopy(default)
+            facts[key] = copy.copy(default)  # shallow: ten thousand hosts share what is below
             if key not in missing and key not in ("driver", "gpus"):  # no driver and no GPUs is what most hosts have
                 missing.append(key)
         elif isinstance(default, dict) and default:
-            facts[key] = copy.deepcopy(default) | dict(facts[key] or {})
+            facts[key] = default | (facts[key] or {})
     facts["arch"] = _architecture(facts["arch"])
     facts["os"] = _system(facts["os"])
     if facts["driver"] is not None:
@@ -75,8 +78,10 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
 
 
 def _architecture(name: str | None) -> str | None:
-    aliases = {alias: real for real, others in catalog.load("os")["architectures"].items() for alias in others}
-    return aliases.get(name, name) if name else name
+    for real, aliases in catalog.load("os")["architectures"].items():
+        if name in aliases:
+            return str(real)
+    return name
 
 
 def _system(system: dict[str, Any]) -> dict[str, Any]:

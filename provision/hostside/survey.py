@@ -641,10 +641,12 @@ def lock_owner(machine, path):
             pass
         finally:
             os.close(descriptor)
+    # Overlay file systems (containers) show another device here than stat does: there the inode alone decides.
+    any_device = mount_of(machine, os.path.realpath(machine.path(path)))[0] == "overlay"
+    device = (os.major(seen.st_dev), os.minor(seen.st_dev))
     for line in (machine.read("/proc/locks") or "").splitlines():
         held = re.match(r"\d+: POSIX\s+\S+\s+WRITE\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s", line)
-        # Overlay file systems (containers) report another device here than stat does, so the inode alone decides.
-        if held and int(held.group(4)) == seen.st_ino:
+        if held and int(held.group(4)) == seen.st_ino and (any_device or device == (int(held.group(2), 16), int(held.group(3), 16))):
             return int(held.group(1))
     return None
 

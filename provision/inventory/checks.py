@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from provision.inventory import values
@@ -17,50 +18,51 @@ from provision.inventory.spelling import is_stray, meant
 SSH_PORT = 22
 _ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host", "ansible_port", "ansible_ssh_port")
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+_OURS_TO_SAY = re.compile(
+    r"^(Unable to parse|No inventory was parsed|provided hosts list is empty|Could not match supplied host pattern|Skipping unexpected key)"
+    r"|duplicate (mapping|dict) key|Failed to parse"
+)
+_PYTHON_SAYS = re.compile(r"not enough values|invalid literal|too many values|.*object is not|list index")
 _CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)")
 
 
 # ------------------------------------------------------------------------------------------------ before any connection
 
 
-def ansible_failures(reading: Reading, origin: str, show: Any) -> Iterator[Finding]:
-    """What Ansible's parser could not read. Ansible itself only warns and goes on without those hosts.
+def ansible_failures(reading: Reading, sources: Sources, origin: str, show: Callable[[str], str]) -> Iterator[Finding]:
+    """What Ansible's parser could not read. Ansible itself only warns, and goes on without those hosts.
 
     Args:
         origin: the inventory as the user named it.
         show: turns a file's path into what the user would type.
     """
     if reading.failure:
-        yield _failure(reading.failure, origin, show)
-    failures = [complaint for complaint in reading.complaints if complaint.plugin]
-    by_file: dict[str, list[Complaint]] = {}
-    for complaint in failures:
-        by_file.setdefault(complaint.file or "", []).append(complaint)
-    for file, group in by_file.items():
-        if file or len(by_file) == 1:
-            yield _failure(_most_telling(group), origin, show)
+        yield _failure(reading.failure, sources, origin, show)
+    by_source: dict[str, list[Complaint]] = {}
+    for complaint in reading.complaints:
+        if complaint.plugin:
+            by_source.setdefault(complaint.source or complaint.file or "", []).append(complaint)
+    for source, group in by_source.items():
+        name = show(source) if source else origin
+        yield _failure(_most_telling(group, name in sources.yaml_files), sources, name, show)
     for complaint in reading.complaints:
         unread = re.match(r"Unable to parse (.+) as an inventory source", complaint.message)
-        if unread and not failures:
+        if unread and not by_source and not os.path.isdir(unread.group(1)):
             yield Finding("error", show(unread.group(1)), "Ansible cannot read this as an inventory")
 
 
 def ansible_warnings(reading: Reading, origin: str) -> Iterator[Finding]:
     """What Ansible warns of and we have no check of our own for."""
-    ours = (
-        "Unable to parse",
-        "No inventory was parsed",
-        "provided hosts list is empty",
-        "Could not match supplied host pattern",
-        "Skipping unexpected key",
-    )
     for complaint in reading.complaints:
-        if not complaint.plugin and not complaint.message.startswith(ours):
+        if not complaint.plugin and not _OURS_TO_SAY.search(complaint.message):
             yield Finding("warning", origin, f"Ansible says: {complaint.message}")
 
 
-def nothing_in_it(reading: Reading, origin: str) -> Iterator[Finding]:
-    if not reading.hosts:
+def nothing_in_it(reading: Reading, sources: Sources, origin: str) -> Iterator[Finding]:
+    empty = [line for line in sources.hosts if not line.names]
+    for line in empty:
+        yield Finding("error", line.place, f"the range `{line.pattern}` is empty", "ranges go upwards, as in node[1:3]")
+    if not reading.hosts and not empty and not sources.strange_keys:
         yield Finding("error", origin, "the inventory has no hosts", "write one host name per line")
 
 
@@ -70,6 +72,14 @@ def strange_keys(sources: Sources) -> Iterator[Finding]:
         close = difflib.get_close_matches(key, ("hosts", "vars", "children"), n=1, cutoff=0.6)
         todo = f"did you mean `{close[0]}`?" if close else "variables of a group go under `vars:`"
         yield Finding("error", place, f"`{key}` in group `{group}` is none of `hosts`, `vars`, `children`, so Ansible would skip it", todo)
+
+
+def repeated_keys(sources: Sources) -> Iterator[Finding]:
+    """A YAML key written twice in one mapping; hosts have a sentence of their own."""
+    of_hosts = {line.place for line in sources.hosts}
+    for key, first, place in sources.repeated_keys:
+        if place not in of_hosts:
+            yield Finding("error", place, f"`{key}` is written twice, at {first} and here; only the last would count", "keep one of them")
 
 
 def duplicate_hosts(sources: Sources) -> Iterator[Finding]:
@@ -237,22 +247,29 @@ def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> It
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
-def _failure(complaint: Complaint, origin: str, show: Any) -> Finding:
-    where = show(complaint.file) if complaint.file else origin
-    if complaint.line:
-        where += f":{complaint.line}"
+def _failure(complaint: Complaint, sources: Sources, origin: str, show: Callable[[str], str]) -> Finding:
     message = re.sub(r"^Failed to parse inventory[.:]*\s*", "", complaint.message)
+    where = show(complaint.file) if complaint.file else origin
     if "vault" in message.lower():
         todo = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
-        return Finding("error", where, f"it is encrypted and cannot be opened: {message}", todo)
-    return Finding("error", where, f"Ansible cannot read it: {message}")
+        return Finding("error", next(iter(sources.encrypted), where), f"it is encrypted and cannot be opened: {message}", todo)
+    line = complaint.line
+    refused = [(number, why) for file, number, why in sources.unreadable if file == where]
+    if refused and line is None:  # from 2.19 on Ansible forgets the line of an INI file
+        line = refused[0][0]
+    why = next((why for number, why in refused if number == line), None)
+    if why and _PYTHON_SAYS.match(message):
+        message = why
+    return Finding("error", f"{where}:{line}" if line else where, f"Ansible cannot read it: {message}")
 
 
-def _most_telling(group: list[Complaint]) -> Complaint:
+def _most_telling(group: list[Complaint], is_yaml: bool) -> Complaint:
     """Of several parsers' complaints about one file, that of the parser it was written for."""
-    ending = (group[0].file or "").rpartition(".")[2]
-    wanted = "yaml" if ending in ("yml", "yaml", "json") else "toml" if ending == "toml" else "ini"
-    return next((each for each in group if each.plugin == wanted), group[-1])
+    said = {each.plugin: each for each in group}
+    order = ["script", "ini"]
+    if is_yaml:
+        order = ["auto", "yaml"] if "Plugin configuration" in str(said.get("yaml")) else ["yaml"]
+    return next((said[plugin] for plugin in order if plugin in said), group[-1])
 
 
 def _compare(name: str, earlier: HostLine, later: HostLine) -> Finding | None:

@@ -47,18 +47,20 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     if source.is_file() and not os.access(source, os.R_OK):
         raise InventoryError([Finding("error", origin, "the file cannot be read", f"check who may read it: ls -l {origin}")])
     read = reading.read(str(source), limit=limit)
-    text = scan(source, read.groups, (host.name for host in read.hosts), reading.ignored_names())
+    groups, names = (None, None) if read.failure else (read.groups, [host.name for host in read.hosts])
+    text = scan(source, groups, names, reading.ignored_names())
     where = text.places_of_hosts()
     places = text.places_of_variables({host.name: host.groups for host in read.hosts})
     defaults = reading.defaults()
     hosts = [_host(host, where.get(host.name), defaults) for host in read.hosts]
 
-    failures = list(checks.ansible_failures(read, origin, lambda path: shown(Path(path))))
+    failures = list(checks.ansible_failures(read, text, origin, lambda path: shown(Path(path))))
     findings = [
         *failures,
         *checks.ansible_warnings(read, origin),
-        *([] if failures else checks.nothing_in_it(read, origin)),
+        *([] if failures else checks.nothing_in_it(read, text, origin)),
         *checks.strange_keys(text),
+        *checks.repeated_keys(text),
         *checks.duplicate_hosts(text),
         *checks.duplicate_addresses(hosts, where, origin),
         *checks.unknown_variables(text, read.hosts, reading.known_to_ansible(), origin),
@@ -66,7 +68,7 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
         *checks.local_by_ssh(hosts, where, origin),
         *([] if failures else checks.bad_limit(read, limit)),
     ]
-    findings = _without_repeated_duplicates(findings)
+    findings = list(dict.fromkeys(findings))
     _raise_errors(findings)
     selected = set(read.selected)
     return Inventory(
@@ -178,8 +180,3 @@ def _raise_errors(findings: Sequence[Finding]) -> None:
 def _by_place(finding: Finding) -> tuple[str, int]:
     file, _, line = finding.where.rpartition(":")
     return (file, int(line)) if line.isdigit() else (finding.where, 0)
-
-
-def _without_repeated_duplicates(findings: Sequence[Finding]) -> list[Finding]:
-    """The same sentence at the same place once."""
-    return list(dict.fromkeys(findings))

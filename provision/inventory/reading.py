@@ -9,7 +9,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from provision.inventory.names import CONNECTION, READ_BY_US
 
 @dataclass(frozen=True)
 class Complaint:
-    """Something Ansible said: a failure of a parser (`plugin` is its name), or a warning."""
+    """Something Ansible said: a failure of a parser (`plugin` is its name, `source` what it was given), or a warning."""
 
     message: str
     plugin: str | None = None
+    source: str | None = None
     file: str | None = None
     line: int | None = None
 
@@ -71,7 +72,7 @@ def read(source: str, *, limit: str | None = None) -> Reading:
         try:
             _read(source, limit, result)
         except AnsibleError as error:
-            result.failure = _complaint(error)
+            result.failure = _from_exception(error)
     return result
 
 
@@ -251,8 +252,9 @@ def _quiet(complaints: list[Complaint]) -> Iterator[None]:
         complaints.append(_from_warning(str(msg)))
 
     def error_as_warning(msg: str | None, exception: BaseException, *_: Any, **__: Any) -> None:
-        plugin = re.search(r"with '(\w+)' plugin", msg or "")
-        complaints.append(_complaint(exception, plugin.group(1) if plugin else None))
+        complaint = _from_exception(exception)
+        named = re.search(r"with '(\w+)' plugin", msg or "")
+        complaints.append(replace(complaint, plugin=named.group(1)) if named else complaint)
 
     def nothing(*_: Any, **__: Any) -> None:
         pass
@@ -271,22 +273,27 @@ def _quiet(complaints: list[Complaint]) -> Iterator[None]:
 
 def _from_warning(message: str) -> Complaint:
     """Up to 2.18 a parser's failure comes as a warning: `* Failed to parse FILE with NAME plugin: FILE:3: reason`."""
-    failed = re.match(r"\s*\* Failed to parse (?P<file>.+?) with (?P<plugin>\w+) plugin: (?P<why>.*)", message, re.S)
+    failed = re.match(r"\s*\* Failed to parse (?P<source>.+?) with (?P<plugin>\w+) plugin: (?P<why>.*)", message, re.S)
     if not failed:
         return Complaint(_one_line(message))
-    return _located(failed["why"], failed["plugin"])
+    return replace(_located(failed["why"]), plugin=failed["plugin"], source=failed["source"])
 
 
-def _complaint(error: BaseException, plugin: str | None = None) -> Complaint:
-    """An exception with the place Ansible gives it: an Origin tag (2.19 on) or `ansible_pos` (before)."""
+def _from_exception(error: BaseException) -> Complaint:
+    """A failure with the place Ansible gives it: an Origin tag (2.19 on), `ansible_pos` (before), or its text."""
+    plugin = source = file = line = None
     seen: BaseException | None = error
-    while seen is not None:
+    while seen is not None and line is None:
         subject = getattr(seen, "obj", None)
-        file, line = _origin(subject)
-        if file and line:
-            return Complaint(_one_line(str(error)), plugin, file, line)
+        given = re.search(r"<inventory plugin '(\w+)' with source '(.+)'>", str(getattr(subject, "description", None) or ""))
+        if given:
+            plugin, source = given.groups()
+        found_file, line = _origin(subject)
+        file = found_file or file
         seen = seen.__cause__ or seen.__context__
-    return _located(str(error), plugin)
+    if file:
+        return Complaint(_one_line(str(error)), plugin, source, file, line)
+    return replace(_located(str(error)), plugin=plugin, source=source)
 
 
 def _origin(subject: Any) -> tuple[str | None, int | None]:
@@ -302,16 +309,27 @@ def _origin(subject: Any) -> tuple[str | None, int | None]:
     return (str(path) if path else None), (int(line) if line else None)
 
 
-def _located(text: str, plugin: str | None) -> Complaint:
+def _located(text: str) -> Complaint:
     """Take the place out of Ansible's text: `/a/hosts.ini:3: reason`, or `in '/a/hosts.yml': line 3, column 5` (its two older styles)."""
     in_front = re.match(r"\s*(?P<file>/[^\n:]+):(?P<line>\d+): (?P<why>.*)", text, re.S)
     if in_front:
-        return Complaint(_one_line(in_front["why"]), plugin, in_front["file"], int(in_front["line"]))
+        return Complaint(_one_line(in_front["why"]), file=in_front["file"], line=int(in_front["line"]))
     named = re.search(r"in '(?P<file>/[^']+)': line (?P<line>\d+)", text)
-    return Complaint(_one_line(text), plugin, named["file"] if named else None, int(named["line"]) if named else None)
+    return Complaint(_one_line(text), file=named["file"] if named else None, line=int(named["line"]) if named else None)
+
+
+# What says nothing to the reader of an inventory → what to say instead.
+_NOISE = (
+    (re.compile(r"\n\s*(?:The error appears to be in|The offending line appears).*", re.S), ""),
+    (re.compile(r"We were unable to read either as JSON nor YAML.*?Syntax Error while loading YAML\.\s*", re.S), "YAML parsing failed: "),
+    (re.compile(r'\s+in "<unicode string>", line \d+, column \d+'), ""),
+    (re.compile(r"\"?<class '[\w.]*(?:List|Sequence|list)\w*'>\"?"), "a list"),
+    (re.compile(r"\"?<class '[\w.]*(?:Str|Unicode|str)\w*'>\"?"), "a text"),
+)
 
 
 def _one_line(text: str) -> str:
-    """The sentence of a message, without the excerpt and advice that older versions add below."""
-    text = re.split(r"\n\s*(?:The error appears to be in|The offending line appears)", text)[0]
+    """The sentence of a message, without the excerpts and advice that older versions add."""
+    for pattern, instead in _NOISE:
+        text = pattern.sub(instead, text)
     return " ".join(text.split())

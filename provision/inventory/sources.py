@@ -55,6 +55,10 @@ class Sources:
     group_variables: list[VariableLine] = field(default_factory=list)
     host_variables: list[tuple[str, VariableLine]] = field(default_factory=list)
     strange_keys: list[tuple[str, str, str]] = field(default_factory=list)  # (key, group, place): YAML that Ansible skips
+    repeated_keys: list[tuple[str, str, str]] = field(default_factory=list)  # (key, first place, place): YAML where the last one wins
+    unreadable: list[tuple[str, int, str]] = field(default_factory=list)  # (file, line, why): INI that Ansible refuses
+    encrypted: list[str] = field(default_factory=list)  # files that are encrypted as a whole
+    yaml_files: set[str] = field(default_factory=set)
 
     def places_of_hosts(self) -> dict[str, str]:
         """Host → the first line that names it."""
@@ -103,24 +107,22 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def scan(source: Path, groups: Iterable[str], hosts: Iterable[str], ignored: Any = None) -> Sources:
+def scan(source: Path, groups: Iterable[str] | None, hosts: Iterable[str] | None, ignored: Any = None) -> Sources:
     """Scan an inventory file or folder, and the group_vars and host_vars beside it.
 
     Args:
-        groups: names whose group_vars count.
-        hosts: names whose host_vars count.
+        groups: names whose group_vars count; None: all.
+        hosts: names whose host_vars count; None: all.
         ignored: what Ansible leaves out of an inventory folder: a compiled pattern over file names in bytes.
     """
     found = Sources()
     for path in _inventory_files(source, ignored):
         _scan_file(path, found)
     beside = source if source.is_dir() else source.parent
-    for group in groups:
-        for path in _variable_files(beside / "group_vars", group):
-            found.group_variables += _variables_of_file(path, group)
-    for host in hosts:
-        for path in _variable_files(beside / "host_vars", host):
-            found.host_variables += [(host, line) for line in _variables_of_file(path, None)]
+    for group, path in _variable_files(beside / "group_vars", groups):
+        found.group_variables += _variables_of_file(path, group, found)
+    for host, path in _variable_files(beside / "host_vars", hosts):
+        found.host_variables += [(host, line) for line in _variables_of_file(path, None, found)]
     return found
 
 
@@ -155,15 +157,20 @@ def _inventory_files(source: Path, ignored: Any) -> Iterator[Path]:
         yield from _inventory_files(source / name, ignored)
 
 
-def _variable_files(folder: Path, name: str) -> Iterator[Path]:
+def _variable_files(folder: Path, names: Iterable[str] | None) -> Iterator[tuple[str, Path]]:
+    """(name, file) for each of the names: NAME, NAME.yml and so on, or all files in a folder NAME."""
     if not folder.is_dir():
         return
-    for ending in _VARIABLE_FILE_ENDINGS:
-        path = folder / (name + ending)
-        if path.is_dir():
-            yield from (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix in _VARIABLE_FILE_ENDINGS)
-        elif path.is_file():
-            yield path
+    wanted = None if names is None else frozenset(names)
+    for entry in sorted(folder.iterdir()):
+        name = entry.stem if entry.suffix in _VARIABLE_FILE_ENDINGS else entry.name
+        if entry.name.startswith(".") or (wanted is not None and name not in wanted):
+            continue
+        if entry.is_dir():
+            inside = (file for file in sorted(entry.rglob("*")) if file.is_file() and file.suffix in _VARIABLE_FILE_ENDINGS)
+            yield from ((name, file) for file in inside)
+        elif entry.suffix in _VARIABLE_FILE_ENDINGS:
+            yield name, entry
 
 
 def _read(path: Path) -> str:
@@ -179,10 +186,9 @@ def _scan_file(path: Path, found: Sources) -> None:
         return  # a program that prints an inventory has no lines to point at
     if path.suffix in _VARIABLE_FILE_ENDINGS:
         root = _compose(text)
-        if isinstance(root, yaml.MappingNode):
+        if path.suffix or isinstance(root, yaml.MappingNode):
+            found.yaml_files.add(shown(path))
             _scan_yaml(root, shown(path), found)
-            return
-        if path.suffix:
             return
     _scan_ini(text, shown(path), found)
 
@@ -191,30 +197,57 @@ def _scan_file(path: Path, found: Sources) -> None:
 
 
 def _scan_ini(text: str, file: str, found: Sources) -> None:
-    from ansible.utils.shlex import shlex_split
-
     group, kind = "ungrouped", "hosts"
+    declared, awaited = {"all", "ungrouped"}, list[tuple[str, int, str]]()
     for number, raw in enumerate(text.splitlines(), start=1):
-        line, place = raw.strip(), f"{file}:{number}"
+        line = raw.strip()
         if not line or line[0] in "#;":
             continue
         if heading := _INI_HEADING.match(line):
             group, kind = heading.group(1), heading.group(2) or "hosts"
-            continue
-        if kind == "vars" and "=" in line:
-            name, _, value = line.partition("=")
-            found.group_variables.append(VariableLine(name.strip(), value.strip(), place, group))
-        elif kind == "hosts":
-            try:
-                tokens = shlex_split(line, comments=True)
-            except ValueError:
-                continue
-            if not tokens:
-                continue
-            names, port = expand(tokens[0])
-            pairs = (token.split("=", 1) for token in tokens[1:] if "=" in token)
-            variables = tuple(VariableLine(name, value, place) for name, value in pairs)
-            found.hosts.append(HostLine(tokens[0], names, group, place, port, variables))
+            if kind not in _GROUP_KEYS:
+                found.unreadable.append((file, number, f"`{kind}` is none of `hosts`, `vars`, `children`"))
+            elif kind == "vars":
+                awaited.append((group, number, f"the group `{group}` is declared nowhere"))
+            else:
+                declared.add(group)
+        elif kind == "vars":
+            name, equals, value = line.partition("=")
+            if equals:
+                found.group_variables.append(VariableLine(name.strip(), value.strip(), f"{file}:{number}", group))
+            else:
+                found.unreadable.append((file, number, f"`{line}` is no NAME=VALUE"))
+        elif kind == "children":
+            child = line.split("#")[0].strip()
+            awaited.append((child, number, f"the group `{child}` is declared nowhere"))
+        else:
+            _scan_host_line(line, file, number, group, found)
+    found.unreadable += [(file, number, why) for name, number, why in awaited if name not in declared]
+
+
+def _scan_host_line(line: str, file: str, number: int, group: str, found: Sources) -> None:
+    from ansible.utils.shlex import shlex_split
+
+    try:
+        tokens = shlex_split(line, comments=True)
+    except ValueError:
+        found.unreadable.append((file, number, "a quotation mark is not closed"))
+        return
+    if not tokens:
+        return
+    place = f"{file}:{number}"
+    if tokens[0].count("[") != tokens[0].count("]"):
+        found.unreadable.append((file, number, f"`{tokens[0]}` has a bracket that is not closed"))
+    elif tokens[0].endswith(":"):
+        found.unreadable.append((file, number, f"`{tokens[0]}` ends in a colon; is it YAML? Then the file's name must end in .yml"))
+    elif stray := [token for token in tokens[1:] if "=" not in token]:
+        found.unreadable.append((file, number, f"`{stray[0]}` is no NAME=VALUE"))
+    names, port = expand(tokens[0])
+    if names == (tokens[0],) and re.search(r"\[.*:.*\]", tokens[0]):
+        found.unreadable.append((file, number, f"`{tokens[0]}` is no range such as node[1:3] or node[a:c]"))
+    pairs = (token.split("=", 1) for token in tokens[1:] if "=" in token)
+    variables = tuple(VariableLine(name, value, place) for name, value in pairs)
+    found.hosts.append(HostLine(tokens[0], names, group, place, port, variables))
 
 
 # ----------------------------------------------------------------------------------------------------------------- YAML
@@ -249,15 +282,42 @@ def _variables(node: Any, file: str, owner: str | None) -> list[VariableLine]:
     ]
 
 
-def _variables_of_file(path: Path, owner: str | None) -> list[VariableLine]:
+def _variables_of_file(path: Path, owner: str | None, found: Sources) -> list[VariableLine]:
     text = _read(path)
-    return [] if text.startswith("$ANSIBLE_VAULT") else _variables(_compose(text), shown(path), owner)
+    if text.startswith("$ANSIBLE_VAULT"):
+        found.encrypted.append(shown(path))
+        return []
+    root = _compose(text)
+    found.repeated_keys += _repeated(root, shown(path))
+    return _variables(root, shown(path), owner)
+
+
+def _repeated(node: Any, file: str) -> Iterator[tuple[str, str, str]]:
+    """Keys that stand twice in one mapping, anywhere below a node."""
+    pending, seen = [node], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+            continue
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
+                yield key.value, f"{file}:{first[key.value]}", f"{file}:{line}"
+            pending.append(value)
 
 
 def _scan_yaml(root: Any, file: str, found: Sources) -> None:
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        found.unreadable.append((file, root.start_mark.line + 1, "it must be a mapping: group → hosts, vars, children"))
     groups = _pairs(root)
     if any(name == "plugin" for name, _, _ in groups):
         return  # the settings of an inventory plugin, which asks somebody else for the hosts
+    found.repeated_keys += _repeated(root, file)
     pending, seen = [(name, node) for name, node, _ in groups], set()
     while pending:
         group, node = pending.pop(0)
@@ -267,15 +327,24 @@ def _scan_yaml(root: Any, file: str, found: Sources) -> None:
         for key, value, line in _pairs(node):
             if key not in _GROUP_KEYS:
                 found.strange_keys.append((key, group, f"{file}:{line}"))
+            elif isinstance(value, yaml.SequenceNode):
+                found.unreadable.append((file, line, f"`{key}` of group `{group}` must be a mapping, one `NAME:` per line, not a list"))
             elif key == "vars":
                 found.group_variables += _variables(value, file, group)
             elif key == "children":
                 pending += [(name, child) for name, child, _ in _pairs(value)]
-            elif isinstance(value, yaml.ScalarNode) and value.value and value.tag.endswith(":str"):
-                names, port = expand(value.value)
-                found.hosts.append(HostLine(value.value, names, group, f"{file}:{value.start_mark.line + 1}", port))
             else:
-                for pattern, variables, host_line in _pairs(value):
-                    names, port = expand(pattern)
-                    lines = tuple(_variables(variables, file, None))
-                    found.hosts.append(HostLine(pattern, names, group, f"{file}:{host_line}", port, lines))
+                _scan_yaml_hosts(value, group, file, found)
+
+
+def _scan_yaml_hosts(node: Any, group: str, file: str, found: Sources) -> None:
+    if isinstance(node, yaml.ScalarNode) and node.value and node.tag.endswith(":str"):  # `hosts: NAME` is short for one host
+        names, port = expand(node.value)
+        found.hosts.append(HostLine(node.value, names, group, f"{file}:{node.start_mark.line + 1}", port))
+    for pattern, variables, line in _pairs(node):
+        names, port = expand(pattern)
+        found.hosts.append(HostLine(pattern, names, group, f"{file}:{line}", port, tuple(_variables(variables, file, None))))
+        if pattern.isdigit():
+            found.unreadable.append((file, line, f"the host name {pattern} must stand in quotes"))
+        elif isinstance(variables, yaml.ScalarNode) and variables.value and not variables.tag.endswith(":null"):
+            found.unreadable.append((file, line, f"`{pattern}` must hold variables, one `NAME: VALUE` per line"))
