@@ -6,6 +6,7 @@ A host behind the same network needs the same settings. They may hold passwords,
 from __future__ import annotations
 
 import configparser
+import contextlib
 import re
 import ssl
 import subprocess
@@ -30,6 +31,7 @@ PIP_ALIASES = {"default-timeout": "timeout"}
 #: apt's settings that are about reaching a mirror. Proxies of single hosts (``Acquire::http::Proxy::host``) are taken too.
 APT_OPTIONS = re.compile(r"Acquire::(https?::Proxy(::[^:]+)?|Retries|https?::Timeout|Check-Valid-Until|Check-Date)", re.IGNORECASE)
 
+_DER_SEQUENCE = b"\x30"  # the first byte of every certificate
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -76,6 +78,7 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
     proxies = {name: value for name in PROXY_VARIABLES if (value := environ.get(name) or environ.get(name.upper()))}
     distribution = release.get("ID", "")
     places = [*pip.get("index-url", ()), *pip.get("extra-index-url", ()), *pip.get("find-links", ())]
+    mounts = tuple(_without_nested(reach(path) for place in places if (path := local_path(place)) and path.exists()))
     return Settings(
         own_certificates=certificates,
         bundle=bundle,
@@ -84,8 +87,11 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
         apt=apt,
         distribution=distribution,
         mirror=aptsources.mirror_of(_read_apt_entries(root), distribution, release.get("VERSION_CODENAME", "")),
-        mounts=tuple(_without_nested(reach(path) for place in places if (path := local_path(place)) and path.exists())),
-        warnings=tuple(_unreachable([*(value for name, value in proxies.items() if name != "no_proxy"), *apt.values(), *places])),
+        mounts=mounts,
+        warnings=(
+            *_unreachable([*(value for name, value in proxies.items() if name != "no_proxy"), *apt.values(), *places]),
+            *_unreadable(mounts),
+        ),
     )
 
 
@@ -93,10 +99,10 @@ def split_certificates(pem: str) -> list[str]:
     """The certificates of a bundle, each in one canonical spelling, so that the same one compares equal wherever it was found."""
     found = []
     for block in _PEM.findall(pem):
-        try:
-            found.append(ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(block)))
-        except ValueError:
-            continue  # a damaged certificate is no one's trust
+        with contextlib.suppress(ValueError):  # a damaged certificate is no one's trust
+            der = ssl.PEM_cert_to_DER_cert(block)
+            if der.startswith(_DER_SEQUENCE):
+                found.append(ssl.DER_cert_to_PEM_cert(der))
     return found
 
 
@@ -199,6 +205,15 @@ def _unreachable(places: Iterable[str]) -> list[str]:
         f"{_without_password(place)} is on this machine's loopback address: the hosts will not reach it."
         for place, host in hosts.items()
         if host == "localhost" or host.startswith("127.") or host == "::1"
+    ]
+
+
+def _unreadable(mounts: Iterable[Path]) -> list[str]:
+    wanted = {path: 0o005 if path.is_dir() else 0o004 for path in mounts}
+    return [
+        f"{path} is closed to other users: on the hosts only root can read it."
+        for path, bits in wanted.items()
+        if path.stat().st_mode & bits != bits
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import ipaddress
 import json
 import os
 import shutil
@@ -146,6 +147,7 @@ def test_packages_from_the_controllers_mirror_and_index(mixed, ssh):
 def controller(engine, tmp_path_factory) -> Iterator[Path]:
     """A controller with a proxy that needs a password, an authority of its own and a local folder of wheels."""
     folder = tmp_path_factory.mktemp("controller")
+    folder.chmod(0o755)
     with zipfile.ZipFile(folder / "sandboxprobe-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("sandboxprobe.py", "")
         wheel.writestr("sandboxprobe-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sandboxprobe\nVersion: 1.0\n")
@@ -153,7 +155,7 @@ def controller(engine, tmp_path_factory) -> Iterator[Path]:
             "sandboxprobe-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr("sandboxprobe-1.0.dist-info/RECORD", "")
-    openssl(
+    authority = (
         "req",
         "-x509",
         "-newkey",
@@ -161,31 +163,35 @@ def controller(engine, tmp_path_factory) -> Iterator[Path]:
         "-nodes",
         "-subj",
         "/CN=probe authority",
-        "-keyout",
-        folder / "ca.key",
-        "-out",
-        folder / "ca.pem",
+        "-addext",
+        "keyUsage=critical,keyCertSign",
     )
-    gateway = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]  # an address of this machine that containers reach
+    openssl(*authority, "-keyout", folder / "ca.key", "-out", folder / "ca.pem")
+    gateway = str(
+        ipaddress.ip_network(engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Subnet"])[1]
+    )  # this machine, for containers
     openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=probe", "-keyout", folder / "leaf.key", "-out", folder / "leaf.csr")
     (folder / "leaf.ext").write_text(f"subjectAltName=IP:{gateway}\n")
     openssl(
         *("x509", "-req", "-in", folder / "leaf.csr", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key", "-CAcreateserial"),
         *("-extfile", folder / "leaf.ext", "-out", folder / "leaf.pem"),
     )
-    with serve(gateway) as proxy, serve(gateway, folder) as secure, pytest.MonkeyPatch.context() as patch:
+    with serve(gateway) as proxy, serve(gateway, folder) as secure:
         (folder / "secure").write_text(f"https://{gateway}:{secure}/")
-        patch.setenv("http_proxy", f"http://someone:proxy-secret@{gateway}:{proxy}")
-        patch.setenv("no_proxy", gateway)
-        patch.setenv("CURL_CA_BUNDLE", str(folder / "ca.pem"))
-        patch.setenv("PIP_FIND_LINKS", str(folder))
+        (folder / "proxy").write_text(f"http://someone:proxy-secret@{gateway}:{proxy}")
+        (folder / "direct").write_text(gateway)
         yield folder
 
 
 @pytest.fixture(scope="module")
 def behind(controller, sandbox_factory) -> Sandbox:
     """A host made by that controller."""
-    return sandbox_factory(1, "debian:13", name="behind", sudo="password")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("http_proxy", (controller / "proxy").read_text())
+        patch.setenv("no_proxy", (controller / "direct").read_text())
+        patch.setenv("CURL_CA_BUNDLE", str(controller / "ca.pem"))
+        patch.setenv("PIP_FIND_LINKS", str(controller))
+        return sandbox_factory(1, "debian:13", name="behind", sudo="password")
 
 
 def openssl(*arguments: str | Path) -> None:

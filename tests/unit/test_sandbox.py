@@ -1,0 +1,390 @@
+"""What the sandbox decides without an engine: bases, names, mirrors, settings, and the files that hosts are given."""
+
+from __future__ import annotations
+
+import configparser
+import io
+import os
+import signal
+import ssl
+import tarfile
+import threading
+from pathlib import Path
+
+import docker.errors
+import pytest
+import requests.exceptions
+
+from provision.errors import UsageError
+from provision.sandbox import aptsources, bases, engine, hostfiles, interrupts, inventory, keys, lock, names, settings
+from provision.sandbox.model import Sandbox, SandboxHost
+
+# Bases and names
+
+
+def test_bases_are_handed_out_in_turn():
+    assert bases.assign(3, ["debian:12", "debian:13"]) == ["debian:12", "debian:13", "debian:12"]
+    assert bases.assign(2, None) == ["debian:12", "debian:12"]
+    assert bases.assign(2, "ubuntu") == ["ubuntu:latest", "ubuntu:latest"]
+
+
+@pytest.mark.parametrize("base", ["debian:12", "ghcr.example:5000/a/b_c:1.2", "a/b", "debian@sha256:" + "0" * 64])
+def test_names_of_images(base):
+    assert bases.checked(base).startswith(base)
+
+
+@pytest.mark.parametrize(
+    ("base", "hint"), [("debian12", "debian:12"), ("Debian 13", "debian:13"), ("a b", "such as"), ("", "such as"), ("x:", "such as")]
+)
+def test_what_is_no_image_is_refused_with_a_hint(base, hint):
+    with pytest.raises(UsageError) as refused:
+        bases.checked(base)
+    assert hint in (refused.value.todo or "")
+
+
+@pytest.mark.parametrize(("count", "base"), [(0, None), (-1, None), (1, ["debian:12", "debian:13"])])
+def test_numbers_that_make_no_sense(count, base):
+    with pytest.raises(UsageError):
+        bases.assign(count, base)
+
+
+@pytest.mark.parametrize(
+    ("base", "suite"),
+    [
+        ("debian:12", "bookworm"),
+        ("docker.io/library/debian:trixie-slim", "trixie"),
+        ("debian:11", None),
+        ("ubuntu:24.04", None),
+        ("me/debian:12", None),
+    ],
+)
+def test_what_debootstrap_can_stand_in_for(base, suite):
+    assert bases.suite_of(base) == suite
+
+
+@pytest.mark.parametrize("name", ["", "A", "../x", "a/b", "x.", "a" * 41, "a b"])
+def test_names_that_could_leave_the_folder_are_refused(name):
+    with pytest.raises(UsageError):
+        names.checked(name)
+
+
+def test_two_bases_never_share_an_image():
+    tags = {names.image_tag("s", "host", base) for base in ("a/b:1", "a:b-1", "a-b:1", "x" * 80 + ":1", "x" * 80 + ":2")}
+    assert len(tags) == 5
+    assert all(len(tag) <= 128 for tag in tags)
+
+
+# apt
+
+DEB822 = """\
+Types: deb
+# a remark
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates
+Components: main contrib
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb deb-src
+URIs: http://mirror.example/security
+Suites: bookworm-security
+Components:
+ main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Enabled: no
+Types: deb
+URIs: http://off.example/debian
+Suites: bookworm
+Components: main
+"""
+ONE_LINE = """\
+# deb http://remark.example/debian bookworm main
+deb-src http://source.example/debian bookworm main
+deb [arch=amd64 signed-by=/usr/share/keyrings/vendor.gpg] https://vendor.example/apt bookworm main
+deb [trusted=yes] http://user:pw@mirror.example/debian/ bookworm main non-free # remark
+"""
+
+
+def test_both_formats_of_apt_sources():
+    assert [(entry.uri, entry.suite, entry.components) for entry in aptsources.parse_deb822(DEB822)] == [
+        ("http://mirror.example/debian", "bookworm", ("main", "contrib")),
+        ("http://mirror.example/debian", "bookworm-updates", ("main", "contrib")),
+        ("http://mirror.example/security", "bookworm-security", ("main",)),
+    ]
+    assert [entry.uri for entry in aptsources.parse_list(ONE_LINE)] == [
+        "https://vendor.example/apt",
+        "http://user:pw@mirror.example/debian/",
+    ]
+    assert aptsources.parse_list(ONE_LINE)[1].components == ("main", "non-free")
+
+
+def test_a_third_partys_repository_is_not_the_mirror():
+    mirror = aptsources.mirror_of(aptsources.parse_list(ONE_LINE), "debian", "bookworm")
+    assert mirror == aptsources.Mirror("http://user:pw@mirror.example/debian/", ("main", "non-free"))
+
+
+def test_hosts_of_another_release_use_the_same_mirror():
+    mirror = aptsources.mirror_of(aptsources.parse_deb822(DEB822), "debian", "bookworm")
+    assert mirror
+    assert [line for line in aptsources.sources_list(mirror, "trixie").splitlines() if not line.startswith("#")] == [
+        "deb http://mirror.example/debian trixie main contrib",
+        "deb http://mirror.example/debian trixie-updates main contrib",
+        "deb http://mirror.example/security trixie-security main contrib",
+    ]
+
+
+def test_no_mirror_of_ones_own():
+    assert aptsources.mirror_of(aptsources.parse_deb822(DEB822), "ubuntu", "noble") is None
+
+
+# The controller's settings
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A pretended controller's file system."""
+    files = {
+        "etc/os-release": 'ID=debian\nVERSION_CODENAME="bookworm"\n',
+        "etc/apt/sources.list.d/debian.sources": DEB822,
+        "etc/pip.conf": "[global]\nfind-links = {wheels}\nextra-index-url = file://{index} https://more.example/simple\n"
+        "[install]\nretries = 7\n",
+        "index/simple/a/index.html": '<a href="../../files/a-1.whl#sha256=0">a</a>',
+        "index/files/a-1.whl": "",
+        "wheels/b-1.whl": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.replace("{wheels}", str(tmp_path / "wheels")).replace("{index}", str(tmp_path / "index/simple")))
+    return tmp_path
+
+
+def test_pip_settings_in_pips_own_order(machine):
+    found = settings.read(
+        {"PIP_DEFAULT_TIMEOUT": "99", "PIP_INDEX_URL": "https://index.example/simple", "PIP_NO_INPUT": "1"}, root=machine, apt_dump=""
+    )
+    assert found.pip == {
+        "find-links": (str(machine / "wheels"),),
+        "extra-index-url": (f"file://{machine}/index/simple", "https://more.example/simple"),
+        "retries": ("7",),
+        "timeout": ("99",),
+        "index-url": ("https://index.example/simple",),
+    }
+
+
+def test_a_local_index_is_mounted_with_the_files_that_it_links_to(machine):
+    assert settings.read({}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
+
+
+def test_variables_win_and_the_empty_configuration_counts(machine):
+    found = settings.read({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/nowhere"}, root=machine, apt_dump="")
+    assert found.pip == {"find-links": ("/nowhere",)}
+    assert found.mounts == ()
+
+
+def test_a_folder_closed_to_others_is_warned_of(machine):
+    (machine / "wheels").chmod(0o700)
+    assert "closed to other users" in " ".join(settings.read({}, root=machine, apt_dump="").warnings)
+
+
+def test_a_proxy_on_loopback_is_warned_of_without_its_password(machine):
+    found = settings.read({"HTTPS_PROXY": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}, root=machine, apt_dump="")
+    assert found.proxies == {"https_proxy": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}
+    assert "127.0.0.1:3128 is on this machine's loopback" in found.warnings[0]
+    assert "secret" not in found.warnings[0]
+
+
+def test_apt_options_that_reach_a_mirror():
+    dump = """\
+Acquire::http::Proxy "http://p:3128";
+Acquire::http::Proxy::host.example "DIRECT";
+Acquire::Retries "3";
+APT::Architecture "amd64";
+Acquire::http "";
+"""
+    assert settings.parse_apt_dump(dump) == {
+        "Acquire::http::Proxy": "http://p:3128",
+        "Acquire::http::Proxy::host.example": "DIRECT",
+        "Acquire::Retries": "3",
+    }
+
+
+def pem(data: bytes) -> str:
+    return ssl.DER_cert_to_PEM_cert(data)
+
+
+def test_only_certificates_beyond_the_distributions_own_are_carried(tmp_path):
+    shipped, company, private = pem(b"0shipped"), pem(b"0company"), pem(b"0private")
+    for name, text in {
+        "usr/share/ca-certificates/mozilla/A.crt": shipped,
+        "usr/local/share/ca-certificates/company.crt": company,
+        "etc/ssl/certs/ca-certificates.crt": shipped + company,
+        "bundle.pem": f"# remark\n{shipped}\n{private}{company}",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = settings.read({"REQUESTS_CA_BUNDLE": str(tmp_path / "bundle.pem"), "SSL_CERT_FILE": "/gone"}, root=tmp_path, apt_dump="")
+    assert found.own_certificates == (company, private)
+    assert settings.split_certificates(found.bundle) == [shipped, company, private]
+
+
+def test_a_damaged_certificate_is_no_ones_trust():
+    assert settings.split_certificates("-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n") == []
+
+
+# The hosts' files
+
+FULL = settings.Settings(
+    own_certificates=(pem(b"0company"),),
+    bundle=pem(b"0company"),
+    proxies={"http_proxy": "http://me:secret@proxy.example:3128", "no_proxy": "internal.example"},
+    pip={"index-url": ("https://index.example/simple",), "find-links": ("/a", "/b")},
+    apt={"Acquire::Retries": "3"},
+    distribution="debian",
+    mirror=aptsources.Mirror("http://mirror.example/debian", ("main",)),
+)
+
+
+def test_sessions_get_proxies_in_both_spellings_and_the_trust_store():
+    lines = hostfiles.environment(FULL, ["node1"]).splitlines()
+    assert 'HTTP_PROXY="http://me:secret@proxy.example:3128"' in lines
+    assert 'no_proxy="internal.example,localhost,127.0.0.1,node1"' in lines
+    assert 'REQUESTS_CA_BUNDLE="/etc/ssl/certs/ca-certificates.crt"' in lines
+    assert hostfiles.environment(settings.Settings()) == ""
+
+
+def test_pip_conf_is_read_back_as_it_was_meant():
+    parser = configparser.RawConfigParser()
+    parser.read_string(hostfiles.pip_conf(FULL))
+    assert parser["global"]["cert"] == hostfiles.HOST_BUNDLE
+    assert parser["global"]["find-links"].split() == ["/a", "/b"]
+
+
+def test_sources_go_to_hosts_of_the_same_distribution_only():
+    assert "trixie" in hostfiles.sources_for(FULL, {"ID": "debian", "VERSION_CODENAME": "trixie"})
+    assert hostfiles.sources_for(FULL, {"ID": "ubuntu", "VERSION_CODENAME": "noble"}) == ""
+    assert hostfiles.sources_for(FULL, {}) == ""
+
+
+def test_sudo_modes():
+    def files(sudo: str) -> dict[str, str]:
+        return hostfiles.start_files(FULL, {}, "ssh-ed25519 AAAA", sudo, "pw" if sudo == "password" else None, ["node1"])
+
+    assert "NOPASSWD" in files("nopasswd")["sudoers"]
+    assert "NOPASSWD" not in files("password")["sudoers"]
+    assert files("password").get("password") == "trainer:pw\n"
+    assert {"sudoers", "password"}.isdisjoint(files("none"))
+
+
+def test_the_archive_is_roots_alone():
+    with tarfile.open(fileobj=io.BytesIO(hostfiles.archive("etc/x", {"a": "1", "sub/b": "2"}))) as tar:
+        assert {member.name: member.mode for member in tar} == {"etc/x": 0o700, "etc/x/a": 0o600, "etc/x/sub/b": 0o600}
+        assert {member.uid for member in tar} == {0}
+
+
+# Inventory and keys
+
+
+def sandbox_at(folder: Path) -> Sandbox:
+    hosts = [SandboxHost("node1", "192.0.2.1", "c1", "debian:12"), SandboxHost("node2", "192.0.2.2", "c2", "debian:13")]
+    return Sandbox("default", hosts, folder / "hosts.ini", "trainer", folder / "key", folder / "known_hosts", folder / "become_password")
+
+
+def test_the_inventory_says_all_that_is_needed():
+    text = inventory.render(sandbox_at(Path("/s")), slots=3)
+    assert "node2  ansible_host=192.0.2.2  slots=3" in text
+    assert "StrictHostKeyChecking=yes" in text
+    assert "# trainer's sudo asks for the password in /s/become_password" in text
+
+
+def test_known_hosts_name_both_name_and_address():
+    text = keys.known_hosts({("node1", "192.0.2.1"): "ssh-ed25519 AAAA root@node1\nssh-rsa BBBB\n"})
+    assert text == "node1,192.0.2.1 ssh-ed25519 AAAA\nnode1,192.0.2.1 ssh-rsa BBBB\n"
+
+
+# The engine's failures, in words
+
+
+def test_no_rights_on_the_socket():
+    what, todo = engine.why_not(docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {})
+    assert "may not talk" in what
+    assert "usermod -aG docker" in todo
+
+
+def test_not_installed_and_not_running_are_told_apart(monkeypatch):
+    monkeypatch.setattr(engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
+    what, todo = engine.why_not(docker.errors.DockerException("refused"), {})
+    assert "does not run" in what
+    assert "Start it" in todo
+    monkeypatch.setattr(engine.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(engine.Path, "exists", lambda _path: False)
+    what, todo = engine.why_not(docker.errors.DockerException("no such file"), {})
+    assert "is installed" in what
+    assert "apt-get install" in todo
+
+
+def test_an_engine_elsewhere():
+    what, todo = engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
+    assert "tcp://192.0.2.9:2375" in what
+    assert "DOCKER_HOST" in todo
+
+
+@pytest.mark.parametrize(
+    ("failure", "word"),
+    [
+        (OSError(28, "No space left on device"), "disk is full"),
+        (docker.errors.APIError("x", explanation="write /var/lib: no space left on device"), "disk is full"),
+        (
+            docker.errors.APIError("x", explanation="could not find an available, non-overlapping IPv4 address pool among the defaults"),
+            "addresses",
+        ),
+        (requests.exceptions.ConnectionError("gone"), "stopped answering"),
+        (PermissionError(13, "Permission denied", "/s/key"), "/s/key"),
+        (docker.errors.APIError("x", explanation="odd"), "odd"),
+    ],
+)
+def test_failures_become_sentences(failure, word):
+    told = engine.explain(failure, "starting node1")
+    assert word in told.what
+    assert told.where == "starting node1"
+
+
+# Interrupts and locks
+
+
+def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
+    done = []
+
+    def block() -> None:
+        with interrupts.held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("finished")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["finished"]
+
+
+def test_ctrl_c_is_ignored_while_cleaning():
+    with interrupts.ignored():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_get_no_signals():
+    def body() -> None:
+        with interrupts.held_back(), interrupts.ignored():
+            done.append(True)
+
+    done: list[bool] = []
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_lock_has_one_holder(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path))
+    with lock.held("x", 0) as first, lock.held("x", 0) as second, lock.held("y", 0) as other:
+        assert (first, second, other) == (True, False, True)
+    with lock.held("x", 0) as again:
+        assert again
