@@ -171,7 +171,8 @@ def run(
         on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
     """
     secrets = dict(passwords or {})
-    flags = ["--forks", str(forks)]
+    # -i here and not as ansible-runner's inventory: it would take "a,b," for the text of a file.
+    flags = ["-i", shlex.quote(inventory), "--forks", str(forks)]
     prompts = {}
     if "connection" in secrets:
         flags.append("--ask-pass")
@@ -194,7 +195,6 @@ def run(
             private_data_dir=str(workdir),
             project_dir=str(playbook.parent),
             playbook=str(playbook),
-            inventory=inventory,
             ident="ansible",
             limit=",".join(limit) if limit is not None else None,
             cmdline=" ".join(flags),

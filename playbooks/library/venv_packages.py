@@ -68,24 +68,29 @@ def site_packages(venv):
     return found[0] if found else None
 
 
-def installed_versions(venv):
-    """{canonical name: version} from the names of the dist-info folders."""
+def records(venv):
+    """{canonical name: (version, path of its dist-info folder)}: what pip itself goes by."""
     folder, found = site_packages(venv), {}
     for entry in os.listdir(folder) if folder else ():
         match = re.match(r"(.+)-([^-]+)\.dist-info$", entry)
         if match:
-            found[canonical(match.group(1))] = match.group(2)
+            found[canonical(match.group(1))] = (match.group(2), os.path.join(folder, entry))
     return found
 
 
+def installed_versions(venv):
+    return {name: version for name, (version, _path) in records(venv).items()}
+
+
 def archive_hash(venv, name):
-    """The checksum of the archive that ``name`` was installed from, as pip noted it."""
-    for note in glob.glob(os.path.join(site_packages(venv) or "", "*.dist-info", "direct_url.json")):
-        if canonical(os.path.basename(os.path.dirname(note)).rsplit("-", 1)[0]) == canonical(name):
-            with open(note) as file:
-                info = json.load(file).get("archive_info", {})
-            return info.get("hashes", {}).get("sha256") or info.get("hash", "").partition("=")[2]
-    return None
+    """The checksum of the archive that ``name`` was installed from, as pip noted it; None when it is not installed."""
+    _version, folder = records(venv).get(canonical(name), (None, ""))
+    try:
+        with open(os.path.join(folder, "direct_url.json")) as note:
+            info = json.load(note).get("archive_info", {})
+    except OSError:
+        return None
+    return info.get("hashes", {}).get("sha256") or info.get("hash", "").partition("=")[2]
 
 
 def damage(venv):
@@ -144,11 +149,21 @@ def checked_archive(module):
         module.fail_json(msg="cannot read %s: %s" % (path, error))
     if digest.hexdigest() != expected:
         module.fail_json(msg="%s has checksum %s, not %s; nothing of it was used" % (path, digest.hexdigest(), expected))
-    return path
+    # As a URL with its checksum: only then does pip note the checksum, by which the next run knows what is installed.
+    return "file://%s#sha256=%s" % (os.path.abspath(path), expected)
 
 
 def pip_install(module, venv, what):
-    command = [os.path.join(venv, "bin", "python"), "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-warn-script-location"]
+    command = [
+        os.path.join(venv, "bin", "python"),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        "--no-warn-script-location",
+    ]
     for option in ("index_url", "extra_index_url", "find_links"):
         if module.params[option]:
             command += ["--" + option.replace("_", "-"), module.params[option]]
@@ -156,7 +171,11 @@ def pip_install(module, venv, what):
         command.append("--no-build-isolation")  # the tools that build it are in the environment, at the plan's versions
     # A folder of our own: what an interrupted build leaves there goes with it.
     scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
-    environment = {"TMPDIR": scratch, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"]}
+    environment = {
+        "TMPDIR": scratch,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"],
+    }
     try:
         rc, out, err = module.run_command(command + what, environ_update=environment)
     finally:

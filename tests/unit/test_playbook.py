@@ -1,0 +1,169 @@
+"""Real Ansible on this machine: events, failures, and our own modules, which are what makes a second run change nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import playbook, resources
+from provision.playbook import Event, Outcome
+
+
+def play(
+    tmp_path: Path, tasks: list[dict[str, Any]], *, name: str = "one", hosts: str = "localhost,", **options: Any
+) -> tuple[Outcome, list[Event]]:
+    """Run ``tasks`` on this machine with our modules; returns the outcome and the events."""
+    book = tmp_path / "book"
+    if not book.exists():
+        shutil.copytree(resources.folder("playbooks"), book)
+    path = book / f"{name}.yml"
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    path.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))
+    events: list[Event] = []
+    outcome = playbook.run(path, hosts, workdir=tmp_path / name, run_id="unit", on_event=events.append, **options)
+    return outcome, events
+
+
+def test_counts_per_host_and_the_real_error(tmp_path: Path) -> None:
+    tasks = [
+        {"name": "Fine", "ansible.builtin.command": "true"},
+        {"name": "Broken", "ansible.builtin.command": "sh -c 'echo the real cause >&2; exit 4'", "when": "inventory_hostname == 'b'"},
+        {"name": "After", "ansible.builtin.command": "true", "changed_when": False},
+    ]
+    outcome, _ = play(tmp_path, tasks, hosts="a,b,")
+    assert outcome.rc == 2
+    assert outcome.failed == ["b"]
+    assert (outcome.hosts["a"].ok, outcome.hosts["a"].changed, outcome.hosts["a"].skipped) == (2, 1, 1)
+    failure = outcome.hosts["b"].failure
+    assert failure is not None
+    assert (failure.task, failure.kind) == ("Broken", "failed")
+    assert failure.text.startswith("the real cause")
+
+
+# --- venv_packages ----------------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """A real wheel with one module."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
+    """Run venv_packages once; returns the event that ended it."""
+    keep.count += 1  # type: ignore[attr-defined]
+    arguments = {
+        "venv": str(tmp_path / "venv"),
+        "python": sys.executable,
+        "requirements": list(pins),
+        "find_links": str(tmp_path / "wheels"),
+        **more,
+    }
+    tasks = [{"name": "Keep", "venv_packages": arguments}]
+    _, events = play(tmp_path, tasks, name=f"run{keep.count}", check=check)  # type: ignore[attr-defined]
+    return next(event for event in events if event.kind in ("ok", "changed", "failed"))
+
+
+keep.count = 0  # type: ignore[attr-defined]
+
+
+def version_in(tmp_path: Path, name: str) -> str:
+    return subprocess.run(
+        [str(tmp_path / "venv/bin/python"), "-c", f"import {name}; print({name}.version)"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_venv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    assert keep(tmp_path, "pvdemo==1.0", check=True).kind == "changed"
+    assert not (tmp_path / "venv").exists()
+    assert keep(tmp_path, "pvdemo==1.0").kind == "changed"
+    assert version_in(tmp_path, "pvdemo") == "1.0"
+    assert keep(tmp_path, "pvdemo==1.0", verify=True).kind == "ok"
+    wheel(tmp_path / "wheels", "pvdemo", "1.1+cpu")
+    assert keep(tmp_path, "pvdemo==1.1+cpu").kind == "changed"
+    assert keep(tmp_path, "pvdemo==1.1").kind == "ok"  # any build of 1.1 meets a pin without a local version
+
+
+def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    keep(tmp_path, "pvdemo==1.0")
+    site = next((tmp_path / "venv/lib").glob("python3*/site-packages"))
+    (site / "pvdemo.py").unlink()
+    event = keep(tmp_path, "pvdemo==1.0", verify=True)
+    assert event.kind == "changed"
+    assert "lacks pvdemo.py" in event.result["made"]
+    assert version_in(tmp_path, "pvdemo") == "1.0"
+    (site / "~vdemo").mkdir()
+    assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["made"]
+
+
+def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    event = keep(tmp_path, "pvdemo-that-exists-nowhere==1.0")
+    assert event.kind == "failed"
+    assert "No matching distribution found for pvdemo-that-exists-nowhere==1.0" in event.text
+
+
+def test_venv_packages_builds_an_archive_once_and_refuses_a_wrong_checksum(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires=[]\nbuild-backend="backend"\nbackend-path=["."]\n[project]\nname="pvbuilt"\nversion="2.0"\n'
+    )
+    (source / "backend.py").write_text(
+        "import zipfile\n"
+        "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
+        "    name, info = 'pvbuilt-2.0-py3-none-any.whl', 'pvbuilt-2.0.dist-info'\n"
+        "    with zipfile.ZipFile(folder + '/' + name, 'w') as archive:\n"
+        "        archive.writestr('pvbuilt.py', 'version = \"2.0\"\\n')\n"
+        "        archive.writestr(info + '/METADATA', 'Metadata-Version: 2.1\\nName: pvbuilt\\nVersion: 2.0\\n')\n"
+        "        archive.writestr(info + '/WHEEL', 'Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n"
+        "        archive.writestr(info + '/RECORD', 'pvbuilt.py,,\\n%s/METADATA,,\\n%s/WHEEL,,\\n%s/RECORD,,\\n' % (info, info, info))\n"
+        "    return name\n"
+    )
+    archive = tmp_path / "pvbuilt.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(source, "pvbuilt-2.0")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    given = {"archive": str(archive), "archive_name": "pvbuilt", "archive_sha256": digest}
+    assert keep(tmp_path, **given).kind == "changed"
+    assert version_in(tmp_path, "pvbuilt") == "2.0"
+    assert keep(tmp_path, **given).kind == "ok"
+    event = keep(tmp_path, **{**given, "archive_sha256": "0" * 64})
+    assert event.kind == "failed"
+    assert "nothing of it was used" in event.text
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("provision-")]
+
+
+# --- package_lock -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not Path("/var/lib/dpkg/lock").exists(), reason="needs root and dpkg; the integration tests cover it too"
+)
+def test_package_lock_names_the_holder(tmp_path: Path) -> None:
+    _, events = play(tmp_path, [{"name": "Ask", "package_lock": {}}], name="free")
+    free = next(event for event in events if event.kind == "ok").result["holder"]
+    with open("/var/lib/dpkg/lock", "r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        _, events = play(tmp_path, [{"name": "Ask", "package_lock": {}}], name="held")
+    assert free == ""
+    assert next(event for event in events if event.kind == "ok").result["holder"].endswith(f"(pid {os.getpid()})")
