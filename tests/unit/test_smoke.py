@@ -1,0 +1,185 @@
+"""What the smoke job's report must show before a run counts as a success."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from provision import smoke
+
+Report = dict[str, Any]
+
+
+def good() -> Report:
+    """Two hosts, two ranks each, as rank 0 writes it."""
+    return {
+        "schema": 1,
+        "dataset": "MNIST",
+        "np": 4,
+        "hosts": {"node1": [0, 1], "node2": [2, 3]},
+        "participants": [
+            {
+                "rank": rank,
+                "host": f"node{1 + rank // 2}",
+                "local_rank": rank % 2,
+                "pid": 100 + rank,
+                "device": "cpu",
+                "cores": 2,
+                "threads": 1,
+                "parameter_digest": "ab" * 32,
+            }
+            for rank in range(4)
+        ],
+        "epochs": [
+            {"epoch": 1, "loss": 0.9, "test_accuracy_percent": 91.0, "seconds": 4.0, "images_per_second": 15000.0},
+            {"epoch": 2, "loss": 0.4, "test_accuracy_percent": 93.84, "seconds": 4.0, "images_per_second": 15000.0},
+        ],
+        "test_accuracy_percent": 93.84,
+        "bar_percent": 92.0,
+        "passed_bar": True,
+        "parameters_identical": True,
+        "images_per_second": 15000.0,
+        "one_rank_images_per_second": 7500.0,
+        "speedup": 2.0,
+        "efficiency": 0.5,
+        "notes": ["node1 and node2 share one machine with 2 cores"],
+    }
+
+
+EXPECTED = {"first": "node1", "node2": "node2"}
+
+
+def judged(report: Report, **changes: Any) -> list[str]:
+    return smoke.judge(report, **{"expected_hosts": EXPECTED, "expected_np": 4, "bar": 92.0, **changes})
+
+
+def test_a_good_report_has_no_fault() -> None:
+    assert judged(good()) == []
+
+
+def lose_a_host(report: Report) -> None:
+    report["participants"] = report["participants"][:2]
+
+
+def lose_a_rank(report: Report) -> None:
+    del report["participants"][3]
+
+
+def double_a_rank(report: Report) -> None:
+    report["participants"][3]["rank"] = 2
+
+
+def run_elsewhere(report: Report) -> None:
+    report["participants"][3].update(host="stranger", local_rank=0)
+
+
+def differ(report: Report) -> None:
+    report["participants"][1]["parameter_digest"] = "cd" * 32
+    report["parameters_identical"] = True  # the job's own verdict is not believed
+
+
+def learn_too_little(report: Report) -> None:
+    report["epochs"][-1]["test_accuracy_percent"] = 91.99
+    report["passed_bar"] = True
+
+
+def learn_nothing(report: Report) -> None:
+    report["epochs"][-1]["test_accuracy_percent"] = math.nan
+
+
+def train_nothing(report: Report) -> None:
+    report["epochs"] = []
+
+
+def forget_the_ranks(report: Report) -> None:
+    del report["participants"]
+
+
+def come_from_the_future(report: Report) -> None:
+    report["schema"] = 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentences"),
+    [
+        (
+            lose_a_host,
+            ["4 ranks should have trained, but rank 2 and 3 did not take part", "node2 did not take part: no rank ran there"],
+        ),
+        (lose_a_rank, ["4 ranks should have trained, but rank 3 did not take part"]),
+        (
+            double_a_rank,
+            ["4 ranks should have trained, but rank 3 did not take part", "rank 2 is in the report more than once"],
+        ),
+        (run_elsewhere, ["rank 3 ran on stranger, which is no host of this run"]),
+        (differ, ["the parameters are not the same on all ranks at the end: abababababab on rank 0, 2 and 3; cdcdcdcdcdcd on rank 1"]),
+        (learn_too_little, ["test accuracy after epoch 2 is 91.99 %, the bar is 92 %"]),
+        (learn_nothing, ["test accuracy after epoch 2 is nan %, the bar is 92 %"]),
+        (train_nothing, ["no epoch was trained"]),
+        (forget_the_ranks, ["the training job's report cannot be understood: KeyError 'participants'"]),
+        (come_from_the_future, ["the training job's report has schema 2, this version reads 1"]),
+    ],
+)
+def test_each_fault_has_its_sentence(spoil: Callable[[Report], None], sentences: list[str]) -> None:
+    report = good()
+    spoil(report)
+    assert judged(report) == sentences
+
+
+def test_a_missing_host_is_called_by_both_its_names() -> None:
+    report = good()
+    report["participants"] = report["participants"][2:]
+    assert "first (node1) did not take part: no rank ran there" in judged(report)
+
+
+def test_too_many_ranks_are_named_too() -> None:
+    assert judged(good(), expected_np=2) == ["2 ranks should have trained, but rank 2 and 3 took part as well"]
+
+
+def test_hosts_that_call_themselves_the_same_are_told_apart_by_their_local_ranks() -> None:
+    report = good()
+    for one in report["participants"]:
+        one["host"] = "debian"
+    expected = {"a": "debian", "b": "debian"}
+    assert judged(report, expected_hosts=expected) == []
+    for rank, one in enumerate(report["participants"]):
+        one["local_rank"] = rank
+    assert judged(report, expected_hosts=expected) == [
+        "a and b all call themselves debian, and ranks ran on 1 of these 2; give each host a name of its own"
+    ]
+
+
+def test_a_long_list_of_missing_ranks_is_cut() -> None:
+    (sentence,) = judged(good(), expected_np=1004)
+    assert sentence == "1,004 ranks should have trained, but rank 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 990 more did not take part"
+
+
+def test_judging_changes_nothing() -> None:
+    report = good()
+    before = copy.deepcopy(report)
+    judged(report)
+    smoke.rows(report)
+    smoke.summary(report)
+    assert report == before
+
+
+def test_the_table_has_a_row_per_host() -> None:
+    report = good()
+    report["participants"].reverse()
+    assert smoke.rows(report) == [smoke.Row("node1", "0, 1", "cpu", "1"), smoke.Row("node2", "2, 3", "cpu", "1")]
+
+
+def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
+    assert smoke.summary(good()).splitlines() == [
+        "MNIST: 4 ranks on 2 hosts, 2 epochs: test accuracy 93.84 % (bar 92 %), parameters bit-identical on all ranks",
+        "15,000 images/s; one rank alone 7,500: speed-up 2.00, parallel efficiency 50 %",
+        "node1 and node2 share one machine with 2 cores",
+    ]
+
+
+def test_the_summary_says_when_no_bar_was_set() -> None:
+    assert "(no bar for so few epochs)" in smoke.summary({**good(), "bar_percent": 0.0})
