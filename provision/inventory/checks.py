@@ -20,9 +20,10 @@ _ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host", "ansible_port", "ansib
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _OURS_TO_SAY = re.compile(
     r"^(Unable to parse|No inventory was parsed|provided hosts list is empty|Could not match supplied host pattern|Skipping unexpected key)"
-    r"|duplicate (mapping|dict) key|Failed to parse"
+    r"|duplicate (mapping|dict) key|Failed to parse|Invalid characters were found in group names"
 )
 _PYTHON_SAYS = re.compile(r"not enough values|invalid literal|too many values|.*object is not|list index")
+_SET_BY_ANSIBLE = frozenset({"inventory_file", "inventory_dir", "inventory_hostname", "inventory_hostname_short"})
 _CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)")
 
 
@@ -121,8 +122,13 @@ def duplicate_addresses(hosts: Iterable[Host], where: Mapping[str, str], origin:
             first[key] = host.name
 
 
-def unknown_variables(sources: Sources, hosts: Iterable[ReadHost], known: Collection[str], origin: str) -> Iterator[Finding]:
-    """Names that are almost one of ours or of Ansible's. Variables of the user's own pass in silence."""
+def unknown_variables(sources: Sources, named: Collection[str], known: Collection[str], origin: str) -> Iterator[Finding]:
+    """Names that are almost one of ours or of Ansible's. Variables of the user's own pass in silence.
+
+    Args:
+        named: all variables that the inventory sets, also where no line of text says so (programs, plugins).
+        known: the names Ansible knows.
+    """
     located: set[str] = set()
     seen: set[tuple[str, str]] = set()
     verdicts: dict[str, str | None] = {}
@@ -141,8 +147,7 @@ def unknown_variables(sources: Sources, hosts: Iterable[ReadHost], known: Collec
         if (line.name, line.place) not in seen:
             seen.add((line.name, line.place))
             yield from judge(line.name, line.place)
-    unlocated = {name for host in hosts for name in host.variables} - located
-    for name in sorted(unlocated):
+    for name in sorted(set(named) - located - _SET_BY_ANSIBLE):
         yield from judge(name, origin)
 
 

@@ -63,7 +63,7 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
         *checks.repeated_keys(text),
         *checks.duplicate_hosts(text),
         *checks.duplicate_addresses(hosts, where, origin),
-        *checks.unknown_variables(text, read.hosts, reading.known_to_ansible(), origin),
+        *checks.unknown_variables(text, read.named, reading.known_to_ansible(), origin),
         *checks.wrong_values(read.hosts, places, where, origin),
         *checks.local_by_ssh(hosts, where, origin),
         *([] if failures else checks.bad_limit(read, limit)),

@@ -52,6 +52,7 @@ class Reading:
 
     hosts: list[ReadHost] = field(default_factory=list)
     groups: tuple[str, ...] = ()
+    named: frozenset[str] = frozenset()  # variables that the inventory itself sets, not a fact cache
     selected: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     failure: Complaint | None = None  # Ansible stopped altogether
@@ -139,6 +140,7 @@ def _read(source: str, limit: str | None, result: Reading) -> None:
     variables = VariableManager(loader=loader, inventory=manager)
     hosts = manager.get_hosts("all")
     result.groups = tuple(str(name) for name in manager.groups)
+    result.named = frozenset(str(name) for owner in (*manager.groups.values(), *hosts) for name in owner.vars)
     for host in hosts:
         result.hosts.append(_read_host(host, loader, variables))
     result.selected, result.unmatched = _select(manager, [host.name for host in hosts], limit)

@@ -1,0 +1,332 @@
+"""What the user reads when an inventory is wrong: file, line, sentence, remedy. All findings at once, before any connection."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from provision.errors import UsageError
+from provision.inventory import InventoryError, check_against_facts, load
+from provision.inventory.names import CONNECTION, OTHER_WORDS, OURS
+from provision.inventory.spelling import meant
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(name: str, text: str | bytes, limit: str | None = None) -> str:
+    """What `load` says of a file, as one text."""
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(InventoryError) as caught:
+        load(name, limit=limit)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+# (the file's name, its text, what must be said)
+WRONG: list[tuple[str, str, str]] = [
+    # variables
+    ("h.ini", "a\nb solts=2\n", "h.ini:2: unknown variable `solts`; did you mean `slots`?"),
+    ("h.ini", "a slot=2\n", "h.ini:1: unknown variable `slot`; did you mean `slots`?"),
+    ("h.ini", "a Slots=2\n", "h.ini:1: unknown variable `Slots`; did you mean `slots`?"),
+    ("h.ini", "[g]\na\n[g:vars]\nprovision_prefx=/x\n", "h.ini:4: unknown variable `provision_prefx`; did you mean `provision_prefix`?"),
+    ("h.ini", "a provision-python=python3.11\n", "h.ini:1: unknown variable `provision-python`; did you mean `provision_python`?"),
+    ("h.ini", "a provision_colour=blue\n", "h.ini:1: unknown variable `provision_colour`\n  → ours are `slots`, `provision_prefix`"),
+    ("h.ini", "a ansible_hosts=10.0.0.1\n", "h.ini:1: unknown variable `ansible_hosts`; did you mean `ansible_host`?"),
+    ("h.ini", "a ansible_hostname=10.0.0.1\n", "h.ini:1: unknown variable `ansible_hostname`; did you mean `ansible_host`?"),
+    ("h.ini", "a ansible_ssh_key=~/k\n", "h.ini:1: unknown variable `ansible_ssh_key`; did you mean `ansible_ssh_private_key_file`?"),
+    ("h.ini", "a ansible_prot=22\n", "h.ini:1: unknown variable `ansible_prot`; did you mean `ansible_port`?"),
+    ("h.ini", "a anisble_user=x\n", "h.ini:1: unknown variable `anisble_user`; did you mean `ansible_user`?"),
+    ("h.ini", "a ansible_usr=x\n", "h.ini:1: unknown variable `ansible_usr`; did you mean `ansible_user`?"),
+    ("h.ini", "a ansible_conection=local\n", "h.ini:1: unknown variable `ansible_conection`; did you mean `ansible_connection`?"),
+    ("h.ini", "a ansible_python_interpeter=x\n", "did you mean `ansible_python_interpreter`?"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      solts: 2\n", "h.yml:4: unknown variable `solts`; did you mean `slots`?"),
+    ("h.yml", "all:\n  vars:\n    slot: 2\n  hosts: {a: }\n", "h.yml:3: unknown variable `slot`; did you mean `slots`?"),
+    # wrong values
+    ("h.ini", "a slots=two\n", "h.ini:1: slots must be a whole number from 1, not `two`"),
+    ("h.ini", "a slots=0\n", "h.ini:1: slots must be a whole number from 1, not `0`"),
+    ("h.ini", "a slots=-1\n", "h.ini:1: slots must be a whole number from 1, not `-1`"),
+    ("h.ini", "a slots=2.5\n", "h.ini:1: slots must be a whole number from 1, not `2.5`"),
+    ("h.ini", "[g]\na\nb\n[g:vars]\nslots=many\n", "h.ini:5: slots must be a whole number from 1, not `many`"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots: true\n", "h.yml:4: slots must be a whole number from 1, not `true`"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots:\n", "h.yml:4: slots must be a whole number from 1, not empty"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots: [1]\n", "h.yml:4: slots must be a whole number from 1, not `[1]`"),
+    ("h.ini", "a ansible_port=ssh\n", "h.ini:1: the port must be a number from 1 to 65535, not `ssh`"),
+    ("h.ini", "a ansible_port=70000\n", "h.ini:1: the port must be a number from 1 to 65535, not `70000`"),
+    ("h.yml", "all: {hosts: {a: {ansible_host: }}}\n", "h.yml:1: ansible_host must be a text, not empty"),
+    ("h.ini", "a provision_prefix=opt/x\n", "h.ini:1: provision_prefix must be an absolute path, such as /opt/provision, not `opt/x`"),
+    ("h.ini", "a provision_prefix=/usr/\n", "h.ini:1: provision_prefix `/usr/` is a folder of the system; give it one of its own"),
+    ("h.ini", "a provision_prefix=/\n", "is a folder of the system"),
+    (
+        "h.ini",
+        'a provision_prefix="/my files"\n',
+        "h.ini:1: provision_prefix `/my files` has characters that compilers and loaders stumble over",
+    ),
+    ("h.ini", "a provision_prefix=/opt/x/../../etc\n", "has characters"),
+    ("h.ini", "a provision_python=perl\n", "h.ini:1: provision_python must be an absolute path or a name like python3.11, not `perl`"),
+    ("h.ini", "a provision_interface=lo\n", "h.ini:1: provision_interface is `lo`, which reaches no other host"),
+    ("h.ini", 'a provision_interface="eth0 eth1"\n', "h.ini:1: provision_interface must be the name of a network interface"),
+    ("h.ini", 'a slots="{{ gpus }}"\n', "h.ini:1: the template in `slots` cannot be worked out for host `a`: 'gpus' is undefined"),
+    # duplicates
+    (
+        "h.ini",
+        "a ansible_host=10.0.0.1\nb\na ansible_host=10.0.0.2\n",
+        "h.ini:3: host `a` is given two addresses: 10.0.0.1 at h.ini:1 and 10.0.0.2 here",
+    ),
+    (
+        "h.ini",
+        "[x]\na ansible_host=1.1.1.1\n[y]\na ansible_host=1.1.1.2\n",
+        "h.ini:4: host `a` is given two addresses: 1.1.1.1 at h.ini:2 and 1.1.1.2 here",
+    ),
+    ("h.ini", "[x]\na:22\n[y]\na:2222\n", "h.ini:4: host `a` is given two ports: 22 at h.ini:2 and 2222 here"),
+    ("h.ini", "[x]\na slots=2\n[y]\na slots=4\n", "h.ini:4: host `a` is given slots=2 at h.ini:2 and slots=4 here"),
+    ("h.ini", "[g]\na\nb\na\n", "h.ini:4: host `a` is listed twice in group `g`: at h.ini:2 and here\n  → write it once"),
+    ("h.ini", "node[1:4]\nnode[3:6]\n", "h.ini:2: host `node3` is listed twice in group `ungrouped`: at h.ini:1 and here"),
+    (
+        "h.ini",
+        "a ansible_host=10.0.0.1\nb ansible_host=10.0.0.1\n",
+        "h.ini:2: hosts `a` and `b` are the same machine: address 10.0.0.1 (`a` is at h.ini:1)",
+    ),
+    ("h.ini", "10.0.0.1\nb ansible_host=10.0.0.1 ansible_port=22\n", "h.ini:2: hosts `10.0.0.1` and `b` are the same machine"),
+    ("h.ini", "a ansible_host=x.lab\nb ansible_host=X.LAB.\n", "h.ini:2: hosts `a` and `b` are the same machine"),
+    (
+        "h.ini",
+        "a ansible_host=x:1\nb ansible_host=y ansible_port=9\nc ansible_host=y ansible_port=9\n",
+        "address y port 9 (`b` is at h.ini:2)",
+    ),
+    (
+        "h.ini",
+        "a ansible_connection=local\nb ansible_connection=local\n",
+        "h.ini:2: hosts `a` and `b` are the same machine: this machine itself",
+    ),
+    ("h.ini", "a ansible_connection=local\nb ansible_host=127.0.0.1\n", "are the same machine: this machine itself"),
+    ("h.yml", "all:\n  hosts:\n    a:\n    b:\n    a:\n", "h.yml:5: host `a` is listed twice in group `all`: at h.yml:3 and here"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots: 2\n      slots: 4\n", "h.yml:5: `slots` is written twice, at h.yml:4 and here"),
+    # what Ansible cannot read, with its line
+    ("h.ini", "a\nb 2\n", "h.ini:2: Ansible cannot read it: Expected key=value host variable assignment, got: 2"),
+    ("h.ini", "a\n[g:hots]\nb\n", "h.ini:2: Ansible cannot read it: Section [g:hots] has unknown type: hots"),
+    ("h.ini", 'a x="1\n', "h.ini:1: Ansible cannot read it: Error parsing host definition"),
+    ("h.ini", "a\n[g\nb\n", "h.ini:2: Ansible cannot read it: `[g` has a bracket that is not closed"),
+    ("h.ini", "a\n\n[g:vars]\nx=1\n", "h.ini:3: Ansible cannot read it: Section [g:vars] not valid for undefined group"),
+    ("h.ini", "[g:children]\nx\n", "h.ini:2: Ansible cannot read it: Section [g:children] includes undefined group"),
+    ("h.ini", "all:\n  hosts:\n", "h.ini:1: Ansible cannot read it: Invalid host pattern 'all:' supplied"),
+    ("h.ini", "node[3:1]\n", "h.ini:1: the range `node[3:1]` is empty"),
+    ("h.ini", "node[1:x]\n", "h.ini:1: Ansible cannot read it: `node[1:x]` is no range such as node[1:3] or node[a:c]"),
+    ("h.yml", "all:\n  hosts:\n    a: {\n", "h.yml:4: Ansible cannot read it: YAML parsing failed"),
+    (
+        "h.yml",
+        "all:\n  hosts:\n  - a\n",
+        'h.yml:2: Ansible cannot read it: Invalid "hosts" entry for "all" group, requires a dictionary, found a list',
+    ),
+    ("h.yml", "- a\n", "h.yml:1: Ansible cannot read it: YAML inventory has invalid structure, it should be a dictionary, got: a list"),
+    ("h.yml", "all:\n  hosts:\n    1:\n", "h.yml:3: Ansible cannot read it: Host pattern 1 must be a string"),
+    ("h.yml", "plugin: no.such\n", "h.yml: Ansible cannot read it: inventory config"),
+    (
+        "h.yml",
+        "all:\n  hots:\n    a:\n",
+        "h.yml:2: `hots` in group `all` is none of `hosts`, `vars`, `children`, so Ansible would skip it\n  → did you mean `hosts`?",
+    ),
+    # nothing
+    ("h.ini", "", "h.ini: the inventory has no hosts"),
+    ("h.ini", "# only a comment\n", "h.ini: the inventory has no hosts"),
+    ("h.ini", "[g]\n", "h.ini: the inventory has no hosts"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), WRONG)
+def test_what_is_said(name: str, text: str, said: str) -> None:
+    assert said in complaint(name, text)
+
+
+def test_variables_in_files_beside_the_inventory() -> None:
+    for path, text in (("group_vars/g.yml", "a: 1\nsolts: 2\n"), ("host_vars/a.yml", "provision_prefix: here\n")):
+        Path(path).parent.mkdir()
+        Path(path).write_text(text)
+    said = complaint("h.ini", "[g]\na\n")
+    assert "group_vars/g.yml:2: unknown variable `solts`; did you mean `slots`?" in said
+    assert "host_vars/a.yml:1: provision_prefix must be an absolute path" in said
+
+
+def test_one_bad_file_in_a_folder_is_named() -> None:
+    Path("site").mkdir()
+    Path("site/good").write_text("a\n")
+    Path("site/bad").write_text("b oops\n")
+    with pytest.raises(InventoryError, match=re.escape("site/bad:1: Ansible cannot read it: Expected key=value")):
+        load("site")
+
+
+def test_text_that_is_no_text() -> None:
+    assert "h.ini:2: Ansible cannot read it" in complaint("h.ini", b"a\n\xff\xfe b\n")
+
+
+def test_all_findings_at_once_in_the_order_of_the_file() -> None:
+    said = complaint("h.ini", "a slots=none\nb solts=1\nc ansible_prot=1\na ansible_host=x\n[g:vars]\n")
+    places = re.findall(r"^(h\.ini:\d+): ", said, re.M)
+    assert places == ["h.ini:1", "h.ini:2", "h.ini:3", "h.ini:4", "h.ini:5"]
+
+
+def test_a_range_of_a_thousand_is_one_finding() -> None:
+    said = complaint("h.ini", "node[1:1000] slots=x solts=1\n")
+    assert said.count("h.ini:1:") == 2
+
+
+# what is no mistake
+RIGHT = [
+    ("h.ini", "[x]\na\nb\n[y]\na\nb\n"),
+    ("h.ini", "[x]\na ansible_host=1.1.1.1\n[y]\na ansible_host=1.1.1.1\n"),
+    ("h.ini", "a ansible_host=1.1.1.1 ansible_port=2201\nb ansible_host=1.1.1.1 ansible_port=2202\n"),
+    ("h.ini", "a plots=3 spots=2 colour=blue my_slots_note=x rack=7 gpu_count=8 lots=1 provisioner=me provision=x\n"),
+    ("h.ini", "a ansible_ssh_common_args='-J jump' ansible_become_password=x ansible_shell_type=sh ansible_ssh_retries=3\n"),
+    ("h.ini", "a ansible_distribution_release=x ansible_winrm_transport=ntlm ansible_psrp_auth=x\n"),
+    ("h.ini", "[g]\na\n[g:vars]\nslots='2'\n"),
+    ("h.yml", 'all:\n  hosts:\n    a: {slots: "2"}\n'),
+    ("h.yml", "x-common: &c\n  vars: {slots: 2}\nall:\n  hosts:\n    a:\n      <<: {slots: 4}\n"),
+    ("h.ini", "a # a comment\n# another\n; third\n"),
+    ("h.ini", "[g] # a comment\na # and here\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), RIGHT)
+def test_no_finding(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    assert load(name).findings == ()
+
+
+# (file, text, warning)
+DOUBTFUL = [
+    ("h.ini", "localhost\n", "h.ini:1: `localhost` is reached over SSH"),
+    ("h.ini", "a provision_interface=docker0\n", "h.ini:1: provision_interface `docker0` looks like a bridge for containers"),
+    ("h.ini", "node[1:3]\nnode2 slots=4\n", "h.ini:2: host `node2` is listed twice in group `ungrouped`: at h.ini:1 and here"),
+    ("h.ini", "[a]\na\n", "h.ini: Ansible says: Found both group and host with same name: a"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), DOUBTFUL)
+def test_warnings_do_not_stop(name: str, text: str, said: str) -> None:
+    Path(name).write_text(text)
+    (finding,) = load(name).findings
+    assert finding.level == "warning"
+    assert said in str(finding)
+
+
+# ------------------------------------------------------------------------------------------------------------- arguments
+
+ARGUMENTS = [
+    ("hosts.ini", "hosts.ini: no such file\n  → did you mean ./host.ini?"),
+    ("./inventroy/hosts.yml", "./inventroy/hosts.yml: no such file"),
+    ("host", "host: no such file\n  → did you mean ./hosts?"),
+    ("missing.yml", "missing.yml: no such file\n  → name a file, `localhost`, or hosts as host1,host2"),
+    ("a b", "a b: `a b` is not a host name"),
+    ("a,,b!", "a,,b!: `b!` is not a host name"),
+    ("a,a", "a,a: host `a` is named twice"),
+    ("a:ssh,b", "a:ssh,b: `a:ssh`: `ssh` is not a port"),
+    ("a:99999", "a:99999: `a:99999`: port 99999 is out of range"),
+    ("-a,b", "-a,b: `-a` is not a host name"),
+    ("-oProxyCommand=x@a", "`-oProxyCommand=x` is not a user name"),
+    (",", ",: no hosts are named"),
+    ("", "HOSTS: no hosts are named"),
+    ("localhost,127.0.0.1", "hosts `localhost` and `127.0.0.1` are the same machine: this machine itself"),
+]
+
+
+@pytest.mark.parametrize(("argument", "said"), ARGUMENTS)
+def test_arguments_that_name_no_hosts(argument: str, said: str) -> None:
+    Path("host.ini").write_text("a\n")
+    Path("hosts").write_text("a\n")
+    with pytest.raises(InventoryError) as caught:
+        load(argument)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_slots_in_a_list_are_taken_for_ports_and_it_is_said() -> None:
+    (finding,) = load("a:2").findings
+    assert str(finding) == "a:2: `a:2` means SSH on port 2, not 2 slots\n  → slots need an inventory file: `NAME slots=N`"
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("alhpa", "--limit alhpa: no host or group is called `alhpa`\n  → did you mean `alpha`?"),
+        ("alpha,zz", "--limit alpha,zz: no host or group is called `zz`\n  → hosts are alpha, beta"),
+        ("!alpha:!beta", "--limit !alpha:!beta: it leaves no host"),
+        ("gpu:&cpu", "no host or group is called `&cpu`"),
+    ],
+)
+def test_limit_that_matches_nothing(limit: str, said: str) -> None:
+    assert said in complaint("h.ini", "[gpu]\nalpha\nbeta\n", limit=limit)
+
+
+def test_limit_file_that_is_not_there() -> None:
+    assert "Unable to find limit file" in complaint("h.ini", "a\n", limit="@nope")
+
+
+# ----------------------------------------------------------------------------------------------------- against the facts
+
+
+def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)) -> dict[str, object]:
+    listed = [{"name": name, "up": not name.startswith("down"), "loopback": False, "virtual": False} for name in interfaces]
+    return {"gpus": [{"name": "GPU"}] * gpus, "cpu": {"cores": cores}, "network": {"interfaces": listed}}
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen", "level", "said"),
+    [
+        (
+            "slots=4",
+            facts(gpus=2),
+            "error",
+            "h.ini:1: host `a` has 2 GPUs but slots=4; NCCL refuses two ranks on one GPU\n  → set slots=2 or less",
+        ),
+        ("slots=1", facts(gpus=4), "warning", "h.ini:1: host `a` has 4 GPUs but slots=1; 3 would stay idle"),
+        (
+            "slots=9",
+            facts(cores=8),
+            "warning",
+            "h.ini:1: host `a` has 8 cores but slots=9; ranks would take turns on the cores\n  → set slots=8 or less",
+        ),
+        ("provision_interface=ib0", facts(), "error", "h.ini:1: host `a` has no interface `ib0`\n  → it has eth0"),
+        (
+            "provision_interface=down0",
+            facts(interfaces=("eth0", "down0")),
+            "error",
+            "h.ini:1: interface `down0` of host `a` is down\n  → up are eth0",
+        ),
+    ],
+)
+def test_against_what_the_survey_saw(variables: str, seen: dict[str, object], level: str, said: str) -> None:
+    Path("h.ini").write_text(f"a {variables}\n")
+    (finding,) = check_against_facts(load("h.ini"), {"a": seen})
+    assert (finding.level, finding.host) == (level, "a")
+    assert said in str(finding)
+
+
+def test_what_fits_and_what_was_not_reached_is_no_finding() -> None:
+    Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
+    assert check_against_facts(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- spelling
+
+
+def test_no_known_name_is_taken_for_a_misspelling_of_another() -> None:
+    from provision.inventory.reading import known_to_ansible
+
+    known = known_to_ansible()
+    assert set(CONNECTION) <= known
+    assert [name for name in known | set(OURS) | OTHER_WORDS if meant(name, known)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["ansible_user_note", "slot_machine", "gpu_slots_total", "port", "host", "user", "my_ansible_host", "answer", "interface"]
+)
+def test_words_of_the_users_own(name: str) -> None:
+    assert meant(name, CONNECTION) is None

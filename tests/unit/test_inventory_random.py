@@ -1,0 +1,124 @@
+"""Random inventories: whatever the names, ranges and groups, the hosts are those Ansible has, and every duplicate is found."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from provision.inventory import InventoryError, load
+from provision.inventory.hostlist import parse
+from provision.inventory.sources import expand, scan
+from provision.inventory.spelling import meant
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(-[a-z0-9]{1,4})?", fullmatch=True).filter(
+    lambda name: name not in ("all", "ungrouped", "localhost")
+)
+SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@contextmanager
+def inventory(text: str, name: str = "h.ini") -> Iterator[str]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            Path(name).write_text(text)
+            yield name
+        finally:
+            os.chdir(before)
+
+
+@SOME
+@given(st.lists(NAMES, min_size=1, max_size=8, unique=True), st.integers(1, 64))
+def test_each_line_is_a_host_with_its_line_number(names: list[str], slots: int) -> None:
+    with inventory("".join(f"{name} slots={slots}\n" for name in names)) as file:
+        found = load(file).hosts
+    assert [(host.name, host.slots, host.source) for host in found] == [
+        (name, slots, f"h.ini:{line}") for line, name in enumerate(names, 1)
+    ]
+
+
+@SOME
+@given(NAMES, st.integers(0, 120), st.integers(0, 30), st.sampled_from([1, 2, 3]))
+def test_ranges_are_ansibles(prefix: str, first: int, more: int, width: int) -> None:
+    start, end = str(first).zfill(width), str(first + more).zfill(width)
+    if len(start) > 1 and start.startswith("0") and len(start) != len(end):
+        return  # Ansible refuses such a range
+    pattern = f"{prefix}x[{start}:{end}]"
+    with inventory(f"{pattern}\n") as file:
+        names = [host.name for host in load(file).hosts]
+    assert names == list(expand(pattern)[0])
+    assert len(names) == more + 1
+    assert [entry.name for entry in parse(pattern)[0]] == names
+
+
+@SOME
+@given(st.lists(NAMES, min_size=2, max_size=6, unique=True), st.data())
+def test_a_host_written_twice_is_found_with_both_lines(names: list[str], data: st.DataObject) -> None:
+    again = data.draw(st.sampled_from(names))
+    at = data.draw(st.integers(names.index(again) + 1, len(names)))
+    lines = [*names[:at], again, *names[at:]]
+    with inventory("\n".join(lines)) as file, pytest.raises(InventoryError) as caught:
+        load(file)
+    first = names.index(again) + 1
+    assert str(caught.value).startswith(f"h.ini:{at + 1}: host `{again}` is listed twice in group `ungrouped`: at h.ini:{first} and here")
+
+
+@SOME
+@given(st.lists(NAMES, min_size=2, max_size=6, unique=True), st.data())
+def test_an_address_used_twice_is_found(names: list[str], data: st.DataObject) -> None:
+    one, two = sorted(data.draw(st.permutations(range(len(names))))[:2])
+    addresses = [f"10.0.0.{index}" for index in range(len(names))]
+    addresses[two] = addresses[one]
+    text = "".join(f"{name} ansible_host={address}\n" for name, address in zip(names, addresses, strict=True))
+    with inventory(text) as file, pytest.raises(InventoryError) as caught:
+        load(file)
+    (finding,) = caught.value.findings
+    assert finding.where == f"h.ini:{two + 1}"
+    assert finding.message.startswith(f"hosts `{names[one]}` and `{names[two]}` are the same machine: address {addresses[one]}")
+
+
+@SOME
+@given(st.sampled_from(["slots", "provision_prefix", "provision_python", "ansible_host", "ansible_user", "ansible_connection"]), st.data())
+def test_two_neighbouring_letters_swapped_are_recognised(name: str, data: st.DataObject) -> None:
+    from provision.inventory.names import CONNECTION
+
+    at = data.draw(st.integers(1, len(name) - 2).filter(lambda index: name[index] != name[index + 1]))
+    wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+    assert meant(wrong, CONNECTION) == name
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=200), st.sampled_from(["h.ini", "h.yml", "h", "group_vars/all.yml"]))
+def test_any_text_can_be_scanned(text: str, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="ignore")
+        scan(path, None, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab1=:[]{}\"'#; \n-,!&*%@`|>\t"), max_size=60), st.sampled_from(["h.ini", "h.yml", "h"]))
+def test_any_text_is_an_inventory_or_an_error_with_a_sentence(text: str, name: str) -> None:
+    with inventory(text, name) as file:
+        try:
+            hosts, said = load(file).hosts, ""
+        except InventoryError as error:
+            hosts, said = (), str(error)
+    assert hosts or said
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab1:[],@. -_!"), max_size=20))
+def test_any_argument_is_a_list_or_an_error(argument: str) -> None:
+    entries, findings = parse(argument)
+    assert entries or findings
+    assert all(entry.name for entry in entries)
