@@ -1,0 +1,255 @@
+#include "c_api.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "interfaces.h"
+#include "kernels.h"
+#include "sha256.h"
+
+namespace {
+
+thread_local std::string last_error;
+thread_local std::vector<int> last_ranks;
+
+// All state of the process. Never destroyed by exit(): a worker thread may still be running then.
+struct Process {
+  std::mutex mutex;
+  pid_t owner = 0;
+  cc::Listeners listeners;
+  std::shared_ptr<cc::Engine> engine;
+  std::map<int64_t, std::shared_ptr<cc::Task>> tasks;
+  int64_t next_handle = 1;
+};
+Process& process() {
+  static auto* state = new Process;  // NOLINT: leaked on purpose
+  return *state;
+}
+
+int32_t remember(cc::Fault fault, const std::string& text, const std::vector<int>& ranks) {
+  last_error = text;
+  last_ranks = ranks;
+  return static_cast<int32_t>(fault);
+}
+
+template <class Body>
+int32_t guarded(Body body) {
+  try {
+    return body();
+  } catch (const cc::Failure& failure) {
+    return remember(failure.fault, failure.what(), failure.ranks);
+  } catch (const std::exception& error) {
+    return remember(cc::Fault::internal, error.what(), {});
+  }
+}
+
+std::shared_ptr<cc::Engine> engine() {
+  Process& state = process();
+  if (state.owner != 0 && state.owner != getpid()) {
+    throw cc::Failure(cc::Fault::closed,
+                      "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
+  }
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (!state.engine) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
+  return state.engine;
+}
+
+std::shared_ptr<cc::Task> task_of(int64_t handle) {
+  Process& state = process();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = state.tasks.find(handle);
+  if (found == state.tasks.end()) throw cc::Failure(cc::Fault::invalid, "unknown handle");
+  return found->second;
+}
+
+void require(bool condition, const char* complaint) {
+  if (!condition) throw cc::Failure(cc::Fault::invalid, complaint);
+}
+
+std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
+  require(op.kind >= 0 && op.kind <= static_cast<int>(cc::Kind::barrier), "unknown kind of collective");
+  require(op.dtype >= 0 && op.dtype < static_cast<int>(cc::DType::count), "unknown element type");
+  require(op.reduce >= 0 && op.reduce <= static_cast<int>(cc::ReduceOp::product), "unknown reduction");
+  require(op.ndim >= 0 && op.ndim < 256, "too many dimensions");
+  auto task = std::make_shared<cc::Task>();
+  cc::Header& header = task->operation.header;
+  header.kind = static_cast<cc::Kind>(op.kind);
+  header.dtype = static_cast<cc::DType>(op.dtype);
+  header.reduce = static_cast<cc::ReduceOp>(op.reduce);
+  header.ndim = static_cast<uint8_t>(op.ndim);
+  header.root = op.root;
+  header.count = op.count;
+  header.prescale = op.prescale;
+  header.postscale = op.postscale;
+  std::copy_n(op.dims, std::min(op.ndim, static_cast<int32_t>(cc::max_dims)), header.dims);
+  const char* name = op.name ? op.name : "";
+  header.name_hash = cc::hash_of(name);
+  std::strncpy(header.name, name, cc::name_bytes - 1);
+  require(header.kind != cc::Kind::broadcast || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
+  require(op.count == 0 || header.kind == cc::Kind::barrier || op.input, "input is missing");
+  require(op.count == 0 || header.kind == cc::Kind::barrier || header.kind == cc::Kind::allgather || op.output,
+          "output is missing");
+  require(op.count <= UINT64_MAX / 64, "too many elements");
+  task->operation.input = op.input;
+  task->operation.output = op.output;
+  return task;
+}
+
+int32_t result_of(const cc::Task& task) {
+  return task.fault == cc::Fault::none ? 0 : remember(task.fault, task.error, task.ranks);
+}
+
+}  // namespace
+
+int32_t cc_abi_version() { return cc_abi; }
+const char* cc_version() { return CC_VERSION; }
+const char* cc_kernels() { return cc::kernels().name; }
+const char* cc_last_error() { return last_error.c_str(); }
+
+int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity) {
+  const auto count = static_cast<int32_t>(last_ranks.size());
+  std::copy_n(last_ranks.begin(), std::min(count, capacity), ranks);
+  return count;
+}
+
+int32_t cc_interfaces(char* text, uint64_t capacity) {
+  return guarded([&] {
+    const std::string lines = cc::list_interfaces();
+    require(lines.size() < capacity, "too many interfaces for the buffer");
+    std::memcpy(text, lines.c_str(), lines.size() + 1);
+    return 0;
+  });
+}
+
+int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity) {
+  return guarded([&] {
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    require(!state.engine, "the engine is initialised already");
+    state.listeners = cc::open_listeners(address ? address : "");
+    require(state.listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
+    std::memcpy(socket_name, state.listeners.socket_name.c_str(), state.listeners.socket_name.size() + 1);
+    *port = state.listeners.port;
+    return 0;
+  });
+}
+
+int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret, uint64_t secret_bytes,
+                   double timeout, double start_timeout) {
+  return guarded([&] {
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    require(!state.engine, "the engine is initialised already");
+    require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0, "wrong arguments of cc_connect");
+    std::vector<cc::Peer> table;
+    for (int32_t i = 0; i < size; ++i) {
+      const cc_peer& p = peers[i];
+      table.push_back({p.rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
+    }
+    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
+                                             std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
+                                             start_timeout);
+    state.engine = std::make_shared<cc::Engine>(std::move(group));
+    state.owner = getpid();
+    return 0;
+  });
+}
+
+int32_t cc_close() {
+  return guarded([&] {
+    Process& state = process();
+    if (state.owner != 0 && state.owner != getpid()) return 0;  // a forked child has nothing to close
+    std::shared_ptr<cc::Engine> closing;
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    closing.swap(state.engine);
+    // Tasks stay until they are released: arrays of gathered data may still be in use.
+    state.listeners = cc::Listeners();
+    state.owner = 0;
+    return 0;
+  });
+}
+
+int32_t cc_run(const cc_operation* operation) {
+  return guarded([&] {
+    const std::shared_ptr<cc::Engine> current = engine();
+    const auto task = make_task(*operation, current->topology().size);
+    current->run(task);
+    return result_of(*task);
+  });
+}
+
+int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle) {
+  return guarded([&] {
+    const std::shared_ptr<cc::Engine> current = engine();
+    const auto task = make_task(*operation, current->topology().size);
+    if (blocking) {
+      current->run(task);
+    } else {
+      current->submit(task);
+    }
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    *handle = state.next_handle++;
+    state.tasks[*handle] = task;
+    return 0;
+  });
+}
+
+int32_t cc_is_done(int64_t handle, int32_t* done) {
+  return guarded([&] {
+    *done = engine()->is_done(*task_of(handle)) ? 1 : 0;
+    return 0;
+  });
+}
+
+int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
+  return guarded([&] {
+    const auto task = task_of(handle);
+    *done = engine()->wait(*task, seconds) ? 1 : 0;
+    return *done ? result_of(*task) : 0;
+  });
+}
+
+int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* first_dims) {
+  return guarded([&] {
+    const auto task = task_of(handle);
+    require(engine()->is_done(*task), "the operation is not finished");
+    *data = task->operation.gathered.get();
+    *bytes = task->operation.gathered_bytes;
+    std::copy(task->operation.first_dims.begin(), task->operation.first_dims.end(), first_dims);
+    return 0;
+  });
+}
+
+int32_t cc_release(int64_t handle) {
+  return guarded([&] {
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.tasks.erase(handle);
+    return 0;
+  });
+}
+
+int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
+                  const void* const* in, int32_t inputs, uint64_t count) {
+  return guarded([&] {
+    const cc::Reduction reduction{static_cast<cc::DType>(dtype), static_cast<cc::ReduceOp>(reduce), divisor, prescale, postscale};
+    cc::kernels().reduce(reduction, out, in, inputs, count);
+    return 0;
+  });
+}
+
+void cc_hmac_sha256(const uint8_t* key, uint64_t key_bytes, const uint8_t* message, uint64_t message_bytes, uint8_t* digest) {
+  const cc::Digest result = cc::hmac_sha256(std::string(reinterpret_cast<const char*>(key), key_bytes),
+                                            std::string(reinterpret_cast<const char*>(message), message_bytes));
+  std::copy(result.begin(), result.end(), digest);
+}

@@ -1,0 +1,72 @@
+// The C interface that Python opens with ctypes. Plain numbers and pointers: no Python, no C++ type, no exception crosses it.
+//
+// There is one engine per process. Functions return 0 or a fault number of errors.h; cc_last_error tells the sentence, per
+// thread. All functions may be called from any thread. After fork() the child's calls fail with `closed`.
+#pragma once
+
+#include <stdint.h>
+
+#define CC_API extern "C" __attribute__((visibility("default")))
+
+// Raised with every change of a function or structure below; _native.py refuses a library with another number.
+constexpr int32_t cc_abi = 1;
+
+struct cc_peer {
+  int32_t rank;
+  int32_t port;
+  int64_t pid;
+  const char* host_id;      // equal for two ranks exactly when they can share memory
+  const char* host_name;    // for messages
+  const char* address;      // numeric, or empty
+  const char* socket_name;  // from cc_open
+};
+
+struct cc_operation {
+  int32_t kind;    // numbers of types.h
+  int32_t dtype;
+  int32_t reduce;
+  int32_t root;
+  int32_t ndim;
+  int32_t reserved;
+  const int64_t* dims;
+  uint64_t count;       // elements on this rank
+  const void* input;    // must stay alive and unchanged until the operation is done
+  void* output;         // may be input; null for allgather
+  double prescale;
+  double postscale;
+  const char* name;     // the same on all ranks
+};
+
+CC_API int32_t cc_abi_version();
+CC_API const char* cc_version();
+CC_API const char* cc_kernels();   // which instruction set sums
+CC_API const char* cc_last_error();
+CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to blame for it; returns how many
+
+// "name address prefix-length" lines of this host's interfaces that are up.
+CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
+
+// Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this host.
+CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
+// Connects to all peers. `timeout`: seconds without progress that end a collective; `start_timeout`: seconds for connecting.
+CC_API int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret, uint64_t secret_bytes,
+                          double timeout, double start_timeout);
+CC_API int32_t cc_close();
+
+// Blocking; not for allgather.
+CC_API int32_t cc_run(const cc_operation* operation);
+// Returns at once; *handle > 0. Every handle must be released.
+CC_API int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle);
+CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
+// Waits at most `seconds`; then, if *done, returns the operation's own fault.
+CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
+// Of a finished allgather: all ranks' bytes (valid until the release) and `size` numbers of rows.
+CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* first_dims);
+CC_API int32_t cc_release(int64_t handle);
+
+// For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
+CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
+                         const void* const* in, int32_t inputs, uint64_t count);
+// For tests of the handshake: 32 bytes.
+CC_API void cc_hmac_sha256(const uint8_t* key, uint64_t key_bytes, const uint8_t* message, uint64_t message_bytes,
+                           uint8_t* digest);

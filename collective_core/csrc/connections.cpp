@@ -1,0 +1,209 @@
+#include "connections.h"
+
+#include <poll.h>
+
+#include <atomic>
+#include <exception>
+#include <list>
+#include <set>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "errors.h"
+#include "handshake.h"
+
+namespace cc {
+namespace {
+
+constexpr int poll_ms = 20;            // between looks at the deadline
+constexpr size_t most_visitors = 256;  // unproven connections held at once; the oldest is dropped for a newer one
+
+struct Call {  // one expected connection, seen from this rank
+  int peer;
+  Purpose purpose;
+  int channel;
+  bool operator<(const Call& o) const {
+    return std::tie(peer, purpose, channel) < std::tie(o.peer, o.purpose, o.channel);
+  }
+};
+
+struct Expected {
+  std::vector<Call> outgoing;
+  std::set<Call> incoming;
+};
+
+// The higher rank calls the lower one; a data connection is called by its sender.
+Expected plan_calls(const Topology& t) {
+  Expected calls;
+  const auto pair_with = [&](int peer, Purpose purpose) {
+    if (peer < t.rank) calls.outgoing.push_back({peer, purpose, 0});
+    if (peer > t.rank) calls.incoming.insert({peer, purpose, 0});
+  };
+  for (const int peer : t.local_ranks()) pair_with(peer, Purpose::local);
+  const int hosts = t.host_count();
+  if (hosts == 1) return calls;
+  if (t.is_leader()) {
+    for (int host = 0; host < hosts; ++host) {
+      if (host != t.host) pair_with(t.leader_of(host), Purpose::control);
+    }
+  }
+  if (t.local_rank < t.channels()) {
+    const int next = t.hosts[(t.host + 1) % hosts][t.local_rank];
+    const int previous = t.hosts[(t.host + hosts - 1) % hosts][t.local_rank];
+    calls.outgoing.push_back({next, Purpose::data, t.local_rank});
+    calls.incoming.insert({previous, Purpose::data, t.local_rank});
+  }
+  return calls;
+}
+
+void keep(Connections* connections, const Call& call, bool called_by_me, Fd fd) {
+  tune_peer_socket(fd.get());
+  switch (call.purpose) {
+    case Purpose::local:
+      connections->local[call.peer] = std::move(fd);
+      break;
+    case Purpose::control:
+      connections->control[call.peer] = std::move(fd);
+      break;
+    case Purpose::data:
+      (called_by_me ? connections->to_next : connections->from_previous) = std::move(fd);
+      break;
+  }
+}
+
+// Takes calls until all expected ones have proven themselves, `stop` is set, or the deadline passes.
+class Acceptor {
+ public:
+  Acceptor(const Topology& topology, Listeners listeners, std::string secret, std::set<Call> expected)
+      : topology_(topology), listeners_(std::move(listeners)), secret_(std::move(secret)), missing_(std::move(expected)) {}
+
+  void run(const Deadline& deadline, const std::atomic<bool>& stop) {
+    try {
+      while (!missing_.empty() && !deadline.passed() && !stop) {
+        wait();
+        take_callers(listeners_.tcp, false);
+        take_callers(listeners_.unix_socket, true);
+        for (auto visitor = visitors_.begin(); visitor != visitors_.end();) {
+          visitor = settled(*visitor) ? visitors_.erase(visitor) : std::next(visitor);
+        }
+      }
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+  const std::set<Call>& missing() const { return missing_; }
+  Connections& accepted() { return accepted_; }
+  std::exception_ptr error() const { return error_; }
+
+ private:
+  void wait() {
+    std::vector<pollfd> waiting;
+    for (const Fd* listener : {&listeners_.tcp, &listeners_.unix_socket}) {
+      if (*listener) waiting.push_back({listener->get(), POLLIN, 0});
+    }
+    for (const Visitor& visitor : visitors_) waiting.push_back({visitor.fd(), POLLIN, 0});
+    poll(waiting.data(), waiting.size(), poll_ms);
+  }
+
+  void take_callers(const Fd& listener, bool is_local) {
+    if (!listener) return;
+    while (Fd fd = accept_now(listener.get())) {
+      if (is_local && !same_user(fd.get())) continue;
+      if (visitors_.size() >= most_visitors) visitors_.pop_front();
+      visitors_.emplace_back(std::move(fd), is_local);
+    }
+  }
+
+  // True when the visitor needs no more attention. A stranger is dropped without a word; it is not our error.
+  bool settled(Visitor& visitor) {
+    switch (visitor.advance(secret_, topology_.rank)) {
+      case Visitor::State::waiting:
+        return visitor.expired();
+      case Visitor::State::refused:
+        return true;
+      case Visitor::State::accepted:
+        break;
+    }
+    const Call call{visitor.hello().from, visitor.hello().purpose, visitor.hello().channel};
+    const bool right_door = visitor.is_local() == (call.purpose == Purpose::local);
+    if (right_door && missing_.erase(call) > 0) keep(&accepted_, call, false, visitor.take());
+    return true;
+  }
+
+  const Topology& topology_;
+  Listeners listeners_;
+  std::string secret_;
+  std::set<Call> missing_;
+  std::list<Visitor> visitors_;
+  Connections accepted_;
+  std::exception_ptr error_;
+};
+
+Fd call_peer(const Topology& topology, const Call& call, const std::string& secret, const Deadline& deadline) {
+  const Peer& peer = topology.peers[call.peer];
+  try {
+    Fd fd = call.purpose == Purpose::local ? connect_unix(peer.socket_name, deadline)
+                                           : connect_tcp(peer.address, peer.port, deadline);
+    if (call.purpose == Purpose::local && !same_user(fd.get())) {
+      throw Failure(Fault::peer_lost, "it runs under another user");
+    }
+    introduce(fd.get(), secret, topology.rank, call.peer, call.purpose, call.channel, deadline);
+    return fd;
+  } catch (const Failure& failure) {
+    const bool network = call.purpose != Purpose::local;
+    throw Failure(failure.fault,
+                  "no connection to " + topology.describe(call.peer) +
+                      (network ? " at " + peer.address + " port " + std::to_string(peer.port) : "") + ": " + failure.what() +
+                      (network ? "; is a firewall between the hosts, or is this the wrong network (set COLLECTIVE_NETWORK)?"
+                               : ""),
+                  {call.peer});
+  }
+}
+
+}  // namespace
+
+Listeners open_listeners(const std::string& address) {
+  Listeners listeners;
+  listeners.unix_socket = listen_unix(&listeners.socket_name);
+  if (!address.empty()) listeners.tcp = listen_tcp(address, &listeners.port);
+  return listeners;
+}
+
+Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds) {
+  const Deadline deadline(seconds);
+  const Expected calls = plan_calls(topology);
+  std::atomic<bool> stop{false};
+  Acceptor acceptor(topology, std::move(listeners), secret, calls.incoming);
+  std::thread listening([&] { acceptor.run(deadline, stop); });
+
+  Connections called;
+  std::exception_ptr error;
+  try {
+    for (const Call& call : calls.outgoing) keep(&called, call, true, call_peer(topology, call, secret, deadline));
+  } catch (...) {
+    error = std::current_exception();
+    stop = true;
+  }
+  listening.join();
+  if (error) std::rethrow_exception(error);
+  if (acceptor.error()) std::rethrow_exception(acceptor.error());
+  if (!acceptor.missing().empty()) {
+    std::set<int> ranks;
+    for (const Call& call : acceptor.missing()) ranks.insert(call.peer);
+    const std::vector<int> missing(ranks.begin(), ranks.end());
+    throw Failure(Fault::timeout,
+                  "start: " + topology.describe(missing) + " did not connect to " + topology.describe(topology.rank) +
+                      " within " + std::to_string(static_cast<int>(seconds)) +
+                      " s; is a firewall between the hosts, or is this the wrong network (set COLLECTIVE_NETWORK)?",
+                  missing);
+  }
+  Connections all = std::move(acceptor.accepted());
+  for (auto& entry : called.local) all.local[entry.first] = std::move(entry.second);
+  for (auto& entry : called.control) all.control[entry.first] = std::move(entry.second);
+  if (called.to_next) all.to_next = std::move(called.to_next);
+  return all;
+}
+
+}  // namespace cc

@@ -1,0 +1,30 @@
+// A point on the monotonic clock that a wait must not pass. `extend` restarts it when progress was made, so that a long
+// transfer over a slow link is not taken for a stall.
+#pragma once
+
+#include <chrono>
+
+namespace cc {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit Deadline(double seconds) : seconds_(seconds) { extend(); }
+
+  void extend() {
+    end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
+  }
+  bool passed() const { return Clock::now() >= end_; }
+  // A wait that depends on a peer's own wait gets more time, so that the peer's more exact message arrives first.
+  bool passed_by(double grace_seconds) const {
+    return Clock::now() >= end_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
+  }
+  double remaining() const { return std::chrono::duration<double>(end_ - Clock::now()).count(); }
+  double seconds() const { return seconds_; }
+
+ private:
+  double seconds_;
+  Clock::time_point end_;
+};
+
+}  // namespace cc

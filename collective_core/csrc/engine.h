@@ -1,0 +1,70 @@
+// Runs collectives one at a time, in the same order on every rank.
+//
+// A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread, which
+// is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in different orders:
+// when an exchange shows different names, rank 0's operation goes first and the others move theirs to the front, waiting for
+// it to be submitted if need be.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exchange.h"
+#include "group.h"
+#include "operation.h"
+
+namespace cc {
+
+struct Task {
+  Operation operation;
+  bool blocking = false;  // its submitter waits for it and submits nothing else meanwhile
+  bool done = false;
+  Fault fault = Fault::none;
+  std::string error;
+  std::vector<int> ranks;  // to blame for the error
+};
+
+class Engine {
+ public:
+  explicit Engine(std::unique_ptr<Group> group);
+  ~Engine();
+
+  // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
+  void run(const std::shared_ptr<Task>& task);
+  void submit(const std::shared_ptr<Task>& task);
+  bool is_done(const Task& task);
+  // Returns is_done after at most `seconds`.
+  bool wait(const Task& task, double seconds);
+  const Topology& topology() const { return group_->topology(); }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  void work();
+  // Runs `task` or, when rank 0 is at another one, that; returns the one that it ran.
+  std::shared_ptr<Task> perform(const std::shared_ptr<Task>& task);
+  std::shared_ptr<Task> agree(std::shared_ptr<Task> task, Deadline& deadline);
+  std::shared_ptr<Task> find_submitted(uint64_t name_hash, const std::shared_ptr<Task>& task, const Deadline& deadline);
+  void transfer(Operation& operation, Deadline& deadline);
+  void gather(Operation& operation, const std::vector<const Header*>& headers, Deadline& deadline);
+  void settle(Task& task, const Failure& failure);
+
+  std::unique_ptr<Group> group_;
+  Exchange exchange_;
+  std::vector<const Header*> headers_;  // of the latest exchange, by rank
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Task>> queue_;
+  bool busy_ = false;
+  bool closing_ = false;
+  std::string stopped_;  // the first fatal failure's sentence
+  std::vector<int> stopped_ranks_;
+  std::thread worker_;
+};
+
+}  // namespace cc

@@ -1,0 +1,110 @@
+#include "group.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <utility>
+
+namespace cc {
+namespace {
+
+// Ranks that fit on this host's cores may spin; otherwise they hand the core over early.
+Patience choose_patience(const Topology& topology) {
+  // All cores of the host, not those of this process: mpirun may bind each rank to one of its own.
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  return topology.local_size() <= cores ? own_core : shared_core;
+}
+
+constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
+
+}  // namespace
+
+Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout)
+    : topology_(std::move(topology)),
+      layout_(topology_),
+      timeout_(timeout),
+      patience_(choose_patience(topology_)),
+      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout)),
+      control_(share_memory(start_timeout)),
+      liveness_(topology_, connections_, control_) {}
+
+ControlBlock& Group::share_memory(double start_timeout) {
+  const Deadline deadline(start_timeout);
+  if (topology_.is_leader()) {
+    memory_.create(layout_.total);
+    for (auto& entry : connections_.local) send_fd(entry.second.get(), memory_.fd().get(), deadline);
+  } else {
+    memory_.adopt(receive_fd(connections_.local.at(topology_.local_ranks()[0]).get(), deadline), layout_.total);
+  }
+  memory_.close_fd();
+  // A new memfd is all zeros, which is the initial state of every signal and record.
+  return *reinterpret_cast<ControlBlock*>(memory_.data());
+}
+
+int Group::next_rank() const {
+  return topology_.hosts[(topology_.host + 1) % topology_.host_count()][topology_.local_rank];
+}
+
+int Group::previous_rank() const {
+  return topology_.hosts[(topology_.host + topology_.host_count() - 1) % topology_.host_count()][topology_.local_rank];
+}
+
+void Group::timed_out(const std::vector<int>& missing, const Deadline& deadline) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", deadline.seconds());
+  throw Failure(Fault::timeout,
+                "no word from " + topology_.describe(missing) + " within " + seconds +
+                    " s. Every rank must call the same collectives; COLLECTIVE_TIMEOUT sets the seconds",
+                missing);
+}
+
+void Group::step_barrier(Deadline& deadline) {
+  ++steps_;
+  raise_signal(my_cell().step, steps_);
+  for (int local = 0; local < topology_.local_size(); ++local) {
+    wait_until(cell(local).step, steps_, patience_, [&] {
+      liveness_.check_waiting_for(topology_.local_ranks()[local]);
+      if (!deadline.passed()) return;
+      std::vector<int> missing;
+      for (int other = 0; other < topology_.local_size(); ++other) {
+        if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
+      }
+      if (!missing.empty()) timed_out(missing, deadline);
+    });
+  }
+  deadline.extend();
+}
+
+void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd, short other_events) {
+  pollfd waiting[2] = {{fd, events, 0}, {other_fd, other_events, 0}};
+  if (poll(waiting, other_fd >= 0 ? 2 : 1, nap_ms) > 0) return;
+  liveness_.check();
+  if (deadline.passed()) timed_out({rank}, deadline);
+}
+
+void Group::send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline) {
+  const char* at = static_cast<const char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t sent = send_some(fd, at, n);
+    if (sent < 0) liveness_.lost(rank);
+    if (sent == 0) wait_for_socket(fd, POLLOUT, rank, deadline);
+    if (sent > 0) deadline.extend();
+    at += sent;
+    n -= static_cast<size_t>(sent);
+  }
+}
+
+void Group::receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline) {
+  char* at = static_cast<char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t got = receive_some(fd, at, n);
+    if (got < 0) liveness_.lost(rank);
+    if (got == 0) wait_for_socket(fd, POLLIN, rank, deadline);
+    if (got > 0) deadline.extend();
+    at += got;
+    n -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace cc

@@ -1,0 +1,69 @@
+// The ranks of a job as one of them sees it: topology, connections, shared memory, and the waits that all collectives use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "connections.h"
+#include "deadline.h"
+#include "layout.h"
+#include "liveness.h"
+#include "operation.h"
+#include "shared_memory.h"
+#include "topology.h"
+
+namespace cc {
+
+class Group {
+ public:
+  // Connects to all peers; returns when every rank that this one talks to has proven itself.
+  // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
+  Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout);
+
+  const Topology& topology() const { return topology_; }
+  const Layout& layout() const { return layout_; }
+  Liveness& liveness() { return liveness_; }
+  Connections& connections() { return connections_; }
+  ControlBlock& control() { return control_; }
+  double timeout() const { return timeout_; }
+  const Patience& patience() const { return patience_; }
+
+  RankCell& cell(int local_rank) { return control_.cells[local_rank]; }
+  RankCell& my_cell() { return cell(topology_.local_rank); }
+  Header* slot(uint32_t sequence, int rank) {
+    char* base = memory_.data() + layout_.slots_at;
+    return reinterpret_cast<Header*>(base + ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
+  }
+  static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
+  // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
+  char* in(int local_rank, uint64_t chunk) {
+    return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;
+  }
+  char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
+
+  // Ends one step of a data phase and waits until every rank of the host has ended it too.
+  void step_barrier(Deadline& deadline);
+  // Waits until the socket of `rank` is ready for `events` (or `other` is for its events). Throws like every wait.
+  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd = -1, short other_events = 0);
+  void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
+  void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
+  int next_rank() const;      // at the other end of the data connections of this rank
+  int previous_rank() const;
+
+  [[noreturn]] void timed_out(const std::vector<int>& missing, const Deadline& deadline);
+
+ private:
+  Topology topology_;
+  Layout layout_;
+  double timeout_;
+  Patience patience_;
+  Connections connections_;
+  SharedMemory memory_;
+  ControlBlock& control_;
+  Liveness liveness_;
+  uint32_t steps_ = 0;
+
+  ControlBlock& share_memory(double start_timeout);
+};
+
+}  // namespace cc

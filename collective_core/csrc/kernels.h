@@ -1,0 +1,36 @@
+// The arithmetic of reductions: in[0] + in[1] + ... element by element, strictly in the order given.
+//
+// Element types other than the half types are their own accumulator. float16 and bfloat16 accumulate in float32 and are
+// rounded once, by finish(). Integers wrap as unsigned numbers do; their average is the floor of the quotient. bool: sum,
+// max = or; product, min = and. Min and Max let a NaN through. No kernel reorders, so every instruction set and every chunk
+// size gives the same bits.
+#pragma once
+
+#include <stddef.h>
+
+#include "types.h"
+
+namespace cc {
+
+struct Reduction {
+  DType dtype;
+  ReduceOp op;
+  int divisor;       // Average: the number of ranks; otherwise 1
+  double prescale;   // each input is multiplied by it first (floating types only)
+  double postscale;  // and the result by this, after the division
+};
+
+struct Kernels {
+  const char* name;
+  // acc = fresh ? in[0] : acc + in[0]; then acc += in[1] ... in[inputs - 1]. acc has n accumulators.
+  void (*accumulate)(const Reduction&, void* acc, bool fresh, const void* const* in, int inputs, size_t n);
+  // out = acc / divisor * postscale, rounded to the element type. out may be acc where the types are the same.
+  void (*finish)(const Reduction&, void* out, const void* acc, size_t n);
+  // Both in one pass, in blocks that stay in the first-level cache. out must not overlap any input but may equal in[0].
+  void (*reduce)(const Reduction&, void* out, const void* const* in, int inputs, size_t n);
+};
+
+// The fastest set that this processor runs. COLLECTIVE_SIMD=default|avx2|avx512 asks for a lesser one (for tests).
+const Kernels& kernels();
+
+}  // namespace cc

@@ -1,0 +1,161 @@
+#include "liveness.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace cc {
+namespace {
+
+constexpr double explanation_s = 0.4;  // a broken connection waits so long for the first cause to be announced
+constexpr double news_s = 2.0;         // for the rest of a frame whose head has arrived
+constexpr size_t most_news = 8192;     // bytes of an announcement
+
+struct Announcement {  // payload of a failure frame
+  int32_t fault;
+  int32_t blamed;
+  int32_t ranks[most_blamed];
+  char text[failure_text];
+};
+
+Failure failure_from(int fault, const int32_t* ranks, int blamed, const char* text) {
+  const int count = std::min(std::max(blamed, 0), most_blamed);
+  return {static_cast<Fault>(fault), std::string(text, strnlen(text, failure_text)),
+          std::vector<int>(ranks, ranks + count)};
+}
+
+template <class Record>
+void fill(Record* record, const Failure& failure) {
+  record->fault = static_cast<int32_t>(failure.fault);
+  record->blamed = static_cast<int32_t>(std::min(failure.ranks.size(), size_t(most_blamed)));
+  std::copy_n(failure.ranks.begin(), record->blamed, record->ranks);
+  std::strncpy(record->text, failure.what(), failure_text - 1);
+  record->text[failure_text - 1] = '\0';
+}
+
+}  // namespace
+
+Liveness::Liveness(const Topology& topology, Connections& connections, ControlBlock& control)
+    : topology_(topology), connections_(connections), control_(control) {}
+
+RankCell* Liveness::cell_of(int rank) const {
+  const std::vector<int>& local = topology_.local_ranks();
+  const auto found = std::find(local.begin(), local.end(), rank);
+  return found == local.end() ? nullptr : &control_.cells[found - local.begin()];
+}
+
+bool Liveness::has_left(int rank) const {
+  const RankCell* cell = cell_of(rank);
+  return cell ? cell->left.load(std::memory_order_acquire) != 0 : left_.count(rank) != 0;
+}
+
+void Liveness::throw_if_recorded() {
+  const FailureRecord& record = control_.failure;
+  if (record.state.load(std::memory_order_acquire) != 2) return;
+  throw failure_from(record.fault, record.ranks, record.blamed, record.text);
+}
+
+void Liveness::check() {
+  check_host();
+  check_control();
+}
+
+void Liveness::check_waiting_for(int rank) {
+  check();
+  if (has_left(rank)) {
+    throw Failure(Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it", {rank});
+  }
+}
+
+void Liveness::check_host() {
+  throw_if_recorded();
+  for (auto& entry : connections_.local) {
+    if (left_.count(entry.first)) continue;
+    pollfd state{entry.second.get(), POLLRDHUP, 0};
+    if (poll(&state, 1, 0) <= 0) continue;
+    throw_if_recorded();  // it may have announced a failure and then ended: the announcement is the cause
+    if (!has_left(entry.first)) {
+      throw Failure(Fault::peer_lost, topology_.describe(entry.first) + " died (its process ended without a word)",
+                    {entry.first});
+    }
+    left_.insert(entry.first);
+  }
+}
+
+void Liveness::check_control() {
+  for (auto& entry : connections_.control) {
+    if (left_.count(entry.first)) continue;
+    Frame frame{};
+    const ptrdiff_t got = receive_some(entry.second.get(), &frame, sizeof frame, true);
+    if (got < 0) lost(entry.first);
+    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::block) continue;
+    receive_exactly(entry.second.get(), &frame, sizeof frame, Deadline(news_s));
+    take_news(entry.first, frame);
+  }
+}
+
+void Liveness::take_news(int rank, const Frame& frame) {
+  if (frame.type == FrameType::goodbye) {
+    left_.insert(rank);
+    return;
+  }
+  Announcement news{};
+  if (frame.type != FrameType::failure || frame.length != sizeof news) {
+    throw Failure(Fault::internal, topology_.describe(rank) + " sent a frame that this version does not know", {rank});
+  }
+  static_assert(sizeof news <= most_news, "an announcement must fit into a socket buffer");
+  receive_exactly(connections_.control.at(rank).get(), &news, sizeof news, Deadline(news_s));
+  throw failure_from(news.fault, news.ranks, news.blamed, news.text);
+}
+
+void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
+  const Deadline patience(explanation_s);
+  while (!patience.passed()) {
+    check_host();
+    for (auto& entry : connections_.control) {
+      if (entry.first != rank && !left_.count(entry.first) && !in_mid_frame.count(entry.first)) {
+        Frame frame{};
+        if (receive_some(entry.second.get(), &frame, sizeof frame, true) == sizeof frame &&
+            frame.type == FrameType::failure) {
+          receive_exactly(entry.second.get(), &frame, sizeof frame, Deadline(news_s));
+          take_news(entry.first, frame);
+        }
+      }
+    }
+    poll(nullptr, 0, 10);
+  }
+  throw Failure(Fault::peer_lost, topology_.describe(rank) + " is gone (its connection ended: the process died, was killed or shut down)",
+                {rank});
+}
+
+void Liveness::spread(const Failure& failure) {
+  FailureRecord& record = control_.failure;
+  uint32_t nothing = 0;
+  if (record.state.compare_exchange_strong(nothing, 1, std::memory_order_acq_rel)) {
+    fill(&record, failure);
+    record.state.store(2, std::memory_order_release);
+  }
+  if (spread_) return;
+  spread_ = true;
+  Announcement news{};
+  fill(&news, failure);
+  const Frame frame{FrameType::failure, 0, sizeof news};
+  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
+  bytes.append(reinterpret_cast<const char*>(&news), sizeof news);
+  for (auto& entry : connections_.control) {
+    if (muted_.count(entry.first)) continue;
+    // One attempt: a peer whose buffer is full is not reading, and will see the connection end.
+    static_cast<void>(send_some(entry.second.get(), bytes.data(), bytes.size()));
+  }
+}
+
+void Liveness::say_goodbye() {
+  if (RankCell* mine = cell_of(topology_.rank)) mine->left.store(1, std::memory_order_release);
+  const Frame frame{FrameType::goodbye, 0, 0};
+  for (auto& entry : connections_.control) {
+    if (!muted_.count(entry.first)) static_cast<void>(send_some(entry.second.get(), &frame, sizeof frame));
+  }
+}
+
+}  // namespace cc

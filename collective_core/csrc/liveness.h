@@ -1,0 +1,65 @@
+// Knows who is alive and tells everyone when something went wrong.
+//
+// Inside a host a failure is a record in shared memory that every wait looks at. Between hosts the leaders send each other
+// frames on their control connections. Whoever meets a failure first writes the sentence that all ranks will show.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "connections.h"
+#include "errors.h"
+#include "layout.h"
+#include "topology.h"
+
+namespace cc {
+
+enum class FrameType : uint32_t { block = 1, failure = 2, goodbye = 3 };
+
+// Precedes everything on a control connection.
+struct Frame {
+  FrameType type;
+  uint32_t sequence;
+  uint64_t length;  // bytes that follow
+};
+
+class Liveness {
+ public:
+  Liveness(const Topology& topology, Connections& connections, ControlBlock& control);
+
+  // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for spins.
+  void check();
+  // As check, but also when `rank`, which we are waiting for, has shut down in good order.
+  void check_waiting_for(int rank);
+  // Throws the failure that a rank of this host or another leader has announced, if any. Costs one load.
+  void throw_if_recorded();
+  // The part of check() that reads no control connection: announced failures and ranks of this host.
+  void check_host();
+  // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
+  // Control connections of ranks in `in_mid_frame` are not at the head of a frame and are left alone.
+  [[noreturn]] void lost(int rank, const std::set<int>& in_mid_frame = {});
+  // Acts on a frame that is not a block; its header has been read. Throws if it announces a failure.
+  void take_news(int rank, const Frame& frame);
+
+  // Announces a fatal failure to every rank we can reach, once.
+  void spread(const Failure& failure);
+  void say_goodbye();
+  // A frame to `rank` was left unfinished: nothing more can be said on that connection.
+  void mute(int rank) { muted_.insert(rank); }
+
+ private:
+  void check_control();
+  bool has_left(int rank) const;
+  RankCell* cell_of(int rank) const;
+
+  const Topology& topology_;
+  Connections& connections_;
+  ControlBlock& control_;
+  std::set<int> left_;   // remote leaders that said goodbye, local ranks whose hang-up has been seen
+  std::set<int> muted_;
+  bool spread_ = false;
+};
+
+}  // namespace cc

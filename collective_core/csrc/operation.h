@@ -1,0 +1,90 @@
+// What a collective is: its kind, its element type, and the header that every rank publishes before any data moves.
+// The header is what the ranks compare (mismatch.cpp); its layout is the wire format, so all ranks run one engine version.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace cc {
+
+inline size_t size_of(DType dtype) {
+  static const size_t sizes[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1};
+  return sizes[static_cast<size_t>(dtype)];
+}
+// Half types are summed in float32 and rounded once; every other type is its own accumulator.
+inline size_t accumulator_size_of(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 ? sizeof(float) : size_of(dtype);
+}
+inline const char* name_of(DType dtype) {
+  static const char* const names[] = {"uint8",   "int8",     "uint16",  "int16",   "uint32", "int32", "uint64", "int64",
+                                      "float16", "bfloat16", "float32", "float64", "bool"};
+  return names[static_cast<size_t>(dtype)];
+}
+inline const char* name_of(Kind kind) {
+  static const char* const names[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  return names[static_cast<size_t>(kind)];
+}
+inline const char* name_of(ReduceOp op) {
+  static const char* const names[] = {"Sum", "Average", "Min", "Max", "Product"};
+  return names[static_cast<size_t>(op)];
+}
+
+constexpr int max_dims = 8;          // dimensions spelt out in error messages; PyTorch tensors rarely have more
+constexpr size_t name_bytes = 72;    // of the tensor's name kept for messages; the whole name is in name_hash
+
+struct Header {
+  uint32_t sequence;      // of the exchange; both sides must agree on it
+  uint32_t inline_bytes;  // of payload that follow the header in the slot
+  Kind kind;
+  DType dtype;
+  ReduceOp reduce;
+  uint8_t ndim;
+  uint8_t stuck;  // this rank's caller waits on this very operation, and nothing else is queued: it cannot be reordered
+  uint8_t reserved[3];
+  int32_t root;
+  int32_t padding;
+  uint64_t count;  // elements on this rank
+  uint64_t name_hash;
+  double prescale;
+  double postscale;
+  int64_t dims[max_dims];
+  char name[name_bytes];
+
+  std::string shape_text() const {
+    std::string text = "[";
+    for (int i = 0; i < ndim && i < max_dims; ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+    return text + (ndim > max_dims ? ", ...]" : "]");
+  }
+  uint64_t bytes() const { return count * size_of(dtype); }
+};
+static_assert(sizeof(Header) == 192, "the header is a wire format");
+
+inline uint64_t hash_of(const char* text) {  // FNV-1a, 64 bits
+  uint64_t hash = 1469598103934665603ULL;
+  for (; *text; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ULL;
+  return hash;
+}
+
+// One collective as this rank asked for it. The caller keeps input and output alive until it is done.
+struct Operation {
+  Header header{};
+  const void* input = nullptr;
+  void* output = nullptr;             // allgather: null, the engine allocates `gathered`
+  std::unique_ptr<char[]> gathered;   // allgather: all ranks' bytes, in rank order
+  uint64_t gathered_bytes = 0;
+  std::vector<int64_t> first_dims;    // allgather: rows that each rank contributed
+  std::string describe() const {
+    std::string text = name_of(header.kind);
+    if (header.name[0]) text += std::string(" '") + header.name + "'";
+    if (header.kind != Kind::barrier) text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
+    return text;
+  }
+};
+
+}  // namespace cc

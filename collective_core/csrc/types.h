@@ -1,0 +1,13 @@
+// The vocabulary that every part shares. No library headers with inline code: the kernels include this file, and what they
+// include is compiled for processors that a host may not have (see half.h).
+#pragma once
+
+#include <stdint.h>
+
+namespace cc {
+
+enum class Kind : uint8_t { allreduce = 0, allgather = 1, broadcast = 2, barrier = 3 };
+enum class ReduceOp : uint8_t { sum = 0, average = 1, min = 2, max = 3, product = 4 };
+enum class DType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32, f64, boolean, count };
+
+}  // namespace cc

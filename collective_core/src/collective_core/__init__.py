@@ -1,0 +1,55 @@
+"""Data-parallel training over shared memory and TCP: the neutral API, on NumPy arrays.
+
+``import collective_core.torch as hvd`` is the API for PyTorch; this one works without PyTorch::
+
+    import collective_core as cc
+    cc.init()
+    total = cc.allreduce(array, op=cc.Sum)
+
+Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
+agree. No operation hangs: see :mod:`collective_core.config` for the timeouts and the other environment variables. After
+``init`` a process must not ``fork`` children that use the engine; start data loaders with ``spawn`` or ``forkserver``.
+"""
+
+from __future__ import annotations
+
+from collective_core.arrays import Average, Max, Min, Product, Sum, allgather, allreduce, barrier, broadcast
+from collective_core.context import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from collective_core.errors import CollectiveError, HorovodInternalError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Average",
+    "CollectiveError",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]

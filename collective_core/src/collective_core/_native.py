@@ -1,0 +1,211 @@
+"""The C++ core through ctypes: loading, structures, and faults turned into exceptions.
+
+The library knows nothing of Python and is not tied to a version of it. ctypes releases the interpreter lock during calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from collective_core.errors import KINDS, CollectiveError
+
+ABI = 1  # of csrc/c_api.h
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
+
+#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
+DTYPES = {
+    name: number
+    for number, name in enumerate(
+        "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 bool".split()
+    )
+}
+
+#: Seconds after which a waiting call looks for signals such as Ctrl-C.
+SIGNAL_INTERVAL = 0.2
+#: Ranks that one error can name.
+MOST_RANKS = 1024
+
+
+class Peer(ctypes.Structure):
+    """struct cc_peer."""
+
+    _fields_ = [
+        ("rank", c_int32),
+        ("port", c_int32),
+        ("pid", c_int64),
+        ("host_id", c_char_p),
+        ("host_name", c_char_p),
+        ("address", c_char_p),
+        ("socket_name", c_char_p),
+    ]
+
+
+class Operation(ctypes.Structure):
+    """struct cc_operation."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("reduce", c_int32),
+        ("root", c_int32),
+        ("ndim", c_int32),
+        ("reserved", c_int32),
+        ("dims", POINTER(c_int64)),
+        ("count", c_uint64),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("name", c_char_p),
+    ]
+
+
+class PeerInfo(NamedTuple):
+    """What the ranks tell each other about themselves before they connect."""
+
+    rank: int
+    pid: int
+    host_id: str
+    host_name: str
+    address: str
+    port: int
+    socket_name: str
+
+
+_library: Optional[ctypes.CDLL] = None
+
+
+def library() -> ctypes.CDLL:
+    """The opened library. Raises :class:`CollectiveError` if it is missing or of another version than this package."""
+    global _library
+    if _library is None:
+        path = Path(__file__).with_name("libcollective_core.so")
+        try:
+            opened = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise CollectiveError(f"cannot load the engine's library {path}: {error}; reinstall collective-core") from error
+        _declare(opened)
+        if opened.cc_abi_version() != ABI:
+            raise CollectiveError(f"{path} has interface {opened.cc_abi_version()}, this package needs {ABI}; reinstall collective-core")
+        _library = opened
+    return _library
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    lib.cc_version.restype = lib.cc_kernels.restype = lib.cc_last_error.restype = c_char_p
+    lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
+    lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
+    lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
+    lib.cc_connect.argtypes = [c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double]
+    lib.cc_run.argtypes = [POINTER(Operation)]
+    lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
+    lib.cc_is_done.argtypes = [c_int64, POINTER(c_int32)]
+    lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
+    lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64)]
+    lib.cc_release.argtypes = [c_int64]
+    lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
+    lib.cc_hmac_sha256.argtypes = [c_char_p, c_uint64, c_char_p, c_uint64, c_char_p]
+    lib.cc_hmac_sha256.restype = None
+
+
+def check(fault: int) -> None:
+    """Raises :class:`CollectiveError` with the library's sentence unless ``fault`` is 0."""
+    if fault:
+        lib = library()
+        ranks = (c_int32 * MOST_RANKS)()
+        count = min(lib.cc_last_error_ranks(ranks, MOST_RANKS), MOST_RANKS)
+        text = lib.cc_last_error().decode("utf-8", "replace")
+        raise CollectiveError(text, KINDS.get(fault, "internal"), ranks[:count])
+
+
+def interfaces() -> List[Tuple[str, str, int]]:
+    """(name, address, prefix length) of the interfaces of this host that are up."""
+    text = ctypes.create_string_buffer(1 << 16)
+    check(library().cc_interfaces(text, len(text)))
+    rows = (line.split() for line in text.value.decode().splitlines())
+    return [(name, address, int(prefix)) for name, address, prefix in rows]
+
+
+def open_listeners(address: Optional[str]) -> Tuple[int, str]:
+    """Listens on ``address`` (none: only inside the host). Returns port and the local socket's name."""
+    port = c_int32()
+    name = ctypes.create_string_buffer(108)
+    check(library().cc_open(address.encode() if address else None, byref(port), name, len(name)))
+    return port.value, name.value.decode()
+
+
+def connect(rank: int, peers: Sequence[PeerInfo], secret: bytes, timeout: float, start_timeout: float) -> None:
+    """Connects to all peers; the table must be the same on all ranks. Times in seconds."""
+    table = (Peer * len(peers))()
+    for row, peer in zip(table, peers):
+        row.rank, row.port, row.pid = peer.rank, peer.port, peer.pid
+        row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
+        row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
+    check(library().cc_connect(rank, len(peers), table, secret, len(secret), timeout, start_timeout))
+
+
+def close() -> None:
+    check(library().cc_close())
+
+
+def operation(
+    kind: int,
+    name: str,
+    dtype: str,
+    shape: Sequence[int],
+    count: int,
+    source: int = 0,
+    target: int = 0,
+    reduce: int = SUM,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> Operation:
+    """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done."""
+    dims = (c_int64 * max(len(shape), 1))(*shape)
+    op = Operation(
+        kind, DTYPES[dtype], reduce, root, len(shape), 0, dims, count, source or None, target or None, prescale, postscale, name.encode()
+    )
+    op.keep_dims = dims
+    return op
+
+
+def run(op: Operation) -> None:
+    """Runs a collective and returns when it is done."""
+    check(library().cc_run(byref(op)))
+
+
+def submit(op: Operation, blocking: bool = False) -> int:
+    """Queues a collective; with ``blocking``, runs it. Returns its handle."""
+    handle = c_int64()
+    check(library().cc_submit(byref(op), int(blocking), byref(handle)))
+    return handle.value
+
+
+def is_done(handle: int) -> bool:
+    done = c_int32()
+    check(library().cc_is_done(handle, byref(done)))
+    return bool(done.value)
+
+
+def wait(handle: int) -> None:
+    """Waits until the operation is done and raises its error, if any. Ctrl-C works meanwhile."""
+    done = c_int32()
+    while not done.value:
+        check(library().cc_wait(handle, SIGNAL_INTERVAL, byref(done)))
+
+
+def gathered(handle: int, size: int) -> Tuple[int, int, List[int]]:
+    """Address and bytes of a finished allgather's result, valid until :func:`release`, and the rows of each rank."""
+    data, length, rows = c_void_p(), c_uint64(), (c_int64 * size)()
+    check(library().cc_gathered(handle, byref(data), byref(length), rows))
+    return data.value or 0, length.value, list(rows)
+
+
+def release(handle: int) -> None:
+    library().cc_release(handle)

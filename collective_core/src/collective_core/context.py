@@ -1,0 +1,143 @@
+"""The process's membership in a job: init, shutdown, and who is where. One per process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from collective_core import _native, config, rendezvous
+from collective_core.errors import CollectiveError
+
+
+class Membership(NamedTuple):
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    peers: List[_native.PeerInfo]
+    config: config.Config
+    pid: int
+
+
+_lock = threading.Lock()
+_membership: Optional[Membership] = None
+_launcher: Optional[Any] = None
+_healthy = True
+_counters: Dict[str, int] = {}
+
+
+def init(comm: Optional[Any] = None) -> None:
+    """Joins the job that this process was started in. Collective; a second call does nothing.
+
+    ``comm``: an mpi4py communicator other than ``COMM_WORLD``. Raises :class:`CollectiveError` naming the rank and the
+    reason on every rank that can be told.
+    """
+    global _membership, _launcher
+    with _lock:
+        if _membership is not None and _membership.pid == os.getpid():
+            return
+        if comm is not None and not hasattr(comm, "Get_rank"):
+            raise CollectiveError("init(comm=...) takes an mpi4py communicator; lists of ranks are not in this version", "invalid")
+        settings = config.from_environment()
+        if _launcher is None or comm is not None:
+            _launcher = rendezvous.find_launcher(comm)
+            atexit.register(_at_exit)
+        peers = rendezvous.meet(_launcher, settings)
+        _counters.clear()
+        _membership = _place(_launcher.rank, peers, settings)
+
+
+def _place(rank: int, peers: List[_native.PeerInfo], settings: config.Config) -> Membership:
+    hosts: Dict[str, List[int]] = {}
+    for peer in peers:
+        hosts.setdefault(peer.host_id, []).append(peer.rank)
+    neighbours = hosts[peers[rank].host_id]
+    local_rank = neighbours.index(rank)
+    across = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
+    return Membership(
+        rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings, os.getpid()
+    )
+
+
+def shutdown() -> None:
+    """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
+    global _membership
+    with _lock:
+        if _membership is not None and _membership.pid == os.getpid():
+            _native.close()
+        _membership = None
+
+
+def note_failure(error: CollectiveError) -> None:
+    """After a failure that ended the engine, the end of the process must not wait for the other ranks."""
+    global _healthy
+    if error.kind in ("timeout", "peer_lost", "internal"):
+        _healthy = False
+
+
+def _at_exit() -> None:
+    # A forked child (a data loader) inherits this handler but not the membership.
+    if _launcher is None or _membership is not None and _membership.pid != os.getpid():
+        return
+    shutdown()
+    _launcher.finish(_healthy)
+
+
+def current() -> Membership:
+    if _membership is None:
+        raise CollectiveError("the engine is not initialised: call init() first", "closed")
+    return _membership
+
+
+def next_name(kind: str) -> str:
+    """The name of an unnamed operation: the same on all ranks that call the same operations."""
+    with _lock:
+        number = _counters[kind] = _counters.get(kind, 0) + 1
+    return f"{kind}.noname.{number}"
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined a job."""
+    return _membership is not None
+
+
+def rank() -> int:
+    """This process's number in the job, 0 to size - 1."""
+    return current().rank
+
+
+def size() -> int:
+    """Processes in the job."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's number on its host, 0 to local_size - 1."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """Processes on this host."""
+    return current().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process with this local rank."""
+    return current().cross_rank
+
+
+def cross_size() -> int:
+    """Hosts that have a process with this local rank."""
+    return current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of processes."""
+    counts: Dict[str, int] = {}
+    for peer in current().peers:
+        counts[peer.host_id] = counts.get(peer.host_id, 0) + 1
+    return len(set(counts.values())) == 1

@@ -1,0 +1,25 @@
+"""The exception that every failure of the engine becomes. Must not import anything heavy: everyone imports it."""
+
+from __future__ import annotations
+
+from typing import Sequence, Tuple
+
+#: Kinds of failure by the numbers of csrc/errors.h.
+KINDS = {1: "mismatch", 2: "timeout", 3: "peer_lost", 4: "invalid", 5: "internal", 6: "closed"}
+
+
+class CollectiveError(RuntimeError):
+    """A collective or the start of the engine failed.
+
+    ``kind`` is one of the values of :data:`KINDS`; after ``mismatch`` and ``invalid`` the engine is usable as before, after
+    the others only ``shutdown()`` remains. ``ranks`` are the ranks to blame, as far as they are known.
+    """
+
+    def __init__(self, message: str, kind: str = "internal", ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.ranks: Tuple[int, ...] = tuple(ranks)
+
+
+#: The name under which scripts written for Horovod catch it.
+HorovodInternalError = CollectiveError

@@ -1,0 +1,67 @@
+"""Gradient compression: what travels instead of the gradient. Horovod's interface, so custom compressors keep working."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+
+
+class Compressor:
+    """Turns a tensor into one to send, and a received one back. ``context`` is whatever decompress needs."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends the tensor as it is."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        return tensor
+
+
+class _HalfCompressor(Compressor):
+    """Sends floating-point tensors in a 16-bit type; the engine still sums them in float32."""
+
+    half: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        if tensor.dtype in (torch.float32, torch.float64):
+            return tensor.to(cls.half), tensor.dtype
+        return tensor, None
+
+    @classmethod
+    def decompress(cls, tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        return tensor if context is None else tensor.to(context)
+
+
+class FP16Compressor(_HalfCompressor):
+    """float16: more precise, but values beyond 65504 become infinite."""
+
+    half = torch.float16
+
+
+class BF16Compressor(_HalfCompressor):
+    """bfloat16: the range of float32 with 8 bits of precision."""
+
+    half = torch.bfloat16
+
+
+class Compression:
+    """The choices for ``compression=``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,117 @@
+"""Bringing all ranks to one state: parameters, optimizer state, any object.
+
+Objects are pickled; they are unpickled only from ranks that have proven that they belong to the job.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+
+import torch
+
+from collective_core import context
+from collective_core.torch import ops
+
+
+def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]], root_rank: int) -> None:
+    """Overwrites parameters with the root's: ``model.state_dict()`` or ``model.named_parameters()``. Non-tensors are skipped.
+
+    Raises ValueError for anything else, :class:`CollectiveError` when names or shapes differ between ranks.
+    """
+    if isinstance(params, dict):
+        pairs = sorted(params.items())
+    else:
+        pairs = [p if isinstance(p, tuple) else (None, p) for p in params]  # type: ignore[misc]
+        if any(name is None for name, _ in pairs):
+            raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
+    handles = [
+        ops.broadcast_async_(tensor, root_rank, f"broadcast.parameter.{name}")
+        for name, tensor in pairs
+        if torch.is_tensor(tensor)
+    ]
+    for handle in handles:
+        ops.synchronize(handle)
+
+
+class _TensorPlace:
+    """Stands for a tensor in a pickled optimizer state; the values follow separately, without pickling."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+        self.device_type = tensor.device.type
+
+
+def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+    """A copy of a nested state with places instead of tensors, which are appended to ``tensors`` in order."""
+    if torch.is_tensor(value):
+        tensors.append(value)
+        return _TensorPlace(value)
+    if isinstance(value, dict):
+        return {key: _take_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_take_tensors(item, tensors) for item in value])
+    return value
+
+
+def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+    """The reverse: fills the places with new tensors, which are appended to ``tensors`` in the same order."""
+    if isinstance(value, _TensorPlace):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_put_tensors(item, tensors) for item in value])
+    return value
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Overwrites the optimizer's state and options with the root's. Other ranks need not have any state yet."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    is_root = context.rank() == root_rank
+    tensors: List[torch.Tensor] = []
+    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton")
+    if is_root:
+        # Contiguous copies, because a state tensor may be a view with gaps that cannot be overwritten in place.
+        tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    else:
+        state = _put_tensors(skeleton, tensors)
+    handles = [ops.broadcast_async_(t, root_rank, f"broadcast.optimizer.{i}") for i, t in enumerate(tensors)]
+    for handle in handles:
+        ops.synchronize(handle)
+    if not is_root:
+        optimizer.load_state_dict(state)  # moves tensors to their parameters' devices
+
+
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
+    """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
+    name = name or context.next_name("broadcast_object")
+    is_root = context.rank() == root_rank
+    payload = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    length = ops.broadcast_(torch.tensor([payload.numel()], dtype=torch.int64), root_rank, name + ".length")
+    if not is_root:
+        payload = torch.empty(int(length), dtype=torch.uint8)
+    ops.broadcast_(payload, root_rank, name + ".bytes")
+    return obj if is_root else _from_bytes(payload)
+
+
+def allgather_object(obj: Any, name: Optional[str] = None) -> List[Any]:
+    """Every rank's object, by rank."""
+    name = name or context.next_name("allgather_object")
+    payload = _to_bytes(obj)
+    lengths = ops.allgather(torch.tensor([payload.numel()], dtype=torch.int64), name + ".lengths").tolist()
+    everyone = ops.allgather(payload, name + ".bytes")
+    return [_from_bytes(part) for part in everyone.split(lengths)]
+
+
+def _to_bytes(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _from_bytes(payload: torch.Tensor) -> Any:
+    # The sender is a rank that knows the job's secret (csrc/handshake.h).
+    return pickle.loads(payload.numpy().tobytes())  # noqa: S301
