@@ -103,12 +103,21 @@ class Dataset:
         steps = -(-share // self.batch_size)
         return max(self.epochs, -(-self.min_steps // steps))
 
+    def bar_for(self, ranks: int, epochs: int | None = None) -> float:
+        """The test accuracy in percent to judge by; 0 for fewer ``epochs`` than the bar is meant for. None stands for epochs_for."""
+        return self.bar_percent if epochs is None or epochs >= self.epochs_for(ranks) else 0.0
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits that differ between data sets: a folder of this name on the hosts never mixes two of them."""
+        return hashlib.sha256("".join(f"{file.name} {file.sha256}\n" for file in self.files).encode()).hexdigest()[:12]
+
     def flags(self, ranks: int, epochs: int | None = None) -> list[str]:
-        """The training script's flags for this data set, without its folders. Fewer ``epochs`` than the bar is meant for lift the bar."""
-        needed = self.epochs_for(ranks)
-        epochs = needed if epochs is None else epochs
+        """The training script's flags for this data set, without its folders."""
+        bar = self.bar_for(ranks, epochs)
+        epochs = self.epochs_for(ranks) if epochs is None else epochs
         return [
-            f"--dataset-name={self.name}", f"--epochs={epochs}", f"--bar={self.bar_percent if epochs >= needed else 0.0:g}",
+            f"--dataset-name={self.name}", f"--epochs={epochs}", f"--bar={bar:g}",
             f"--batch-size={self.batch_size}", f"--lr={self.learning_rate:g}", f"--max-lr={self.max_learning_rate:g}",
         ]  # fmt: skip
 

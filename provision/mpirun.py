@@ -6,6 +6,7 @@ distributions take the same ones. No value of an environment variable ever stand
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,8 @@ from provision.errors import UsageError
 # Point-to-point layer and transports by name. Left to choose for itself, Open MPI also opens UCX and libfabric, which pick networks
 # by their own rules and complain on hosts without fast fabrics; the engine needs MPI for its rendezvous only.
 _TRANSPORTS = (("pml", "ob1"), ("btl", "self,vader,tcp"))
+
+_TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>: ?")
 
 
 def hostfile_text(hosts: Sequence[tuple[str, int]]) -> str:
@@ -113,6 +116,28 @@ def command(
     return [*argv, python, *script]
 
 
+def spread(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
+    """``hosts`` with the slots that ``np`` ranks take when they are dealt out one by one, so that every host takes part.
+
+    A host is given no more than its slots while another has a free one; what is left after that is dealt out over all of them.
+
+    Raises:
+        UsageError: fewer ranks than hosts.
+    """
+    if np < len(hosts):
+        raise UsageError(
+            f"{np} rank(s) cannot take part on all {len(hosts)} hosts", todo=f"give at least --np {len(hosts)}, or list fewer hosts"
+        )
+    taken = [0] * len(hosts)
+    left = np
+    while left:
+        free = [at for at, (_, slots) in enumerate(hosts) if taken[at] < slots] or list(range(len(hosts)))
+        for at in free[:left]:
+            taken[at] += 1
+        left -= min(left, len(free))
+    return [(address, count) for (address, _), count in zip(hosts, taken, strict=True)]
+
+
 def ranks_by_host(hosts: Sequence[tuple[str, int]], np: int) -> dict[str, list[int]]:
     """Which ranks ``--map-by slot`` puts where: the hosts' slots are filled in order. Only for ``np`` up to the number of slots."""
     placed: dict[str, list[int]] = {}
@@ -121,6 +146,13 @@ def ranks_by_host(hosts: Sequence[tuple[str, int]], np: int) -> dict[str, list[i
         placed[address] = list(range(rank, min(np, rank + slots)))
         rank += slots
     return placed
+
+
+def untag(line: str) -> tuple[int | None, str]:
+    """(rank, text) of a line that ``--tag-output`` marked; (None, line) of mpirun's own lines."""
+    if found := _TAG.match(line):
+        return int(found["rank"]), line[found.end() :]
+    return None, line
 
 
 def shell_command(argv: Sequence[str]) -> str:

@@ -72,11 +72,12 @@ class Net(nn.Module):
 
 def read_idx(folder, name, dimensions):
     """A uint8 tensor from ``folder/name`` or ``folder/name.gz``; DataError unless magic, counts and length are exactly right."""
-    for path in (os.path.join(folder, name + ".gz"), os.path.join(folder, name)):
-        if os.path.exists(path):
-            break
-    else:
+    found = [path for path in (os.path.join(folder, name + ".gz"), os.path.join(folder, name)) if os.path.exists(path)]
+    if not found:
         raise DataError("%s(.gz) is missing" % os.path.join(folder, name))
+    if len(found) > 1:
+        raise DataError("both %s and %s are there; which one is meant?" % tuple(found))
+    path = found[0]
     try:
         with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
             content = file.read()

@@ -474,3 +474,12 @@ def test_the_bar_is_lifted_only_when_fewer_epochs_are_asked_for(tmp_path: Path) 
     assert "--epochs=40" in data.flags(4)
     assert "--bar=90" in data.flags(4, epochs=41)
     assert "--bar=0" in data.flags(4, epochs=39)
+    assert (data.bar_for(4), data.bar_for(4, 40), data.bar_for(4, 39)) == (90.0, 90.0, 0.0)
+
+
+def test_the_digest_tells_data_sets_and_forms_apart(tmp_path: Path) -> None:
+    packed = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "packed", packed=True))
+    again = mnist.obtain(tmp_path, data_dir=packed.folder)
+    plain = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "plain", packed=False))
+    assert packed.digest == again.digest != plain.digest
+    assert len(packed.digest) == 12

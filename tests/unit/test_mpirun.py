@@ -108,6 +108,43 @@ def test_slots_are_filled_host_by_host(np: int, placed: dict[str, list[int]]) ->
     assert mpirun.ranks_by_host(HOSTS, np) == placed
 
 
+@pytest.mark.parametrize(
+    ("slots", "np", "counts"),
+    [
+        ((2, 2), 4, [2, 2]),
+        ((2, 2), 2, [1, 1]),
+        ((2, 2), 3, [2, 1]),
+        ((1, 4), 4, [1, 3]),
+        ((1, 4), 9, [3, 6]),
+        ((8, 1, 8), 3, [1, 1, 1]),
+        ((4,), 1, [1]),
+        ((1,), 4, [4]),
+    ],
+)
+def test_ranks_are_spread_over_all_hosts(slots: tuple[int, ...], np: int, counts: list[int]) -> None:
+    hosts = [(f"h{number}", count) for number, count in enumerate(slots)]
+    assert mpirun.spread(hosts, np) == [(f"h{number}", count) for number, count in enumerate(counts)]
+
+
+def test_fewer_ranks_than_hosts_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cannot take part on all 2 hosts"):
+        mpirun.spread(HOSTS, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("[1,0]<stdout>:Train Epoch: 1", (0, "Train Epoch: 1")),
+        ("[1,12]<stderr>:Traceback", (12, "Traceback")),
+        ("[1,0]<stdout>:", (0, "")),
+        ("mpirun noticed that process rank 1", (None, "mpirun noticed that process rank 1")),
+        ("[node1:4711] more", (None, "[node1:4711] more")),
+    ],
+)
+def test_lines_lose_their_tags(line: str, parts: tuple[int | None, str]) -> None:
+    assert mpirun.untag(line) == parts
+
+
 def test_the_shell_gets_back_the_same_words() -> None:
     words = ["mpirun", "-x", "A", "it's", "two words", "", "$HOME", "8×8", "a;b"]
     assert shlex.split(mpirun.shell_command(words)) == words
