@@ -1,0 +1,268 @@
+"""The smoke job on real handwritten digits, two ranks under the real mpirun, with the command line that `provision` composes.
+
+It must pass as it is, and must fail when the engine, the data or a rank is sabotaged: a smoke test that cannot fail proves nothing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = REPOSITORY / "provision/hostside/train_mnist.py"
+sys.path.insert(0, str(REPOSITORY))
+
+from provision import mpirun, smoke  # noqa: E402 (this environment holds the engine, not the toolkit)
+
+# Runs the training script after the sentence of sabotage given first.
+SABOTEUR = """
+import runpy, sys
+import collective_core.torch as hvd
+exec(sys.argv[1])
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+TIME_LIMIT_S = 120  # the job itself takes about ten seconds
+
+
+def python_with_yaml() -> str:
+    """The toolkit's own code fetches the digits; it needs PyYAML, which the engine's environment need not have."""
+    if importlib.util.find_spec("yaml"):
+        return sys.executable
+    toolkit = REPOSITORY / ".venv/bin/python"
+    assert toolkit.exists(), "PyYAML is needed here, or the toolkit's environment: make setup"
+    return str(toolkit)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """{"folder", "flags", "bar"} of the stand-in data set for two ranks."""
+    cache = tmp_path_factory.mktemp("cache")
+    program = (
+        "import json, sys; from pathlib import Path; from provision import mnist; "
+        "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
+        "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_percent}))"
+    )
+    done = subprocess.run([python_with_yaml(), "-c", program, str(cache)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@dataclass
+class Outcome:
+    code: int
+    output: str
+    seconds: float
+    report: dict[str, Any] | None
+    folder: Path
+
+
+@pytest.fixture
+def train(tmp_path: Path, digits: dict[str, Any]):
+    """Trains on ``np`` ranks of this machine; ``sabotage`` is a Python sentence that may use ``hvd``."""
+
+    def run(*flags: str, np: int = 2, sabotage: str | None = None, data: Path | None = None) -> Outcome:
+        report = tmp_path / "report.json"
+        script = [str(SCRIPT), *digits["flags"], f"--data-dir={data or digits['folder']}", f"--report={report}", *flags]
+        if sabotage is not None:
+            (tmp_path / "sabotage.py").write_text(SABOTEUR)
+            script = [str(tmp_path / "sabotage.py"), sabotage, *script]
+        hosts = [("localhost", np)]
+        (tmp_path / "hostfile").write_text(mpirun.hostfile_text(hosts))
+        bin_folder = Path(sys.executable).parent
+        argv = mpirun.command(
+            mpirun=str(bin_folder / "mpirun"),
+            prefix=str(bin_folder.parent),
+            hosts=hosts,
+            hostfile=str(tmp_path / "hostfile"),
+            np=np,
+            networks=[],
+            ssh_config="",
+            environment={},
+            python=sys.executable,
+            script=script,
+            as_root=os.geteuid() == 0,
+            oversubscribe=True,
+        )
+        begin = time.monotonic()
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+        return Outcome(
+            done.returncode,
+            done.stdout + done.stderr,
+            time.monotonic() - begin,
+            json.loads(report.read_text()) if report.exists() else None,
+            tmp_path,
+        )
+
+    return run
+
+
+def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
+    assert outcome.report is not None, outcome.output
+    return smoke.judge(outcome.report, expected_hosts={"localhost": socket.gethostname()}, expected_np=np, bar=bar)
+
+
+def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str, Any]) -> None:
+    outcome = train("--checkpoint=checkpoint.pt", "--log-interval=5")
+    assert outcome.code == 0, outcome.output
+    assert judged(outcome, digits["bar"]) == []
+    assert outcome.seconds < 60
+    report = outcome.report
+    assert report["dataset"] == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
+    assert (report["np"], report["train_images"], report["test_images"], len(report["epochs"])) == (2, 1442, 355, 40)
+    assert [(one["rank"], one["local_rank"]) for one in report["participants"]] == [(0, 0), (1, 1)]
+    assert report["learning_rate"] == pytest.approx(0.02)
+    assert report["speedup"] == pytest.approx(report["images_per_second"] / report["one_rank_images_per_second"], rel=0.01)
+    assert report["efficiency"] == pytest.approx(report["speedup"] / 2, rel=0.01)
+    assert report["epochs"][-1]["loss"] < 0.5 < 2.0 < report["epochs"][0]["loss"]
+    assert "rank 0 alone" in report["how_measured"]
+    assert re.search(r"\[1,0\]<stdout>: ?Train Epoch: 1 \[320/721 \(42%\)\]\tLoss: \d\.\d+", outcome.output)
+    assert "[1,1]<stdout>" not in outcome.output, "only rank 0 speaks"
+    assert "bit-identical on all ranks" in outcome.output
+    # The checkpoint is whole, rank 0's, and nothing half-written lies beside it.
+    saved = torch.load(outcome.folder / "checkpoint.pt", weights_only=True)
+    assert saved["epoch"] == 40
+    assert saved["model"]["fc2.weight"].shape == (10, 50)
+    assert sorted(path.name for path in outcome.folder.iterdir()) == ["checkpoint.pt", "hostfile", "report.json"]
+
+
+def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
+    outcome = train(np=1)
+    assert outcome.code == 0, outcome.output
+    assert judged(outcome, digits["bar"], np=1) == []
+
+
+def test_four_ranks_with_half_precision_gradients_stay_identical(train, digits: dict[str, Any]) -> None:
+    outcome = train("--fp16-allreduce", np=4)
+    assert outcome.code == 0, outcome.output
+    assert judged(outcome, digits["bar"], np=4) == []
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    ["hvd.DistributedOptimizer = lambda optimizer, **_: optimizer", "hvd.broadcast_parameters = lambda *_, **__: None"],
+    ids=["gradients are not reduced", "ranks start from their own parameters"],
+)
+def test_the_job_fails_when_the_ranks_drift_apart(sabotage: str, train, digits: dict[str, Any]) -> None:
+    outcome = train("--epochs=3", "--bar=0", sabotage=sabotage)
+    assert outcome.code == 1, outcome.output
+    assert outcome.report["parameters_identical"] is False
+    assert outcome.report["passed_bar"] is True
+    (sentence,) = judged(outcome, 0)
+    assert sentence.startswith("the parameters are not the same on all ranks")
+    assert "DIFFER between ranks" in outcome.output
+
+
+def test_the_job_fails_when_the_labels_are_wrong(train, digits: dict[str, Any], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in Path(digits["folder"]).glob("*ubyte.gz"):
+        content = bytearray(gzip.decompress(path.read_bytes()))
+        if path.name.startswith("train-labels"):
+            content[8:] = bytes(number % 10 for number in range(len(content) - 8))
+        (data / path.name).write_bytes(gzip.compress(content))
+    outcome = train("--epochs=10", data=data)
+    assert outcome.code == 1, outcome.output
+    assert outcome.report["parameters_identical"] is True
+    assert outcome.report["passed_bar"] is False
+    (sentence,) = judged(outcome, digits["bar"])
+    assert sentence.startswith("test accuracy after epoch 10 is")
+
+
+def test_a_rank_that_fails_ends_the_job_and_its_own_error_is_shown(train) -> None:
+    outcome = train(sabotage="hvd.broadcast_optimizer_state = lambda *_, **__: 1 // (1 - hvd.rank())")
+    assert outcome.code != 0
+    assert "ZeroDivisionError" in outcome.output
+    assert outcome.report is None
+    assert outcome.seconds < 60
+
+
+def test_bad_data_is_said_on_the_host_that_has_it(train, digits: dict[str, Any], tmp_path: Path) -> None:
+    outcome = train(data=tmp_path / "nowhere")
+    assert outcome.code == 2
+    assert f"{socket.gethostname()}: --data-dir: {tmp_path}/nowhere/train-images-idx3-ubyte(.gz) is missing" in outcome.output
+
+
+def test_adasum_is_refused_with_a_reason(train) -> None:
+    outcome = train("--use-adasum")
+    assert outcome.code == 2
+    assert "this version of the engine has Average and Sum" in outcome.output
+
+
+# ------------------------------------------------------------------------------------------------------ parts, in process
+
+
+@pytest.fixture(scope="module")
+def script():
+    specification = importlib.util.spec_from_file_location("train_mnist", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 2), (10, 3), (1442, 4), (3, 7), (1, 16), (60000, 7)])
+def test_shards_are_equally_long_and_together_hold_every_image(count: int, size: int, script) -> None:
+    shards = [script.shard(count, 1, 42, rank, size) for rank in range(size)]
+    assert {len(one) for one in shards} == {-(-count // size)}
+    assert set(torch.cat(shards).tolist()) == set(range(count))
+    repeated = len(torch.cat(shards)) - count
+    assert repeated < size
+
+
+def test_each_epoch_is_shuffled_anew_but_alike_on_all_ranks(script) -> None:
+    assert script.shard(100, 1, 42, 0, 2).tolist() == script.shard(100, 1, 42, 0, 2).tolist()
+    assert script.shard(100, 1, 42, 0, 2).tolist() != script.shard(100, 2, 42, 0, 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (struct.pack(">4I", 0x803, 2, 2, 2) + bytes(7), "the file has 7"),
+        (struct.pack(">4I", 0x803, 2, 2, 2) + bytes(9), "the file has 9"),
+        (struct.pack(">4I", 0x803, 0, 2, 2), "header says 0"),
+        (struct.pack(">2I", 0x801, 8) + bytes(8), "not an IDX file"),
+        (b"\0\0\x08", "not an IDX file"),
+    ],
+)
+def test_idx_files_are_read_strictly(content: bytes, reason: str, script, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(script.DataError, match=reason):
+        script.read_idx(str(tmp_path), "x", 3)
+    (tmp_path / "x").unlink()
+    (tmp_path / "x.gz").write_bytes(gzip.compress(content)[:-3])
+    with pytest.raises(script.DataError, match="cannot be read"):
+        script.read_idx(str(tmp_path), "x", 3)
+
+
+def test_two_forms_of_one_file_are_not_guessed_between(script, tmp_path: Path) -> None:
+    content = struct.pack(">4I", 0x803, 1, 2, 2) + bytes(range(4))
+    (tmp_path / "x").write_bytes(content)
+    assert script.read_idx(str(tmp_path), "x", 3).tolist() == [[[0, 1], [2, 3]]]
+    (tmp_path / "x.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(script.DataError, match="which one is meant"):
+        script.read_idx(str(tmp_path), "x", 3)
+
+
+def test_ranks_that_share_a_machine_are_told_what_that_costs(script) -> None:
+    def rank(host: str, machine: str, device: str = "cpu") -> dict[str, Any]:
+        return {"host": host, "machine": machine, "device": device, "cores": 2, "threads": 1}
+
+    assert script.sharing_notes([rank("a", "m"), rank("a", "m"), rank("b", "m"), rank("b", "m")]) == [
+        "a and b share one machine with 2 cores for 4 ranks of 1 thread(s): the efficiency there cannot exceed 50 %"
+    ]
+    assert script.sharing_notes([rank("a", "m"), rank("a", "m"), rank("b", "n"), rank("b", "n")]) == []
+    assert script.sharing_notes([rank("a", "m", "H100")] * 4) == []
