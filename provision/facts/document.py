@@ -56,7 +56,8 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
             if key not in missing and key not in ("driver", "gpus"):  # no driver and no GPUs is what most hosts have
                 missing.append(key)
         elif isinstance(default, dict) and default:
-            facts[key] = default | (facts[key] or {})
+            stated = facts[key] or {}
+            facts[key] = default | {name: value for name, value in stated.items() if value is not None or default.get(name) is None}
     facts["arch"] = _architecture(facts["arch"])
     facts["os"] = _system(facts["os"])
     if facts["driver"] is not None:

