@@ -1,4 +1,6 @@
-"""The survey: looks at one host and prints what it is as ONE JSON document. It never writes, never connects to anything, never fails as a whole.
+"""The survey: looks at one host and prints what it is as ONE JSON document.
+
+It never writes, never connects to anything, never fails as a whole.
 
 It is sent over SSH as it stands (``python3 -c``), so it is one file, standard library only, and runs on Python 3.6 and later.
 The document stands between two marker lines, so that login banners do not disturb it. Every section is looked at in a thread of

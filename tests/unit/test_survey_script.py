@@ -299,3 +299,26 @@ def test_every_mpirun_on_the_path_is_found_in_order(tmp_path: Path) -> None:
 def test_the_interface_that_carried_the_login() -> None:
     found = survey(env=os.environ | {"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 2222"})["network"]["ssh_connection"]
     assert found == {"client_address": "127.0.0.1", "server_address": "127.0.0.1", "server_port": 2222, "interface": "lo"}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the stand-in library")
+@pytest.mark.parametrize(("code", "version"), [(21803, "2.18.3"), (2708, "2.7.8")])
+def test_a_fake_nccl_library_is_asked_for_its_version_and_cuda(tmp_path: Path, code: int, version: str) -> None:
+    folder = tmp_path / "prefix/nccl/lib"
+    folder.mkdir(parents=True)
+    source = tmp_path / "fake.c"
+    banner = f"NCCL version {version}+cuda12.2"
+    source.write_text(f'const char banner[] = "{banner}"; int ncclGetVersion(int *v) {{ *v = {code}; return banner[0] == 0; }}\n')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(folder / "libnccl.so.2"), str(source)], check=True)
+    (folder / "libnccl.so").symlink_to("libnccl.so.2")
+    found = survey({"prefix": str(tmp_path / "prefix")})["nccl"]["libraries"]
+    (ours,) = (entry for entry in found if entry["path"].startswith(str(tmp_path)))
+    assert (ours["version"], ours["cuda"], ours["error"]) == (version, "12.2", None)
+
+
+def test_a_damaged_nccl_library_is_said(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libnccl.so.2").write_bytes(b"not a library")
+    (ours,) = (entry for entry in survey({"prefix": str(tmp_path)})["nccl"]["libraries"] if entry["path"].startswith(str(tmp_path)))
+    assert ours["version"] is None
+    assert "invalid ELF header" in ours["error"] or "too short" in ours["error"]
