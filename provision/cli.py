@@ -330,9 +330,7 @@ def run(call: Callable[[], _Result], *, debug: bool) -> int:
     except Exception as error:  # the last resort: a defect of ours, said in one line
         if debug:
             raise
-        _say(
-            f"provision: a defect of provision: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints"
-        )
+        _say(f"provision: a defect of provision: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints")
         return 1
     return 0
 

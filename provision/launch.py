@@ -5,6 +5,7 @@ Where the plan leaves PyTorch out, the engine's own check takes the training job
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,10 +121,16 @@ def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> 
         def note(line: str) -> None:
             file.write(line + "\n")
             file.flush()
-            session.progress.line(line)
+            session.progress.line(_readable(line))
 
         python = f"{first.prefix}/venv/bin/python"
         return remote.run_job(session.inventory.host(first.name), job, python=python, run_id=session.run_id, on_line=note)
+
+
+def _readable(line: str) -> str:
+    """mpirun's tag ``[1,3]<stderr>:`` as ``rank 3: ``; rank 0's own lines, which tell the job's progress, without one."""
+    line = re.sub(r"\[\d+,0\]<stdout>: ?", "", line)
+    return re.sub(r"\[\d+,(\d+)\]<std\w+>: ?", r"rank \1: ", line)
 
 
 def _no_report(code: int, log: Path) -> str:

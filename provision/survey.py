@@ -59,7 +59,7 @@ def look(session: Session) -> Survey:
         survey.problems += _host_problems(host, survey, received.get(host.name), refused.get(host.name), "become" in session.passwords)
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
     for finding in check_against_facts(session.inventory, survey.hosts):
-        survey.problems.append(Problem(finding.level, finding.where, finding.message, finding.todo))
+        survey.problems.append(Problem(finding.level, finding.host or finding.where, f"{finding.message} ({finding.where})", finding.todo))
     survey.problems.sort(key=lambda problem: problem.level != "error")
     session.write("facts.json", survey.as_dict())
     return survey

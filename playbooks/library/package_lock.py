@@ -45,12 +45,12 @@ def inode(path):
         status = os.stat(path)
     except OSError:
         return None
-    return "%02x:%02x:%d" % (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 
 def name(pid):
     try:
-        with open("/proc/%s/comm" % pid) as comm:
+        with open(f"/proc/{pid}/comm") as comm:
             return comm.read().strip()
     except OSError:
         return "a process"
@@ -64,7 +64,7 @@ def holder():
             fields = line.split()
             # An overlay file system reports another device number than the lock carries: the inode decides then.
             if len(fields) > 5 and "->" not in fields and (fields[5] in wanted or fields[5].rsplit(":", 1)[1] in inodes):
-                return "%s (pid %s)" % (name(fields[4]), fields[4])
+                return f"{name(fields[4])} (pid {fields[4]})"
     return ""
 
 

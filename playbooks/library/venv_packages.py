@@ -100,16 +100,16 @@ def damage(venv):
         return "it is incomplete"
     for entry in sorted(os.listdir(folder)):
         if entry.startswith("~"):
-            return "%s was being replaced" % entry.lstrip("~")
+            return "{} was being replaced".format(entry.lstrip("~"))
         if not entry.endswith(".dist-info"):
             continue
         record = os.path.join(folder, entry, "RECORD")
         if not os.path.exists(record):
-            return "%s has no record of its files" % entry
+            return f"{entry} has no record of its files"
         with open(record, newline="") as file:
             for row in csv.reader(file):
                 if row and not row[0].endswith(".pyc") and not os.path.exists(os.path.join(folder, row[0])):
-                    return "%s lacks %s" % (entry, row[0])
+                    return f"{entry} lacks {row[0]}"
     return None
 
 
@@ -146,11 +146,11 @@ def checked_archive(module):
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
     except OSError as error:
-        module.fail_json(msg="cannot read %s: %s" % (path, error))
+        module.fail_json(msg=f"cannot read {path}: {error}")
     if digest.hexdigest() != expected:
-        module.fail_json(msg="%s has checksum %s, not %s; nothing of it was used" % (path, digest.hexdigest(), expected))
+        module.fail_json(msg=f"{path} has checksum {digest.hexdigest()}, not {expected}; nothing of it was used")
     # As a URL with its checksum: only then does pip note the checksum, by which the next run knows what is installed.
-    return "file://%s#sha256=%s" % (os.path.abspath(path), expected)
+    return f"file://{os.path.abspath(path)}#sha256={expected}"
 
 
 def pip_install(module, venv, what):
@@ -182,7 +182,7 @@ def pip_install(module, venv, what):
         shutil.rmtree(scratch, ignore_errors=True)
     if rc != 0:
         lines = [line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")]
-        module.fail_json(msg="\n".join(["pip could not install %s:" % " ".join(what)] + lines[-ERROR_LINES:]), rc=rc)
+        module.fail_json(msg="\n".join(["pip could not install {}:".format(" ".join(what)), *lines[-ERROR_LINES:]]), rc=rc)
 
 
 def main():
@@ -218,7 +218,7 @@ def main():
         os.makedirs(os.path.dirname(venv), exist_ok=True)
         rc, out, err = module.run_command([python, "-m", "venv", venv])
         if rc != 0:
-            module.fail_json(msg="could not make the environment %s:\n%s" % (venv, (out + err).strip()), rc=rc)
+            module.fail_json(msg=f"could not make the environment {venv}:\n{(out + err).strip()}", rc=rc)
     if wanted:
         pip_install(module, venv, wanted)
     if build:

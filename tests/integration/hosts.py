@@ -1,0 +1,113 @@
+"""Small tools for tests on sandbox hosts: run the command line as a user does, and look at the hosts behind its back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.models.containers import Container
+
+from provision.sandbox import Sandbox, SandboxHost
+
+# The whole job takes minutes on two cores that several tests share; what takes longer than this hangs.
+RUN_S = 900
+
+
+def provision(*words: str, stdin: str | None = None, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
+    """``provision WORDS…`` as a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "provision", *words], input=stdin or "", capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def good(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The result of a command that must succeed; everything it said is the error otherwise."""
+    assert result.returncode == 0, f"exit {result.returncode}\n{result.stderr[-6000:]}\n{result.stdout[-6000:]}"
+    return result
+
+
+def report(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON document of a ``--json`` run, which must be all of standard output."""
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def container(host: SandboxHost) -> Container:
+    """The container behind a host."""
+    return docker.from_env().containers.get(host.container)
+
+
+def root(host: SandboxHost, command: str, *, privileged: bool = False) -> str:
+    """Run a shell command as root on a host, through the engine and not through ssh; it must succeed."""
+    code, output = container(host).exec_run(["sh", "-c", command], privileged=privileged)
+    text = output.decode(errors="replace")
+    assert code == 0, f"{host.name}: {command}\n{text}"
+    return text.strip()
+
+
+def marked_processes(sandbox: Sandbox) -> list[str]:
+    """Processes on the hosts and on this machine that a run has started and left behind.
+
+    A container's processes are this machine's too, so one look at /proc sees them all; other tests' runs are told apart by their
+    hosts' process namespaces, and on this machine by the state folder of this test process.
+    """
+    ours = set()
+    for host in sandbox.hosts:
+        box = container(host)
+        if box.status == "running":
+            ours.add(os.readlink(f"/proc/{box.attrs['State']['Pid']}/ns/pid"))
+    here = f"PROVISION_HOME={os.environ['PROVISION_HOME']}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if not any(entry.startswith(b"PROVISION_RUN_ID=") for entry in environment):
+                continue
+            if os.readlink(folder / "ns/pid") in ours or here in environment:
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200])
+    return found
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[Running]:
+    """A ``provision`` run in the background, for tests that do something to it or to its hosts meanwhile."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "provision", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield Running(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Running:
+    """A run in the background and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+
+    def wait_for(self, *texts: str, timeout: float = RUN_S) -> str:
+        """Read its progress until a line holds all of ``texts``; that line."""
+        assert self.process.stderr is not None
+        deadline = time.monotonic() + timeout
+        for line in self.process.stderr:
+            self.said.append(line)
+            if all(text in line for text in texts):
+                return line
+            assert time.monotonic() < deadline, "".join(self.said[-40:])
+        raise AssertionError(f"it ended without saying {texts}:\n{''.join(self.said[-40:])}")
+
+    def finish(self, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
+        """Wait for its end."""
+        out, err = self.process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, "".join(self.said) + err)

