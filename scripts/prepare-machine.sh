@@ -43,12 +43,25 @@ install_packages() {
 
 engine_answers() { docker info >/dev/null 2>&1 </dev/null; }
 
-# A daemon that died with its session leaves its number behind, and the next one believes it still runs.
+# Whether process $1 is a living $2: not gone, not a zombie, not another program that got its number since.
+is_alive() {
+    local name state
+    read -r _ name state _ 2>/dev/null <"/proc/$1/stat" || return 1
+    [ "$name" = "($2)" ] && [ "$state" != Z ]
+}
+
+is_running() {
+    local process
+    for process in /proc/[0-9]*; do
+        is_alive "${process##*/}" "$1" && return 0
+    done
+    return 1
+}
+
+# A daemon that died with its session leaves its number behind, and the next one would believe it still runs.
 forget_dead() {
-    local file=$1 program=$2 pid
-    [ -s "$file" ] || return 0
-    pid=$(<"$file")
-    [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$program" ] || rm -f "$file"
+    local file=$1 program=$2
+    [ ! -s "$file" ] || is_alive "$(<"$file")" "$program" || rm -f "$file"
 }
 
 # Starts the engine unless one answers, and waits until it does. It outlives the script; its output goes to $ENGINE_LOG.
@@ -57,7 +70,7 @@ start_engine() {
     if [ -d /run/systemd/system ]; then
         say "starting the container engine"
         systemctl start docker
-    elif ! pgrep -x dockerd >/dev/null 2>&1; then
+    elif ! is_running dockerd; then
         say "starting the container engine; it writes to $ENGINE_LOG"
         forget_dead /var/run/docker.pid dockerd
         forget_dead /var/run/docker/containerd/containerd.pid containerd
@@ -72,8 +85,9 @@ start_engine() {
 
 stop_engine() {
     local pid left=30
-    pid=$(cat /var/run/docker.pid 2>/dev/null) && kill "$pid" 2>/dev/null || return 0
-    while [ -d "/proc/$pid" ] && [ $((left--)) -gt 0 ]; do
+    pid=$(cat /var/run/docker.pid 2>/dev/null) || return 0
+    kill "$pid" 2>/dev/null || return 0
+    while is_alive "$pid" dockerd && [ $((left--)) -gt 0 ]; do
         sleep 1
     done
 }
