@@ -138,3 +138,24 @@ def _list(items: Sequence[object]) -> str:
     if len(words) > 12:
         words = [*words[:10], f"{len(words) - 10} more"]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def judge_check(report: Mapping[str, Any], expected_hosts: Mapping[str, str], expected_np: int) -> list[str]:
+    """Why the engine's own check (``collective_core.check --report``) did not succeed; empty when it did."""
+    faults = [f"the engine is wrong: {failure}" for failure in report["failures"]]
+    if report["size"] != expected_np:
+        faults.append(f"{_plural(expected_np, 'rank')} should have taken part, but {report['size']} did")
+    seen = Counter(str(host["host"]) for host in report["hosts"])
+    for name, called in expected_hosts.items():
+        if not seen[called]:
+            faults.append(f"{name} did not take part: no rank ran there")
+    if len(report["hosts"]) < len(expected_hosts):
+        faults.append(f"{_plural(len(expected_hosts), 'host')} should have taken part, but {len(report['hosts'])} did")
+    return faults
+
+
+def check_summary(report: Mapping[str, Any]) -> str:
+    """One line for people about the engine's own check."""
+    hosts = _plural(len(report["hosts"]), "host")
+    verdict = "all collectives are right" if not report["failures"] else f"{len(report['failures'])} collectives are WRONG"
+    return f"engine check: {_plural(report['size'], 'rank')} on {hosts} over {report['transport']}: {verdict} (no PyTorch in this plan)"

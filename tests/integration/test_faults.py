@@ -1,0 +1,199 @@
+"""What goes wrong while bare hosts are being installed, done for real: and that the next run mends it.
+
+The hosts get no PyTorch here (``--without-torch``), because the faults are the same without and the engine's own check ends the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hosts import container, good, marked_processes, provision, report, root, running
+
+from provision import paths
+from provision.sandbox import Sandbox
+
+LEAN = ("--without-torch",)
+
+
+def last_report() -> dict:
+    return json.loads((paths.runs() / "latest" / "report.json").read_text())
+
+
+# --- a host that dies in the middle, and a hwloc that must go ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(sandbox_factory) -> Sandbox:
+    """Debian 12 and Debian 13: the distribution has Open MPI 4.1.4 on one and 5.0.7 on the other."""
+    return sandbox_factory(2, ["debian:12", "debian:13"], name="faults")
+
+
+def old_hwloc(host, *, needed_by: str | None = None) -> None:
+    """Install a package ``libhwloc5`` 1.11.9, as an upgraded machine still has it, and one that depends on it."""
+    package = textwrap.dedent("""
+        set -e
+        make() { # name version depends
+            mkdir -p /tmp/pkg/DEBIAN /tmp/pkg/usr/share/doc/$1
+            printf 'Package: %s\\nVersion: %s\\nArchitecture: all\\n' $1 $2 > /tmp/pkg/DEBIAN/control
+            printf 'Maintainer: test <test@example.org>\\nDescription: stand-in\\n' >> /tmp/pkg/DEBIAN/control
+            [ -z "$3" ] || echo "Depends: $3" >> /tmp/pkg/DEBIAN/control
+            dpkg-deb --build /tmp/pkg /tmp/$1.deb >/dev/null && dpkg --install /tmp/$1.deb && rm -rf /tmp/pkg /tmp/$1.deb
+        }
+        make libhwloc5 1.11.9-1 ""
+    """)
+    if needed_by:
+        package += f"make {needed_by} 1.0 libhwloc5\n"
+    root(host, package)
+
+
+def installed(host, package: str) -> bool:
+    return "ok installed" in root(host, f"dpkg-query -W -f '${{Status}}' {package} 2>/dev/null || true")
+
+
+def test_a_host_that_dies_in_the_middle_does_not_stop_the_other_and_a_second_run_completes_it(mixed):
+    one, two = mixed.hosts
+    old_hwloc(one)
+    old_hwloc(two, needed_by="simulator")
+    with running("up", str(mixed.inventory), *LEAN) as run:
+        run.wait_for("node2: openmpi: Install Open MPI")
+        container(two).kill()
+        ended = run.finish()
+    container(two).start()
+    assert ended.returncode == 1
+    states = {host["host"]: host["state"] for host in last_report()["hosts"]}
+    assert states == {"node1": "installed", "node2": "unreachable"}
+    failure = next(entry for entry in last_report()["failures"] if entry["host"] == "node2")
+    assert failure["step"].startswith(("openmpi", "cmake"))
+    assert failure["todo"]
+    assert "node2: " in ended.stdout
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+    again = good(provision("up", str(mixed.inventory), *LEAN, "--json"))
+    assert {host["state"] for host in report(again)["hosts"]} == {"ready"}
+    assert report(again)["smoke"]["size"] == 4
+    third = report(good(provision("up", str(mixed.inventory), *LEAN, "--json")))
+    assert [host["changed"] for host in third["hosts"]] == [0, 0]
+
+
+def test_both_debians_ended_with_the_same_open_mpi(mixed):
+    said = {root(host, "/opt/provision/venv/bin/mpirun --version | head -1") for host in mixed.hosts}
+    assert said == {"mpirun (Open MPI) 4.1.8"}
+    sums = {root(host, "sha256sum /opt/provision/venv/lib/libmpi.so.40") for host in mixed.hosts}
+    assert len(sums) == 1
+
+
+def test_a_bad_hwloc_went_where_nothing_needs_it_and_stayed_where_something_does(mixed):
+    one, two = mixed.hosts
+    assert not installed(one, "libhwloc5")
+    assert installed(two, "libhwloc5")
+    assert installed(two, "simulator")
+    log = next((paths.runs() / "latest").glob("site/artifacts/ansible/stdout")).read_text()
+    assert "simulator depends on libhwloc5" in log
+
+
+# --- sudo, locks and interrupts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(sandbox_factory) -> Sandbox:
+    """One bare host whose sudo asks for a password."""
+    return sandbox_factory(1, "debian:12", sudo="password", name="guarded", slots=1)
+
+
+def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_path):
+    without = provision("up", str(guarded.inventory), *LEAN)
+    assert without.returncode == 1
+    assert "--ask-become-pass" in without.stdout
+    wrong = tmp_path / "wrong"
+    wrong.write_text("not-the-password\n")
+    refused = provision("up", str(guarded.inventory), *LEAN, "--become-password-file", str(wrong))
+    assert refused.returncode == 1
+    assert "the sudo password is wrong" in refused.stdout
+    assert root(guarded.hosts[0], "ls /opt") == ""
+
+
+def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_completes(guarded):
+    host = guarded.hosts[0]
+    word = ("--become-password-file", str(guarded.become_password))
+    with running("up", str(guarded.inventory), *LEAN, *word) as run:
+        run.wait_for("node1: packages: Look for an installation")
+        wait_until(lambda: "dpkg" in root(host, "ps -eo comm"))
+        run.process.send_signal(signal.SIGINT)
+        ended = run.finish(timeout=90)
+    assert ended.returncode == 1
+    assert "nothing of this run is left running" in ended.stderr
+    assert marked_processes(guarded) == []
+    assert "apt" not in root(host, "ps -eo comm").split()
+
+    holder = container(host).exec_run(
+        ["python3", "-c", "import fcntl,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(20)"],
+        detach=True,
+    )
+    assert holder is not None
+    with running("up", str(guarded.inventory), *LEAN, *word) as run:
+        line = run.wait_for("waiting: the package manager is held by")
+        assert "python3 (pid " in line
+        result = run.finish()
+    good(result)
+    assert last_report()["ok"]
+
+    secret = guarded.become_password.read_text().strip()
+    assert len(secret) >= 8
+    for file in (path for path in paths.runs().rglob("*") if path.is_file()):
+        assert secret.encode() not in file.read_bytes(), file
+    assert secret not in result.stdout + result.stderr
+
+
+def test_a_user_without_sudo_rights_is_told_so(sandbox_factory, tmp_path):
+    box = sandbox_factory(1, "debian:12", sudo="none", name="powerless", slots=1)
+    guess = tmp_path / "guess"
+    guess.write_text("whatever\n")
+    result = provision("up", str(box.inventory), "--become-password-file", str(guess))
+    assert result.returncode == 1
+    assert "sudo" in result.stdout
+    assert "ansible_user=root" in result.stdout or "group sudo" in result.stdout
+    assert root(box.hosts[0], "ls /opt") == ""
+
+
+def wait_until(condition, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# --- away from the checkout ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_installed_toolkit_makes_a_bare_machine_train_by_itself(sandbox_factory, tmp_path, ssh):
+    """A wheel of the toolkit on a host that has no checkout, and `provision localhost` there."""
+    box = sandbox_factory(1, "debian:12", name="alone", slots=1)
+    host = box.hosts[0]
+    checkout = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(checkout)], check=True)
+    wheel = next(tmp_path.glob("provision-*.whl"))
+    with wheel.open("rb") as file:
+        subprocess.run(["docker", "exec", "-i", host.container, "sh", "-c", f"cat > /root/{wheel.name}"], stdin=file, check=True)
+    root(
+        host, "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null"
+    )
+    root(host, f"python3 -m venv /root/toolkit && /root/toolkit/bin/pip install -q /root/{wheel.name}")
+    done = ssh(box, host, "NO_COLOR=1 /root/toolkit/bin/provision localhost", user="root", timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "ready in" in done.stdout
+    assert "parameters bit-identical on all ranks" in done.stdout
+    assert (
+        root(
+            host, '/root/toolkit/bin/python -c \'import importlib.util as u; print(u.find_spec("torch"), u.find_spec("collective_core"))\''
+        )
+        == "None None"
+    )
+    assert os.environ["PROVISION_HOME"] not in done.stdout
