@@ -1,4 +1,4 @@
-"""Self check: ``mpirun -np 4 python -m collective_core.check [--json]``.
+"""Self check: ``mpirun -np 4 python -m collective_core.check [--json] [--report FILE]``.
 
 Every rank runs every collective on several types and sizes and compares with what NumPy computes. Rank 0 prints one summary.
 Exit status 0: all well; 1: a result was wrong or a collective failed. Works without PyTorch.
@@ -100,6 +100,7 @@ def print_plainly(document: Dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m collective_core.check", description="Checks the engine on all ranks.")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--report", metavar="FILE", help="rank 0 writes the JSON document there")
     arguments = parser.parse_args()
     try:
         cc.init()
@@ -113,6 +114,9 @@ def main() -> int:
     failures = [f for line in everyone.tobytes().decode().splitlines() for f in json.loads(line)]
     if cc.rank() == 0:
         document = report(failures, seconds)
+        if arguments.report:
+            with open(arguments.report, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=2)
         if arguments.json:
             print(json.dumps(document, indent=2))
         else:
