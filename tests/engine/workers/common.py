@@ -1,0 +1,60 @@
+"""Shared by the worker scripts: pretended hosts, references in rank order, reports to the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+HOSTS = int(os.environ.get("TEST_HOSTS", "1"))
+if HOSTS > 1:
+    os.environ["COLLECTIVE_HOST_ID"] = f"host{RANK * HOSTS // SIZE}"
+
+
+def report(**facts):
+    """One line for the test; written at once, so that lines of several ranks do not mix."""
+    sys.stdout.write("REPORT " + json.dumps({"rank": RANK, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def values(rank, count, dtype, seed=0):
+    """Values whose sum depends on the order of summation: signs differ, magnitudes spread over four decades."""
+    generator = np.random.default_rng([seed, rank, count])
+    if np.issubdtype(np.dtype(dtype), np.floating):
+        scale = 10.0 ** generator.integers(-2, 3, size=count)
+        return (generator.standard_normal(count) * scale).astype(dtype)
+    if dtype == "bool":
+        return generator.integers(0, 2, size=count).astype(bool)
+    info = np.iinfo(dtype)
+    return generator.integers(info.min, info.max, size=count, dtype=dtype, endpoint=True)
+
+
+def sum_in_rank_order(parts):
+    """((x0 + x1) + x2) + ...: float16 in float32, integers wrapping; returns the accumulator's type."""
+    wide = np.float32 if parts[0].dtype == np.float16 else parts[0].dtype
+    total = parts[0].astype(wide)
+    for part in parts[1:]:
+        total = total | part if total.dtype == bool else total + part.astype(wide)
+    return total
+
+
+def reduce_in_rank_order(parts, op):
+    dtype = parts[0].dtype
+    with np.errstate(over="ignore"):
+        if op == "Sum":
+            return sum_in_rank_order(parts).astype(dtype)
+        if op == "Average":
+            total = sum_in_rank_order(parts)
+            if np.issubdtype(dtype, np.floating):
+                return (total / total.dtype.type(len(parts))).astype(dtype)
+            return (total.astype(np.int64 if dtype.kind == "i" else np.uint64) // len(parts)).astype(dtype)
+        wide = np.float32 if dtype == np.float16 else dtype
+        function = {"Min": np.minimum, "Max": np.maximum, "Product": np.multiply}[op]
+        total = parts[0].astype(wide)
+        for part in parts[1:]:
+            total = function(total, part.astype(wide))
+        return total.astype(dtype)

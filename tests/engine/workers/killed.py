@@ -1,0 +1,45 @@
+"""One rank kills itself; the others must raise soon, naming it. argv: victim, phase (idle, busy or waiting)."""
+
+import os
+import signal
+import sys
+import time
+
+import common
+import numpy as np
+
+import collective_core as cc
+
+victim, phase = int(sys.argv[1]), sys.argv[2]
+cc.init()
+rank = cc.rank()
+cc.barrier()
+data = np.ones(4_000_000, dtype=np.float32)
+if rank == victim:
+    common.report(pid=os.getpid(), victim=True, dies_at=time.time() + (0.3 if phase == "busy" else 0.5))
+    if phase == "busy":
+        # In the middle of a collective, from another thread.
+        import threading
+
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        while True:
+            cc.allreduce(data, op=cc.Sum)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    started = time.monotonic()
+    if phase == "waiting":
+        cc.barrier("alive")
+    else:
+        while True:
+            cc.allreduce(data, op=cc.Sum, name="gradient")
+except cc.CollectiveError as error:
+    waited = time.monotonic() - started
+    try:
+        cc.barrier("after")
+        again = "no error"
+    except cc.CollectiveError as second:
+        again = str(second)
+    common.report(error=str(error), kind=error.kind, ranks=list(error.ranks), waited=waited, raised_at=time.time(), again=again)
+    cc.shutdown()
+os._exit(0)  # MPI_Finalize would wait for the dead rank
