@@ -5,8 +5,7 @@ Where the plan leaves PyTorch out, the engine's own check takes the training job
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,19 +45,20 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     np = options.np or sum(count for _, count in slots)
+    placed = mpirun.spread(slots, np)
     data = None
     if all(host.torch for host in hosts):
         data = mnist.obtain(paths.cache(), say=session.progress.line, data_dir=options.data)
         _push(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
-        script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data"]
-        script += ["--checkpoint", "{job}/checkpoint.pt", "--report", "{job}/report.json"]
+        script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
+        script += ["--checkpoint", "{job}/checkpoint.pt", "--report", "{job}/report.json", "--log-interval", "100"]
     else:
         script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
 
     log = session.folder / "smoke.log"
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
-    result = _run(session, hosts[0], _job(plan, np, slots, script), log, title)
+    result = _run(session, hosts[0], _job(plan, np, placed, script), log, title)
     if result.interrupted:
         session.abort()
     if result.report is None:
@@ -69,9 +69,7 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         return SmokeResult(
             result.report, judging.check_summary(result.report), tuple(judging.judge_check(result.report, expected, np)), log
         )
-    # Fewer epochs than the bar is meant for lift it, as they do in the script's own flags.
-    bar = data.bar_percent if (options.epochs or data.epochs_for(np)) >= data.epochs_for(np) else 0.0
-    faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=bar)
+    faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=data.bar_for(np, options.epochs))
     return SmokeResult(result.report, judging.summary(result.report), tuple(faults), log)
 
 
@@ -83,6 +81,7 @@ def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         extra_vars={
             "provision_plan": plan.as_dict(),
             "provision_smoke_data": [str(file.path) for file in data.files],
+            "provision_smoke_digest": data.digest,
             "provision_smoke_script": str(resources.hostside("train_mnist.py")),
         },
     )
@@ -93,15 +92,15 @@ def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
 
 
-def _job(plan: Plan, np: int, slots: list[tuple[str, int]], script: list[str]) -> Job:
+def _job(plan: Plan, np: int, placed: Sequence[tuple[str, int]], script: list[str]) -> Job:
     """The job as the first host runs it: mpirun over all hosts, its hostfile in the job's private folder."""
     first = next(iter(plan.hosts.values()))
-    alone = len(slots) == 1
+    alone = len(placed) == 1
     environment = {"COLLECTIVE_NETWORK": ",".join(networks(plan)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     argv = mpirun.command(
         mpirun=first.mpirun,
         prefix="" if first.openmpi.source == "distribution" else f"{first.prefix}/venv",
-        hosts=slots,
+        hosts=placed,
         hostfile="{job}/hostfile",
         np=np,
         networks=networks(plan),
@@ -112,7 +111,7 @@ def _job(plan: Plan, np: int, slots: list[tuple[str, int]], script: list[str]) -
         as_root=first.login == "root",
         oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
     )
-    return Job(argv, environment, {"hostfile": mpirun.hostfile_text(slots)}, report="report.json")
+    return Job(argv, environment, {"hostfile": mpirun.hostfile_text(placed)}, report="report.json")
 
 
 def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> remote.JobResult:
@@ -122,16 +121,10 @@ def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> 
         def note(line: str) -> None:
             file.write(line + "\n")
             file.flush()
-            session.progress.line(_readable(line))
+            session.progress.line(mpirun.readable(line))
 
         python = f"{first.prefix}/venv/bin/python"
         return remote.run_job(session.inventory.host(first.name), job, python=python, run_id=session.run_id, on_line=note)
-
-
-def _readable(line: str) -> str:
-    """mpirun's tag ``[1,3]<stderr>:`` as ``rank 3: ``; rank 0's own lines, which tell the job's progress, without one."""
-    line = re.sub(r"\[\d+,0\]<stdout>: ?", "", line)
-    return re.sub(r"\[\d+,(\d+)\]<std\w+>: ?", r"rank \1: ", line)
 
 
 def _no_report(code: int, log: Path) -> str:

@@ -7,7 +7,6 @@ distributions take the same ones. No value of an environment variable ever stand
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 
 from provision.errors import UsageError
@@ -16,7 +15,7 @@ from provision.errors import UsageError
 # by their own rules and complain on hosts without fast fabrics; the engine needs MPI for its rendezvous only.
 _TRANSPORTS = (("pml", "ob1"), ("btl", "self,vader,tcp"))
 
-_TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>: ?")
+_TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<(?P<stream>\w+)>: ?")
 
 
 def hostfile_text(hosts: Sequence[tuple[str, int]]) -> str:
@@ -138,23 +137,9 @@ def spread(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
     return [(address, count) for (address, _), count in zip(hosts, taken, strict=True)]
 
 
-def ranks_by_host(hosts: Sequence[tuple[str, int]], np: int) -> dict[str, list[int]]:
-    """Which ranks ``--map-by slot`` puts where: the hosts' slots are filled in order. Only for ``np`` up to the number of slots."""
-    placed: dict[str, list[int]] = {}
-    rank = 0
-    for address, slots in hosts:
-        placed[address] = list(range(rank, min(np, rank + slots)))
-        rank += slots
-    return placed
+def readable(line: str) -> str:
+    """A line of a job with mpirun's tags (``[1,3]<stderr>:``) turned into ``rank 3: ``; rank 0's output, which tells the progress, bare.
 
-
-def untag(line: str) -> tuple[int | None, str]:
-    """(rank, text) of a line that ``--tag-output`` marked; (None, line) of mpirun's own lines."""
-    if found := _TAG.match(line):
-        return int(found["rank"]), line[found.end() :]
-    return None, line
-
-
-def shell_command(argv: Sequence[str]) -> str:
-    """``argv`` as one line for a POSIX shell, to show, to paste, or to hand to ``ssh HOST``."""
-    return shlex.join(argv)
+    mpirun puts a tag wherever a write ended, in the middle of a line too.
+    """
+    return _TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)

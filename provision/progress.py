@@ -88,7 +88,8 @@ class LiveProgress(Progress):
     def event(self, event: Event) -> None:
         if event.host:
             with self._guard:
-                self._now[event.host] = (event.kind, event.task, time.monotonic())
+                step = ": ".join(part for part in (event.role, event.task) if part)
+                self._now[event.host] = ("" if event.kind == "started" else event.kind, step, time.monotonic())
         if event.kind in ("changed", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
             super().event(event)
 

