@@ -151,7 +151,8 @@ def _add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outc
 def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> HostReport:
     if result is None or result.failure is not None:
         unreachable = result is not None and result.failure is not None and result.failure.kind == "unreachable"
-        return HostReport(host.name, "unreachable" if unreachable else "failed", changed=result.changed if result else 0)
+        changed, seconds = (result.changed, result.seconds) if result else (0, 0.0)
+        return HostReport(host.name, "unreachable" if unreachable else "failed", changed=changed, seconds=seconds)
     state = ("would change" if check else "installed") if result.changed else "unchanged"
     return HostReport(
         host.name,

@@ -6,6 +6,7 @@ Both write to standard error, so that standard output holds results alone. Event
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -64,8 +65,14 @@ def _sentence(event: Event) -> str:
     words = {"ok": "ok", "changed": "changed", "failed": "FAILED", "unreachable": "UNREACHABLE"}
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
     said = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
-    remark = f": {str(said).strip().splitlines()[-1][:200]}" if said and event.kind != "changed" else ""
+    remark = f": {_headline(str(said))}" if said and event.kind != "changed" else ""
     return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
+
+
+def _headline(text: str) -> str:
+    """The one line of a message that says most: the first that speaks of an error, else the last."""
+    lines = text.strip().splitlines()
+    return next((line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)), lines[-1])[:200]
 
 
 class LiveProgress(Progress):

@@ -20,8 +20,8 @@ gate() {
 }
 
 mapfile -t shell_files < <(git ls-files '*.sh' .ci/run)
-mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cc' 'collective_core/csrc/*.h')
-mapfile -t cpp_sources < <(git ls-files 'collective_core/csrc/*.cc')
+mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cpp' 'collective_core/csrc/*.h')
+mapfile -t cpp_sources < <(git ls-files 'collective_core/csrc/*.cpp')
 mapfile -t docker_files < <(git ls-files '*Dockerfile*')
 
 gate "ruff check" ruff check .

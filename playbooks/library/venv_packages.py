@@ -16,6 +16,11 @@ author: [the provision authors]
 options:
   venv: {description: Folder of the environment., type: path, required: true}
   python: {description: The interpreter to make it with., type: path, required: true}
+  absent:
+    description: Packages that must not be there.
+    type: list
+    elements: str
+    default: []
   requirements:
     description: Exact pins, C(name==version). A pin without a local version is met by any build of that version.
     type: list
@@ -56,7 +61,7 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-ERROR_LINES = 15  # of pip's output; the cause stands near the end
+ERROR_LINES = 12  # of pip's output, from shortly before the first error: what follows are its consequences
 
 
 def canonical(name):
@@ -153,6 +158,13 @@ def checked_archive(module):
     return f"file://{os.path.abspath(path)}#sha256={expected}"
 
 
+def excerpt(lines):
+    """The part of pip's output that tells the cause."""
+    first = next((at for at, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line, re.IGNORECASE)), len(lines))
+    begin = max(0, min(first - 2, len(lines) - ERROR_LINES))
+    return lines[begin : begin + ERROR_LINES]
+
+
 def pip_install(module, venv, what):
     command = [
         os.path.join(venv, "bin", "python"),
@@ -181,8 +193,8 @@ def pip_install(module, venv, what):
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if rc != 0:
-        lines = [line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")]
-        module.fail_json(msg="\n".join(["pip could not install {}:".format(" ".join(what)), *lines[-ERROR_LINES:]]), rc=rc)
+        lines = excerpt([line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")])
+        module.fail_json(msg="\n".join(["pip could not install {}:".format(" ".join(what)), *lines]), rc=rc)
 
 
 def main():
@@ -191,6 +203,7 @@ def main():
             "venv": {"type": "path", "required": True},
             "python": {"type": "path", "required": True},
             "requirements": {"type": "list", "elements": "str", "default": []},
+            "absent": {"type": "list", "elements": "str", "default": []},
             "archive": {"type": "path"},
             "archive_name": {"type": "str"},
             "archive_sha256": {"type": "str"},
@@ -209,7 +222,8 @@ def main():
     wanted = unmet(module.params["requirements"], installed)
     name = module.params["archive_name"]
     build = name is not None and (make is not None or archive_hash(venv, name) != module.params["archive_sha256"])
-    todo = wanted + ([name] if build else [])
+    surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
+    todo = wanted + ([name] if build else []) + ["-" + gone for gone in surplus]
     if module.check_mode or not (make or todo):
         module.exit_json(changed=bool(make or todo), made=make, installed=todo)
 
@@ -219,6 +233,8 @@ def main():
         rc, out, err = module.run_command([python, "-m", "venv", venv])
         if rc != 0:
             module.fail_json(msg=f"could not make the environment {venv}:\n{(out + err).strip()}", rc=rc)
+    if surplus:
+        module.run_command([os.path.join(venv, "bin", "python"), "-m", "pip", "uninstall", "--yes", *surplus], check_rc=True)
     if wanted:
         pip_install(module, venv, wanted)
     if build:

@@ -99,6 +99,8 @@ def test_venv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) ->
     wheel(tmp_path / "wheels", "pvdemo", "1.1+cpu")
     assert keep(tmp_path, "pvdemo==1.1+cpu").kind == "changed"
     assert keep(tmp_path, "pvdemo==1.1").kind == "ok"  # any build of 1.1 meets a pin without a local version
+    assert keep(tmp_path, absent=["pvdemo"]).kind == "changed"
+    assert keep(tmp_path, absent=["pvdemo"]).kind == "ok"
 
 
 def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:

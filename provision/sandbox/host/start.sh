@@ -29,7 +29,10 @@ settle() {
         update-ca-certificates >/dev/null
     fi
     tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
-    ssh-keygen -A >/dev/null
+    for kind in ecdsa ed25519; do # an RSA key takes seconds to make, and no client of today asks for one
+        key=/etc/ssh/ssh_host_${kind}_key
+        [ -e $key ] || ssh-keygen -q -t $kind -N '' -C "root@$(hostname)" -f $key
+    done
     touch $here/settled
 }
 
