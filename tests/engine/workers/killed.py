@@ -23,7 +23,7 @@ if rank == victim:
 
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         while True:
-            cc.allreduce(data, op=cc.Sum)
+            cc.allreduce(data, op=cc.Sum, name="gradient")
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 try:

@@ -308,8 +308,10 @@ def _start_allgather(tensor: torch.Tensor, name: Optional[str], blocking: bool) 
 
     def finish() -> torch.Tensor:
         buffer, rows = arrays.take_gathered(handle)
-        flat = torch.from_numpy(buffer).view(tensor.dtype)
-        return flat.reshape((sum(rows), *shape[1:])).to(tensor.device)
+        whole = (sum(rows), *shape[1:])
+        if not buffer.size:
+            return torch.empty(whole, dtype=tensor.dtype, device=tensor.device)
+        return torch.from_numpy(buffer).view(tensor.dtype).reshape(whole).to(tensor.device)
 
     _pending[handle] = _Pending((source,), finish, owns_handle=False)
     return handle

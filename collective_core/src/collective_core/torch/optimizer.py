@@ -62,8 +62,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._passes_per_step = passes
         self._passes_left = {p: passes for p in self._trained}
 
+    def _is_under_way(self) -> bool:
+        """Whether gradients of an unfinished step have been taken over."""
+        return any(len(bucket.waiting) < len(bucket.parameters) for bucket in self._buckets)
+
     def _require_idle(self, call: str) -> None:
-        if self._launched or any(b.waiting != set(b.parameters) for b in self._buckets):
+        if self._is_under_way():
             raise AssertionError(f"{call} was called after loss.backward() but before optimizer.step() or optimizer.synchronize()")
 
     def _gradient_ready(self, parameter: torch.nn.Parameter) -> None:
@@ -142,7 +146,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return super(self.__class__, self).step(closure)  # type: ignore[misc]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        if self._launched:
+        if self._is_under_way():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."

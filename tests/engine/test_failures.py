@@ -1,0 +1,61 @@
+"""Never a silent hang, never an error without a name: disagreement, death, absence, departure."""
+
+from __future__ import annotations
+
+import pytest
+
+#: Seconds in which a death must be noticed.
+NOTICE = 2.0
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2)])
+def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
+    reports = launch("disagree.py", n, hosts).must_succeed().reports()
+    assert set(reports) == set(range(n))
+    assert all(entry.get("done") for entry in reports.values())
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "victim", "phase"),
+    [(3, 1, 2, "waiting"), (3, 1, 0, "busy"), (4, 2, 3, "waiting"), (4, 2, 2, "busy"), (3, 3, 0, "waiting")],
+)
+def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, phase):
+    reports = launch("killed.py", n, hosts, [str(victim), phase], keep_going=True).reports()
+    assert set(reports) == set(range(n))
+    dead = reports.pop(victim)
+    for entry in reports.values():
+        assert entry["kind"] == "peer_lost"
+        assert entry["raised_at"] - dead["dies_at"] < NOTICE
+        assert entry["ranks"] == [victim]
+        assert f"rank {victim} (host " in entry["error"]
+        assert f"pid {dead['pid']}" in entry["error"]
+        assert ("barrier 'alive'" if phase == "waiting" else "allreduce 'gradient' (float32[4000000])") in entry["error"]
+        assert "stopped after an earlier failure" in entry["again"]
+
+
+@pytest.mark.parametrize(("n", "hosts", "absent"), [(3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (4, 2, [2])])
+def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
+    outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
+    reports = outcome.reports()
+    assert set(reports) == set(range(n))
+    for rank in set(range(n)) - set(absent):
+        entry = reports[rank]
+        assert entry["kind"] == "timeout"
+        assert entry["ranks"] == absent
+        assert 1.9 < entry["waited"] < 4.8
+        assert "allreduce 'loss' (float32[10])" in entry["error"]
+        for rank_absent in absent:
+            assert f"rank {rank_absent} (host " in entry["error"]
+            assert f"pid {reports[rank_absent]['pid']}" in entry["error"]
+    for rank in absent:
+        assert reports[rank]["kind"] == "timeout", "a rank that comes too late learns that it did"
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 3)])
+def test_a_rank_that_shut_down_is_named(launch, n, hosts):
+    reports = launch("leaving.py", n, hosts, keep_going=True).reports()
+    assert set(reports) == set(range(n - 1))
+    for entry in reports.values():
+        assert entry["kind"] == "peer_lost"
+        assert entry["ranks"] == [n - 1]
+        assert "shut its engine down" in entry["error"]

@@ -1,0 +1,52 @@
+"""Which address is advertised: decided from invented interfaces, no network needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective_core import CollectiveError, config, network
+from collective_core.network import Interface
+
+LO = Interface("lo", "127.0.0.1", 8)
+DOCKER = Interface("docker0", "172.17.0.1", 16)
+
+
+def choose(own, *others, **wishes):
+    return network.choose_address(own, list(others), **wishes)
+
+
+def test_the_network_that_all_hosts_share():
+    own = [LO, DOCKER, Interface("eth0", "10.0.0.5", 24), Interface("eth1", "192.168.7.5", 24)]
+    other = [LO, DOCKER, Interface("ens3", "192.168.7.9", 24), Interface("ens4", "10.9.0.9", 24)]
+    assert choose(own, other) == "192.168.7.5"
+
+
+def test_a_bridge_that_every_host_has_leads_nowhere():
+    own = [LO, Interface("bridge7", "172.30.0.1", 16), Interface("eth0", "10.0.0.5", 24)]
+    other = [LO, Interface("bridge7", "172.30.0.1", 16), Interface("eth0", "10.0.0.6", 24)]
+    assert choose(own, other) == "10.0.0.5"
+
+
+def test_a_wish_for_a_network_or_an_address_wins():
+    own = [LO, Interface("eth0", "10.0.0.5", 24), Interface("ib0", "172.18.3.4", 16), Interface("eth6", "fd00::5", 64)]
+    other = [LO, Interface("eth0", "10.0.0.6", 24), Interface("ib0", "172.18.3.5", 16)]
+    assert choose(own, other, networks=["172.18.0.0/16"]) == "172.18.3.4"
+    assert choose(own, other, networks=["192.168.0.0/16", "fd00::/8"]) == "fd00::5"
+    assert choose(own, other, address="10.0.0.5") == "10.0.0.5"
+
+
+def test_errors_list_what_there_is():
+    own = [LO, DOCKER]
+    with pytest.raises(CollectiveError, match=r"docker0 172\.17\.0\.1/16"):
+        choose(own, [LO, Interface("eth0", "203.0.113.6", 24)])
+    with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK=10"):
+        choose(own, [LO], networks=["10.0.0.0/8"])
+    with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK"):
+        choose(own, [LO], networks=["10.0.0.0/99"])
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "1e12"])
+def test_a_timeout_that_cannot_be_read_is_named(monkeypatch, text):
+    monkeypatch.setenv("COLLECTIVE_TIMEOUT", text)
+    with pytest.raises(CollectiveError, match="COLLECTIVE_TIMEOUT"):
+        config.from_environment()

@@ -1,0 +1,63 @@
+"""No one joins uninvited, and nothing is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from collective_core import _native
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts):
+    reports = launch("security.py", 2, hosts, ["strangers", str(tmp_path)]).must_succeed().reports()
+    for entry in reports.values():
+        assert entry["connected"], entry
+        assert not entry["still_listening"], "the listener must close once all ranks are there"
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
+    reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()
+    assert not any(entry["connected"] for entry in reports.values())
+    assert "does not know this job's secret" in reports[1]["error"]
+    assert reports[0]["kind"] == "timeout"
+    assert reports[0]["ranks"] == [1]
+
+
+def test_hmac_is_the_standard_one():
+    for key_length in (0, 1, 32, 64, 65, 200):
+        for length in (0, 1, 55, 56, 63, 64, 65, 1000):
+            key, message = os.urandom(key_length), os.urandom(length)
+            digest = bytearray(32)
+            buffer = (_native.ctypes.c_char * 32).from_buffer(digest)
+            _native.library().cc_hmac_sha256(key, key_length, message, length, buffer)
+            assert bytes(digest) == hmac.new(key, message, hashlib.sha256).digest()
+
+
+def litter():
+    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    return {p for place in places for pattern in ("*collective*", "*cc_*", "memfd*") for p in place.glob(pattern)}
+
+
+def test_killed_ranks_leave_nothing_behind(launch):
+    before = litter()
+    reports = launch("litter.py", 2).reports()
+    assert len(reports) >= 1
+    assert litter() <= before
+    assert "collective-core-" not in Path("/proc/net/unix").read_text()
+
+
+def test_a_forked_child_is_told_and_hides_no_death(launch):
+    outcome = launch("forked.py", 2, keep_going=True)
+    lines = [line for line in outcome.stdout.splitlines() if "REPORT" in line]
+    child = next(line for line in lines if "child" in line)
+    assert "spawn or forkserver" in child
+    parent = outcome.reports()[0]
+    assert parent["ranks"] == [1]
+    assert parent["waited"] < 3

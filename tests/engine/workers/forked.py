@@ -1,0 +1,32 @@
+"""A forked child is not a rank, and does not keep its dead parent's connections open."""
+
+import os
+import signal
+import time
+
+import common
+
+import collective_core as cc
+
+cc.init()
+cc.barrier()
+if cc.rank() == 1:
+    child = os.fork()
+    if child == 0:
+        try:
+            cc.barrier()
+            message = "no error"
+        except cc.CollectiveError as error:
+            message = str(error)
+        common.report(child=True, message=message)
+        time.sleep(6)  # outlives the parent
+        os._exit(0)
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    started = time.monotonic()
+    try:
+        cc.barrier()
+    except cc.CollectiveError as error:
+        common.report(waited=time.monotonic() - started, ranks=list(error.ranks))
+os._exit(0)

@@ -1,0 +1,14 @@
+"""Two ranks that have used everything and are then killed."""
+
+import os
+import signal
+
+import common
+import numpy as np
+
+import collective_core as cc
+
+cc.init()
+cc.allreduce(np.ones(1_000_000))
+common.report(done=True)
+os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,85 @@
+"""Starts the engine while strangers knock. argv[1]: strangers, wrong-secret or other-address.
+
+Drives the layer below init() with a launcher of its own: the ranks meet through files in argv[2], so that the test can slip
+between the opening of the listeners and the connecting.
+"""
+
+import os
+import pathlib
+import socket
+import sys
+import threading
+import time
+
+import common
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+
+mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+port, name = _native.open_listeners("127.0.0.1")
+(folder / f"{common.RANK}.part").write_text(f"{port} {name}")
+(folder / f"{common.RANK}.part").rename(folder / str(common.RANK))
+
+
+def read(rank):
+    path = folder / str(rank)
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_text().split()
+
+
+places = [read(rank) for rank in range(common.SIZE)]
+secret = b"s" * 32
+if mode == "wrong-secret" and common.RANK == 1:
+    secret = b"x" * 32
+peers = [
+    _native.PeerInfo(r, os.getpid() if r == common.RANK else 0, f"host{r * common.HOSTS // common.SIZE}", "box", "127.0.0.1", int(p), n)
+    for r, (p, n) in enumerate(places)
+]
+held, answers = [], []
+
+
+def knock():
+    """Silence, garbage, a hello with a false proof, on both doors of rank 0."""
+    hello = b"collcore" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(4) + b"\x02" + bytes(39)
+    for payload in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10, os.urandom(5000), hello):
+        for door in (("127.0.0.1", int(places[0][0])), "\0" + places[0][1]):
+            stranger = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)
+            stranger.connect(door)
+            stranger.settimeout(5)
+            held.append(stranger)
+            if payload:
+                stranger.sendall(payload)
+            if payload is hello:
+                reply = stranger.recv(64, socket.MSG_WAITALL)
+                assert len(reply) == 64
+                stranger.sendall(os.urandom(32))
+                try:
+                    answers.append(stranger.recv(1))
+                except ConnectionResetError:
+                    answers.append(b"")
+
+
+if mode == "strangers" and common.RANK == 0:
+    thread = threading.Thread(target=knock)
+    thread.start()
+if mode == "strangers" and common.RANK == 1:
+    time.sleep(1.5)  # the strangers come first
+try:
+    _native.connect(common.RANK, peers, secret, 20.0, 4.0)
+    if common.RANK == 0 and mode == "strangers":
+        thread.join()
+        assert answers == [b"", b""], answers
+    _native.run(_native.operation(_native.BARRIER, "b", "uint8", (), 0))
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening.add(int(fields[1].split(":")[1], 16))
+    common.report(connected=True, still_listening=port in listening)
+    _native.run(_native.operation(_native.BARRIER, "e", "uint8", (), 0))
+except CollectiveError as error:
+    common.report(connected=False, error=str(error), kind=error.kind, ranks=list(error.ranks))
+_native.close()

@@ -1,0 +1,111 @@
+"""Horovod's functions on torch tensors: types, asynchronous calls in different orders, gradients, objects."""
+
+import common
+import torch
+
+import collective_core.torch as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+torch.manual_seed(1234)
+
+
+def same(got, want):
+    assert got.dtype == want.dtype, (got.dtype, want.dtype)
+    assert got.shape == want.shape, (got.shape, want.shape)
+    assert torch.equal(got, want), (got - want).abs().max()
+
+
+def rank_order(parts, average):
+    wide = torch.float32 if parts[0].dtype in (torch.float16, torch.bfloat16) else parts[0].dtype
+    total = parts[0].to(wide)
+    for part in parts[1:]:
+        total = total + part.to(wide)
+    if average:
+        total = total / size if wide.is_floating_point else torch.div(total, size, rounding_mode="floor")
+    return total.to(parts[0].dtype)
+
+
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
+    large = [1_400_003] if dtype in (torch.float32, torch.bfloat16, torch.int64) else []
+    for count in [0, 1, 1031, *large]:
+        if dtype.is_floating_point:
+            everyone = [(torch.randn(count) * 10).to(dtype) for _ in range(size)]
+        else:
+            everyone = [torch.randint(0 if dtype == torch.uint8 else -50, 50, (count,)).to(dtype) for _ in range(size)]
+        mine = everyone[rank]
+        same(hvd.allreduce(mine), rank_order(everyone, True))
+        same(hvd.allreduce(mine, average=False), rank_order(everyone, False))
+        same(hvd.allreduce_(mine.clone(), op=hvd.Sum), rank_order(everyone, False))
+        same(hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum)), rank_order(everyone, False))
+        same(hvd.broadcast(mine, size - 1), everyone[size - 1])
+        same(hvd.synchronize(hvd.broadcast_async_(mine.clone(), 0)), everyone[0])
+        same(hvd.allgather(mine[: rank * 10]), torch.cat([everyone[r][: r * 10] for r in range(size)]))
+same(hvd.allreduce(torch.tensor([True, rank == 0, False]), op=hvd.Sum), torch.tensor([True, True, False]))
+
+# Not contiguous, scalar, compressed.
+base = torch.arange(12.0).reshape(3, 4)
+same(hvd.allreduce_(base.t().clone().t(), op=hvd.Sum), base * size)
+view = torch.zeros(4, 6)
+hvd.allreduce_(view[:, ::2].add_(1.0), op=hvd.Sum)
+same(view[:, ::2].contiguous(), torch.full((4, 3), float(size)))
+same(view[:, 1::2].contiguous(), torch.zeros(4, 3))
+same(hvd.allreduce(torch.tensor(float(rank)), op=hvd.Sum), torch.tensor(float(sum(range(size)))))
+for compression, half in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
+    everyone = [torch.randn(5000) for _ in range(size)]
+    got = hvd.allreduce(everyone[rank], compression=compression)
+    same(got, rank_order([e.to(half) for e in everyone], True).float())
+
+# Each rank submits in an order of its own; rank 0's order wins and nobody waits for ever.
+names = [f"t{i}" for i in range(12)]
+order = sorted(names, key=lambda n: (int(n[1:]) * 7 + rank * 5) % 12)
+handles = {n: hvd.allreduce_async(torch.full((1000 * (int(n[1:]) + 1),), float(int(n[1:]))), name=n, op=hvd.Sum) for n in order}
+for name in reversed(names):
+    result = hvd.synchronize(handles[name])
+    same(result, torch.full((1000 * (int(name[1:]) + 1),), float(int(name[1:]) * size)))
+handle = hvd.allreduce_async_(torch.ones(10))
+while not hvd.poll(handle):
+    pass
+hvd.synchronize(handle)
+try:
+    hvd.synchronize(handle)
+    raise AssertionError("a handle was accepted twice")
+except hvd.CollectiveError as error:
+    assert "synchronized already" in str(error)
+
+# Gradients of collectives.
+x = torch.full((3,), float(rank + 1), requires_grad=True)
+hvd.allreduce(x, op=hvd.Sum).sum().backward()
+same(x.grad, torch.full((3,), float(size)))
+x = torch.ones(rank + 1, 2, requires_grad=True)
+gathered = hvd.allgather(x)
+(gathered * torch.arange(float(gathered.shape[0])).unsqueeze(1)).sum().backward()
+begin = sum(range(1, rank + 1))
+same(x.grad, torch.arange(float(begin), float(begin + rank + 1)).unsqueeze(1).expand(-1, 2) * size)
+x = torch.ones(2, requires_grad=True)
+hvd.broadcast(x, 0).sum().backward()
+same(x.grad, torch.full((2,), float(size) if rank == 0 else 0.0))
+
+assert hvd.broadcast_object({"epoch": 3, "r": rank}, 0) == {"epoch": 3, "r": 0}
+assert hvd.broadcast_object(b"x" * 100_000 if rank == size - 1 else None, size - 1) == b"x" * 100_000
+assert hvd.allgather_object(["a"] * rank) == [["a"] * r for r in range(size)]
+for refused in (
+    lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum),
+    lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1), op=hvd.Adasum),
+    lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+):
+    try:
+        refused()
+        raise AssertionError("accepted")
+    except hvd.HorovodInternalError as error:
+        assert "not in this version" in str(error)
+try:
+    hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)
+    raise AssertionError("accepted")
+except ValueError:
+    pass
+assert not hvd.nccl_built()
+assert not hvd.mpi_built()
+hvd.barrier()
+common.report(done=True)
+hvd.shutdown()
