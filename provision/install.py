@@ -19,7 +19,7 @@ from provision.playbook import Outcome
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
-ROLES = ("packages", "hwloc", "python", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
+ROLES = ("guard", "packages", "hwloc", "python", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,6 @@ def install(session: Session, plan: Plan, sources: Sources, *, check: bool = Fal
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
     playbook = render(plan, sources, session.folder / "playbook")
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
+    extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     title = "Install (dry run)" if check else "Install"
     return session.play(playbook, title, hosts=list(hosts or plan.hosts), extra_vars=extra, check=check)

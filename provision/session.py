@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +47,22 @@ class Session:
         latest = paths.runs() / "latest"
         latest.unlink(missing_ok=True)
         latest.symlink_to(self.run_id)
+
+        (self.folder / "controller.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
+
+    @property
+    def owner(self) -> str:
+        """Who runs this, for those who find the hosts locked."""
+        return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
+
+    def dead_runs(self) -> list[str]:
+        """Earlier runs of this controller whose process is gone: what they have locked may be taken over."""
+        found = []
+        for note in paths.runs().glob("*/controller.pid"):
+            alive = Path(f"/proc/{note.read_text(encoding='utf-8').strip()}").exists()
+            if not alive and note.parent.name != self.run_id and not note.parent.is_symlink():
+                found.append(note.parent.name)
+        return found
 
     @property
     def ansible_inventory(self) -> str:
@@ -102,7 +121,7 @@ class Session:
             self.ansible_inventory,
             workdir=self.folder / "sweep",
             run_id=f"sweep-of-{self.run_id}",
-            extra_vars={"provision_sweep_command": resources.inline_command(script, self.run_id)},
+            extra_vars={"provision_sweep_command": resources.inline_command(script, self.run_id), "provision_swept_run": self.run_id},
             limit=names,
             passwords=self.passwords,
         )

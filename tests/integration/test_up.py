@@ -137,6 +137,28 @@ def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
         assert first.finish().returncode == 0
 
 
+def test_a_controller_on_another_machine_is_named_too(cluster):
+    lock = '{"run": "20260101-000000-abcdef", "owner": "ann on laptop (pid 7)", "since": "this morning"}'
+    root(cluster.hosts[1], f"echo '{lock}' > /run/provision.lock")
+    try:
+        result = provision("up", inventory(cluster))
+    finally:
+        root(cluster.hosts[1], "rm /run/provision.lock")
+    assert result.returncode == 1
+    assert "ann on laptop (pid 7) has been working on this host since this morning" in result.stdout
+    assert root(cluster.hosts[0], "ls /run/provision.lock* 2>/dev/null || true") == ""
+
+
+def test_a_controller_that_is_killed_while_installing_does_not_lock_the_next_one_out(cluster):
+    with running("up", inventory(cluster), "--no-smoke") as run:
+        run.wait_for("python: Make the environment")
+        os.kill(run.process.pid, signal.SIGKILL)
+    subprocess.run(["pkill", "-KILL", "-f", f"ansible-playbook.*{os.environ['PROVISION_HOME']}"], check=False)
+    assert root(cluster.hosts[0], "cat /run/provision.lock")
+    good(provision("up", inventory(cluster), "--no-smoke"))
+    assert root(cluster.hosts[0], "ls /run/provision.lock* 2>/dev/null || true") == ""
+
+
 def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
     with running("smoke", inventory(cluster), "--epochs", "500") as run:
         run.wait_for("Train Epoch")

@@ -169,3 +169,32 @@ def test_package_lock_names_the_holder(tmp_path: Path) -> None:
         _, events = play(tmp_path, [{"name": "Ask", "package_lock": {}}], name="held")
     assert free == ""
     assert next(event for event in events if event.kind == "ok").result["holder"].endswith(f"(pid {os.getpid()})")
+
+
+# --- controller_lock --------------------------------------------------------------------------------------------------------------
+
+
+def lock(tmp_path: Path, run: str, state: str = "held", **more: Any) -> Event:
+    lock.count += 1  # type: ignore[attr-defined]
+    arguments = {"state": state, "run": run, "owner": f"owner of {run}", "path": str(tmp_path / "lock"), **more}
+    _, events = play(tmp_path, [{"name": "Lock", "controller_lock": arguments}], name=f"lock{lock.count}")  # type: ignore[attr-defined]
+    return next(event for event in events if event.kind in ("ok", "changed", "failed"))
+
+
+lock.count = 0  # type: ignore[attr-defined]
+
+
+def test_controller_lock_names_the_holder_is_given_back_and_taken_from_the_dead(tmp_path: Path) -> None:
+    assert lock(tmp_path, "one").kind == "ok"
+    assert lock(tmp_path, "one").kind == "ok"  # it is mine already
+    refused = lock(tmp_path, "two")
+    assert refused.kind == "failed"
+    assert "owner of one has been working on this host since" in refused.text
+    lock(tmp_path, "two", state="released")  # not mine to give
+    assert lock(tmp_path, "two").kind == "failed"
+    assert lock(tmp_path, "two", dead=["zero", "one"]).result["taken_from"] == "one"
+    lock(tmp_path, "two", state="released")
+    assert lock(tmp_path, "three").kind == "ok"
+    (tmp_path / "lock").write_text("{half")
+    assert "left no name" in lock(tmp_path, "four").text
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("lock.")) == []

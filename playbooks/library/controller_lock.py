@@ -1,0 +1,116 @@
+#!/usr/bin/python
+"""Ansible module: one controller at a time on this host, also when they run on different machines. Python 3.7+, standard library only.
+
+The lock is a file under /run: a reboot forgets it. A controller names its own runs that have died, and may take their lock over.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: controller_lock
+short_description: Let one run at a time change this host
+description:
+  - Takes or gives back this host's lock. Never reports a change, because the lock is no part of the host's state.
+author: [the provision authors]
+options:
+  state: {description: Take it or give it back., choices: [held, released], required: true}
+  run: {description: The run's id., type: str, required: true}
+  owner: {description: Who runs it and where, for the message to others., type: str, default: somebody}
+  dead: {description: Ids of runs that are known to be over., type: list, elements: str, default: []}
+  path: {description: The lock file., type: path, default: /run/provision.lock}
+"""
+
+EXAMPLES = r"""
+- name: Keep other controllers off
+  controller_lock:
+    state: held
+    run: 20260101-120000-abcdef
+    owner: ann on laptop
+"""
+
+RETURN = r"""
+taken_from:
+  description: The dead run whose lock was taken over, or an empty string.
+  returned: always
+  type: str
+"""
+
+import json  # noqa: E402
+import os  # noqa: E402
+import time  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def holder(path):
+    """{"run", "owner", "since"} of the lock, or None when it is free."""
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {"run": "", "owner": "a run that left no name", "since": "an unknown time"}  # its controller died while writing it
+
+
+def hold(module, path, run):
+    """Returns the dead run whose lock was taken over, or an empty string; fails the module when a living one holds it."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    mine = json.dumps({"run": run, "owner": module.params["owner"], "since": now})
+    taken_from = ""
+    for _attempt in range(2):
+        found = holder(path)
+        if found is not None and found["run"] == run:
+            return taken_from
+        if found is not None and found["run"] not in module.params["dead"]:
+            module.fail_json(
+                msg=f"locked: {found['owner']} has been working on this host since {found['since']} (run {found['run']}). "
+                f"Wait until that run has ended; if it is gone for good, remove {path} here."
+            )
+        if module.check_mode:
+            return taken_from
+        if found is not None:
+            taken_from = found["run"]
+            os.unlink(path)
+        # A link fails when another controller was faster, and the lock is never seen half written.
+        draft = f"{path}.{run}"
+        with open(draft, "w") as file:
+            file.write(mine)
+        try:
+            os.link(draft, path)
+            return taken_from
+        except FileExistsError:
+            continue
+        finally:
+            os.unlink(draft)
+    return module.fail_json(msg=f"{path} changes hands too fast; run the command again")
+
+
+def release(module, path, run):
+    found = holder(path)
+    if found is not None and found["run"] == run and not module.check_mode:
+        os.unlink(path)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"choices": ["held", "released"], "required": True},
+            "run": {"type": "str", "required": True},
+            "owner": {"type": "str", "default": "somebody"},
+            "dead": {"type": "list", "elements": "str", "default": []},
+            "path": {"type": "path", "default": "/run/provision.lock"},
+        },
+        supports_check_mode=True,
+    )
+    path, run = module.params["path"], module.params["run"]
+    taken_from = ""
+    if module.params["state"] == "held":
+        taken_from = hold(module, path, run)
+    else:
+        release(module, path, run)
+    module.exit_json(changed=False, taken_from=taken_from)
+
+
+if __name__ == "__main__":
+    main()
