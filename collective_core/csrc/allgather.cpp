@@ -1,10 +1,11 @@
 // Allgather of blocks of any size, B bytes in all: every rank ends with every rank's block, in rank order.
 //
-// One host: per chunk, every rank copies its part into in[c % 2], barrier, every rank copies out all others' parts. One barrier
-// per chunk; buffers as in broadcast.cpp. Each rank reads and writes B bytes.
+// One host: per chunk, every rank copies its part into in[c % 2], barrier, every rank copies out all others' parts. One
+// barrier per chunk; buffers as in broadcast.cpp. Each rank reads and writes B bytes.
 //
-// Several hosts: one broadcast per block, one after the other. Every block crosses every link but one, and while a long block
-// is on its way all links are busy, so the time approaches (H - 1) / H * B / bandwidth ... B / bandwidth, as on a ring.
+// Several hosts: one broadcast per block, one after the other. Every block crosses every link but one, and while a long
+// block is on its way all links are busy, so the time approaches (H - 1) / H * B / bandwidth ... B / bandwidth, as on a
+// ring.
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +14,8 @@
 namespace cc {
 namespace {
 
-void gather_on_host(Group& group, const char* input, char* output, const std::vector<uint64_t>& offsets, Deadline& deadline) {
+void gather_on_host(Group& group, const char* input, char* output, const std::vector<uint64_t>& offsets,
+                    Deadline& deadline) {
   const Topology& topology = group.topology();
   const uint64_t chunk_bytes = group.layout().chunk_bytes;
   uint64_t longest = 0;
@@ -37,7 +39,8 @@ void gather_on_host(Group& group, const char* input, char* output, const std::ve
 
 }  // namespace
 
-void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets, Deadline& deadline) {
+void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,
+                     Deadline& deadline) {
   const Topology& topology = group.topology();
   const char* mine = static_cast<const char*>(input);
   if (topology.host_count() == 1) return gather_on_host(group, mine, output, offsets, deadline);

@@ -7,9 +7,9 @@
 //   4. every rank copies out[c % 2] into its tensor, after the barrier of chunk c + 1, which ends step 3 of chunk c.
 // So there is one barrier per chunk, and the copying of one chunk overlaps the reduction of the next on other ranks.
 //
-// Buffers: 2 in per rank and 2 out per host. in[c % 2] is written again for chunk c + 2, after the barrier of c + 1, which
-// every rank reaches only when its reduction of c is done. out[c % 2] is written again in step 3 of c + 2, after the barrier
-// of c + 2, which every rank reaches only when it has copied chunk c.
+// Buffers: 2 in per rank and 2 out per host. in[c % 2] is written again for chunk c + 2, after the barrier of c + 1,
+// which every rank reaches only when its reduction of c is done. out[c % 2] is written again in step 3 of c + 2, after
+// the barrier of c + 2, which every rank reaches only when it has copied chunk c.
 //
 // Bytes per rank for a tensor of N bytes: read N, write N (in); read N, write N/P (reduce); read N, write N (out). The
 // buffers stay in cache, so memory itself sees about 2N.
@@ -45,7 +45,8 @@ void allreduce_local(Group& group, const Operation& operation, Deadline& deadlin
     if (c < chunks) {
       const Slice slice = slice_of(length_of(c), topology.local_rank, topology.local_size(), element);
       for (int r = 0; r < topology.local_size(); ++r) sources[r] = group.in(r, c) + slice.begin * element;
-      kernels().reduce(reduction, group.out(c) + slice.begin * element, sources.data(), topology.local_size(), slice.length);
+      kernels().reduce(reduction, group.out(c) + slice.begin * element, sources.data(), topology.local_size(),
+                       slice.length);
     }
     if (c > 0) {
       std::memcpy(output + (c - 1) * chunk_elements * element, group.out(c - 1), length_of(c - 1) * element);

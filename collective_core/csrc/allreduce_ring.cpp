@@ -1,10 +1,12 @@
-// Allreduce of a large tensor among H hosts: reduce-scatter over slices and all-gather, on a ring of hosts, in rank order.
+// Allreduce of a large tensor among H hosts: reduce-scatter over slices and all-gather, on a ring of hosts, in rank
+// order.
 //
-// A textbook ring starts each slice at another host, so elements of different slices are summed in different orders, which
-// depend on the tensor's size. Here every partial sum starts at host 0 and travels 0 -> 1 -> ... -> H-1; each host adds its
-// ranks' values one after the other. The last host holds the sum in rank order, rounds it once and sends it on around the
-// ring, H-1 -> 0 -> 1 -> ... -> H-2. Slices go in parallel: local rank k of every host is the worker of slice k on a ring of
-// its own (K = channels() rings); segments of a slice follow each other, so that all links are busy at once.
+// A textbook ring starts each slice at another host, so elements of different slices are summed in different orders,
+// which depend on the tensor's size. Here every partial sum starts at host 0 and travels 0 -> 1 -> ... -> H-1; each
+// host adds its ranks' values one after the other. The last host holds the sum in rank order, rounds it once and sends
+// it on around the ring, H-1 -> 0 -> 1 -> ... -> H-2. Slices go in parallel: local rank k of every host is the worker
+// of slice k on a ring of its own (K = channels() rings); segments of a slice follow each other, so that all links are
+// busy at once.
 //
 // Per chunk of the tensor:
 //   1. every rank copies its chunk into its buffer in[c % 2]; barrier;
@@ -13,14 +15,16 @@
 //
 // Network, per tensor of N bytes, all rings of a host together:
 //   host 0 and the hosts 1..H-3 send 2N, host H-2 and host H-1 send N; nobody sends or receives more than 2N. The
-//   rotated ring sends 2(H-1)/H N: the same for H = 2, where the two N go in opposite directions at the same time, a half
-//   more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
+//   rotated ring sends 2(H-1)/H N: the same for H = 2, where the two N go in opposite directions at the same time, a
+//   half more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
 //   Latency: 2(H-1) hops of one segment.
 //
-// Buffers: in and out as in allreduce_local.cpp; per worker one staging area of a slice in the accumulator's type, so that a
-// received segment always has its place: no flow control, and no cycle of full buffers that could block the ring.
+// Buffers: in and out as in allreduce_local.cpp; per worker one staging area of a slice in the accumulator's type, so
+// that a received segment always has its place: no flow control, and no cycle of full buffers that could block the
+// ring.
 //
-// Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not matter.
+// Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
+// matter.
 #include <poll.h>
 
 #include <algorithm>
@@ -34,17 +38,18 @@
 namespace cc {
 namespace {
 
-// Large enough that a system call's cost vanishes, small enough that a chunk has many in flight and a segment stays in cache.
+// Large enough that a system call's cost vanishes, small enough that a chunk has many in flight and a segment stays in
+// cache.
 constexpr size_t segment_bytes = size_t(64) << 10;
 constexpr size_t segments_ahead = 4;  // partial sums that host 0 prepares while earlier ones leave
 
-enum class Part : uint32_t { partial = 1, result = 2 };
+enum class Part : uint32_t { none = 0, partial = 1, result = 2 };
 
 struct SegmentHead {
   uint32_t sequence;  // of the operation
   Part part;
-  uint64_t begin;     // element of the tensor
-  uint64_t length;    // elements
+  uint64_t begin;   // element of the tensor
+  uint64_t length;  // elements
 };
 
 struct Outgoing {
@@ -94,7 +99,8 @@ class SliceOnRing {
       }
       const bool wants_input = (host_ > 0 && summed_ < slice_.length) || results_ < results_wanted;
       if (wants_input) {
-        group_.wait_for_socket(from_previous_, POLLIN, group_.previous_rank(), deadline_, queue_.empty() ? -1 : to_next_, POLLOUT);
+        group_.wait_for_socket(from_previous_, POLLIN, group_.previous_rank(), deadline_,
+                               queue_.empty() ? -1 : to_next_, POLLOUT);
       } else {
         group_.wait_for_socket(to_next_, POLLOUT, group_.next_rank(), deadline_);
       }
@@ -111,9 +117,9 @@ class SliceOnRing {
 
   // Adds this host's ranks to the partial sum of `length` elements from `at`, and passes it on.
   void add_own(size_t at, size_t length) {
-    std::vector<const void*> sources;
+    std::vector<const void*> sources(static_cast<size_t>(topology_.local_size()));
     for (int r = 0; r < topology_.local_size(); ++r) {
-      sources.push_back(group_.in(r, chunk_) + (slice_.begin + at) * element_);
+      sources[r] = group_.in(r, chunk_) + (slice_.begin + at) * element_;
     }
     kernels().accumulate(reduction_, staged(at), host_ == 0, sources.data(), topology_.local_size(), length);
     summed_ = at + length;
@@ -154,12 +160,14 @@ class SliceOnRing {
     return n;
   }
 
-  // The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong sums.
+  // The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong
+  // sums.
   void check_head() {
     const size_t expected = head_.part == Part::partial ? summed_ : results_;
     if (head_.sequence != operation_.header.sequence || head_.begin != tensor_begin_ + expected || head_.length == 0 ||
         head_.length > slice_.length - expected) {
-      throw Failure(Fault::internal, topology_.describe(group_.previous_rank()) + " sent a segment out of turn (internal error)",
+      throw Failure(Fault::internal,
+                    topology_.describe(group_.previous_rank()) + " sent a segment out of turn (internal error)",
                     {group_.previous_rank()});
     }
   }
@@ -169,7 +177,8 @@ class SliceOnRing {
     bool moved = false;
     while (out.sent < sizeof out.head + out.size) {
       const bool in_head = out.sent < sizeof out.head;
-      const char* from = in_head ? reinterpret_cast<const char*>(&out.head) + out.sent : out.bytes + (out.sent - sizeof out.head);
+      const char* from =
+          in_head ? reinterpret_cast<const char*>(&out.head) + out.sent : out.bytes + (out.sent - sizeof out.head);
       const size_t size = in_head ? sizeof out.head - out.sent : out.size - (out.sent - sizeof out.head);
       const ptrdiff_t n = send_some(to_next_, from, size);
       if (n < 0) group_.liveness().lost(group_.next_rank());

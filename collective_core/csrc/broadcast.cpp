@@ -4,10 +4,11 @@
 //   1. the writer fills its buffer in[c % 2]: on the root's host the root, on other hosts the leader, from the network;
 //   2. barrier of the host;
 //   3. the leader sends the chunk to the next host's leader, unless that is the root's host; all others copy it out.
-// in[c % 2] is filled again for chunk c + 2, after the barrier of c + 1, which every rank reaches when it has read chunk c.
+// in[c % 2] is filled again for chunk c + 2, after the barrier of c + 1, which every rank reaches when it has read
+// chunk c.
 //
-// Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of latency.
-// Inside a host the root's N are read once and written once per rank, through the cache.
+// Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of
+// latency. Inside a host the root's N are read once and written once per rank, through the cache.
 #include <poll.h>
 
 #include <algorithm>

@@ -55,8 +55,9 @@ int32_t guarded(Body body) {
 std::shared_ptr<cc::Engine> engine() {
   Process& state = process();
   if (state.owner != 0 && state.owner != getpid()) {
-    throw cc::Failure(cc::Fault::closed,
-                      "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
+    throw cc::Failure(
+        cc::Fault::closed,
+        "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
   }
   const std::lock_guard<std::mutex> lock(state.mutex);
   if (!state.engine) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
@@ -110,10 +111,18 @@ int32_t result_of(const cc::Task& task) {
 
 }  // namespace
 
-int32_t cc_abi_version() { return cc_abi; }
-const char* cc_version() { return CC_VERSION; }
-const char* cc_kernels() { return cc::kernels().name; }
-const char* cc_last_error() { return last_error.c_str(); }
+int32_t cc_abi_version() {
+  return cc_abi;
+}
+const char* cc_version() {
+  return CC_VERSION;
+}
+const char* cc_kernels() {
+  return cc::kernels().name;
+}
+const char* cc_last_error() {
+  return last_error.c_str();
+}
 
 int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity) {
   const auto count = static_cast<int32_t>(last_ranks.size());
@@ -242,13 +251,15 @@ int32_t cc_release(int64_t handle) {
 int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
                   const void* const* in, int32_t inputs, uint64_t count) {
   return guarded([&] {
-    const cc::Reduction reduction{static_cast<cc::DType>(dtype), static_cast<cc::ReduceOp>(reduce), divisor, prescale, postscale};
+    const cc::Reduction reduction{static_cast<cc::DType>(dtype), static_cast<cc::ReduceOp>(reduce), divisor, prescale,
+                                  postscale};
     cc::kernels().reduce(reduction, out, in, inputs, count);
     return 0;
   });
 }
 
-void cc_hmac_sha256(const uint8_t* key, uint64_t key_bytes, const uint8_t* message, uint64_t message_bytes, uint8_t* digest) {
+void cc_hmac_sha256(const uint8_t* key, uint64_t key_bytes, const uint8_t* message, uint64_t message_bytes,
+                    uint8_t* digest) {
   const cc::Digest result = cc::hmac_sha256(std::string(reinterpret_cast<const char*>(key), key_bytes),
                                             std::string(reinterpret_cast<const char*>(message), message_bytes));
   std::copy(result.begin(), result.end(), digest);

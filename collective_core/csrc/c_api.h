@@ -1,7 +1,8 @@
-// The C interface that Python opens with ctypes. Plain numbers and pointers: no Python, no C++ type, no exception crosses it.
+// The C interface that Python opens with ctypes. Plain numbers and pointers: no Python, no C++ type, no exception
+// crosses it.
 //
-// There is one engine per process. Functions return 0 or a fault number of errors.h; cc_last_error tells the sentence, per
-// thread. All functions may be called from any thread. After fork() the child's calls fail with `closed`.
+// There is one engine per process. Functions return 0 or a fault number of errors.h; cc_last_error tells the sentence,
+// per thread. All functions may be called from any thread. After fork() the child's calls fail with `closed`.
 #pragma once
 
 #include <stdint.h>
@@ -22,35 +23,37 @@ struct cc_peer {
 };
 
 struct cc_operation {
-  int32_t kind;    // numbers of types.h
+  int32_t kind;  // numbers of types.h
   int32_t dtype;
   int32_t reduce;
   int32_t root;
   int32_t ndim;
   int32_t reserved;
   const int64_t* dims;
-  uint64_t count;       // elements on this rank
-  const void* input;    // must stay alive and unchanged until the operation is done
-  void* output;         // may be input; null for allgather
+  uint64_t count;     // elements on this rank
+  const void* input;  // must stay alive and unchanged until the operation is done
+  void* output;       // may be input; null for allgather
   double prescale;
   double postscale;
-  const char* name;     // the same on all ranks
+  const char* name;  // the same on all ranks
 };
 
 CC_API int32_t cc_abi_version();
 CC_API const char* cc_version();
-CC_API const char* cc_kernels();   // which instruction set sums
+CC_API const char* cc_kernels();  // which instruction set sums
 CC_API const char* cc_last_error();
 CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to blame for it; returns how many
 
 // "name address prefix-length" lines of this host's interfaces that are up.
 CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
 
-// Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this host.
+// Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this
+// host.
 CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
-// Connects to all peers. `timeout`: seconds without progress that end a collective; `start_timeout`: seconds for connecting.
-CC_API int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret, uint64_t secret_bytes,
-                          double timeout, double start_timeout);
+// Connects to all peers. `timeout`: seconds without progress that end a collective; `start_timeout`: seconds for
+// connecting.
+CC_API int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
+                          uint64_t secret_bytes, double timeout, double start_timeout);
 CC_API int32_t cc_close();
 
 // Blocking; not for allgather.

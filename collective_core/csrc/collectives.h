@@ -1,4 +1,5 @@
-// The data phases of the collectives. Each runs after an exchange in which all ranks agreed, on all ranks, in the same order.
+// The data phases of the collectives. Each runs after an exchange in which all ranks agreed, on all ranks, in the same
+// order.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +12,18 @@
 namespace cc {
 
 inline Reduction reduction_of(const Header& header, int size) {
-  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? size : 1, header.prescale, header.postscale};
+  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? size : 1, header.prescale,
+          header.postscale};
 }
 
-// The part of n elements that worker `index` of `workers` takes; boundaries lie on cache lines so that no two workers write
-// one line. Later slices may be shorter or empty.
+// The part of n elements that worker `index` of `workers` takes; boundaries lie on cache lines so that no two workers
+// write one line. Later slices may be shorter or empty.
 struct Slice {
   size_t begin, length;
 };
 inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
-  const size_t share = round_up((n + static_cast<size_t>(workers) - 1) / static_cast<size_t>(workers),
-                                cache_line / element_bytes);
+  const size_t share =
+      round_up((n + static_cast<size_t>(workers) - 1) / static_cast<size_t>(workers), cache_line / element_bytes);
   const size_t begin = static_cast<size_t>(index) * share < n ? static_cast<size_t>(index) * share : n;
   return {begin, n - begin < share ? n - begin : share};
 }
@@ -29,12 +31,13 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
 void allreduce_local(Group& group, const Operation& operation, Deadline& deadline);
 void allreduce_ring(Group& group, const Operation& operation, Deadline& deadline);
 
-// Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series of
-// broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
+// Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series
+// of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
 void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
                      Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
-void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets, Deadline& deadline);
+void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,
+                     Deadline& deadline);
 
 }  // namespace cc

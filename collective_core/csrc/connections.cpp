@@ -43,7 +43,7 @@ Expected plan_calls(const Topology& t) {
   };
   for (const int peer : t.local_ranks()) pair_with(peer, Purpose::local);
   const int hosts = t.host_count();
-  if (hosts == 1) return calls;
+  if (hosts < 2) return calls;
   if (t.is_leader()) {
     for (int host = 0; host < hosts; ++host) {
       if (host != t.host) pair_with(t.leader_of(host), Purpose::control);
@@ -61,6 +61,8 @@ Expected plan_calls(const Topology& t) {
 void keep(Connections* connections, const Call& call, bool called_by_me, Fd fd) {
   tune_peer_socket(fd.get());
   switch (call.purpose) {
+    case Purpose::none:
+      break;
     case Purpose::local:
       connections->local[call.peer] = std::move(fd);
       break;
@@ -77,7 +79,10 @@ void keep(Connections* connections, const Call& call, bool called_by_me, Fd fd) 
 class Acceptor {
  public:
   Acceptor(const Topology& topology, Listeners listeners, std::string secret, std::set<Call> expected)
-      : topology_(topology), listeners_(std::move(listeners)), secret_(std::move(secret)), missing_(std::move(expected)) {}
+      : topology_(topology),
+        listeners_(std::move(listeners)),
+        secret_(std::move(secret)),
+        missing_(std::move(expected)) {}
 
   void run(const Deadline& deadline, const std::atomic<bool>& stop) {
     try {
@@ -153,12 +158,13 @@ Fd call_peer(const Topology& topology, const Call& call, const std::string& secr
     return fd;
   } catch (const Failure& failure) {
     const bool network = call.purpose != Purpose::local;
-    throw Failure(failure.fault,
-                  "no connection to " + topology.describe(call.peer) +
-                      (network ? " at " + peer.address + " port " + std::to_string(peer.port) : "") + ": " + failure.what() +
-                      (network ? "; is a firewall between the hosts, or is this the wrong network (set COLLECTIVE_NETWORK)?"
-                               : ""),
-                  {call.peer});
+    throw Failure(
+        failure.fault,
+        "no connection to " + topology.describe(call.peer) +
+            (network ? " at " + peer.address + " port " + std::to_string(peer.port) : "") + ": " + failure.what() +
+            (network ? "; is a firewall between the hosts, or is this the wrong network (set COLLECTIVE_NETWORK)?"
+                     : ""),
+        {call.peer});
   }
 }
 

@@ -17,7 +17,8 @@ class Deadline {
   bool passed() const { return Clock::now() >= end_; }
   // A wait that depends on a peer's own wait gets more time, so that the peer's more exact message arrives first.
   bool passed_by(double grace_seconds) const {
-    return Clock::now() >= end_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
+    return Clock::now() >=
+           end_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
   }
   double remaining() const { return std::chrono::duration<double>(end_ - Clock::now()).count(); }
   double seconds() const { return seconds_; }

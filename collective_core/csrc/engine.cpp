@@ -11,7 +11,8 @@
 namespace cc {
 namespace {
 
-constexpr auto look_around = std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
+constexpr auto look_around =
+    std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
 
 // Small payloads travel with the header: all of an allreduce or an allgather, the root's of a broadcast.
 uint32_t inline_bytes_of(const Header& header, int rank, size_t limit) {
@@ -30,7 +31,8 @@ Engine::~Engine() {
     closing_ = true;
     changed_.notify_all();
     changed_.wait(lock, [this] { return !busy_; });  // ends: the running operation has a deadline
-    for (const auto& task : queue_) settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
+    for (const auto& task : queue_)
+      settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
     queue_.clear();
     changed_.notify_all();
   }
@@ -112,7 +114,8 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
     const Lock lock(mutex_);
     settle(*current, failure);
   } catch (const std::exception& error) {
-    const Failure failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(), {topology().rank});
+    const Failure failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(),
+                          {topology().rank});
     if (stopped_.empty()) {
       group_->liveness().spread(failure);
       stopped_ = failure.what();
@@ -157,7 +160,8 @@ std::shared_ptr<Task> Engine::agree(std::shared_ptr<Task> task, Deadline& deadli
   }
 }
 
-std::shared_ptr<Task> Engine::find_submitted(uint64_t name_hash, const std::shared_ptr<Task>& task, const Deadline& deadline) {
+std::shared_ptr<Task> Engine::find_submitted(uint64_t name_hash, const std::shared_ptr<Task>& task,
+                                             const Deadline& deadline) {
   if (task->operation.header.name_hash == name_hash) return task;
   Lock lock(mutex_);
   for (;;) {
@@ -197,8 +201,8 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
         std::vector<const void*> sources;
         for (const int r : topology().order) sources.push_back(Group::payload(group_->slot(header.sequence, r)));
         if (topology().size == 1) sources[0] = operation.input;
-        return kernels().reduce(reduction_of(header, topology().size), operation.output, sources.data(), topology().size,
-                                header.count);
+        return kernels().reduce(reduction_of(header, topology().size), operation.output, sources.data(),
+                                topology().size, header.count);
       }
       return topology().host_count() == 1 ? allreduce_local(*group_, operation, deadline)
                                           : allreduce_ring(*group_, operation, deadline);
@@ -207,7 +211,8 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
       const bool root = header.root == topology().rank;
       if (header.count == 0 || topology().size == 1) return;
       if (header.bytes() <= limit) {
-        if (!root) std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
+        if (!root)
+          std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
         return;
       }
       uint64_t chunk = 0;
@@ -232,7 +237,8 @@ void Engine::gather(Operation& operation, const std::vector<const Header*>& head
   operation.gathered.reset(new char[std::max<uint64_t>(operation.gathered_bytes, 1)]);
   if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
   for (size_t r = 0; r < size; ++r) {
-    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(const_cast<Header*>(headers[r])), headers[r]->bytes());
+    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(const_cast<Header*>(headers[r])),
+                headers[r]->bytes());
   }
 }
 

@@ -1,9 +1,9 @@
 // Runs collectives one at a time, in the same order on every rank.
 //
-// A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread, which
-// is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in different orders:
-// when an exchange shows different names, rank 0's operation goes first and the others move theirs to the front, waiting for
-// it to be submitted if need be.
+// A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread,
+// which is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in
+// different orders: when an exchange shows different names, rank 0's operation goes first and the others move theirs to
+// the front, waiting for it to be submitted if need be.
 #pragma once
 
 #include <condition_variable>

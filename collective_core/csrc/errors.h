@@ -29,6 +29,8 @@ class Failure : public std::runtime_error {
 };
 
 // After these the ranks no longer agree on what has been exchanged, so nothing more may be sent.
-inline bool is_fatal(Fault fault) { return fault != Fault::mismatch && fault != Fault::invalid; }
+inline bool is_fatal(Fault fault) {
+  return fault != Fault::mismatch && fault != Fault::invalid;
+}
 
 }  // namespace cc

@@ -118,8 +118,8 @@ void Exchange::swap_blocks(Deadline& deadline) {
       if (swap.frame_got < sizeof(Frame)) return moved || n > 0;
       if (swap.frame.type != FrameType::block) {
         group_.liveness().take_news(swap.rank, swap.frame);  // throws, or it was a goodbye:
-        throw Failure(Fault::peer_lost, topology.describe(swap.rank) + " has shut its engine down while others wait for it",
-                      {swap.rank});
+        throw Failure(Fault::peer_lost,
+                      topology.describe(swap.rank) + " has shut its engine down while others wait for it", {swap.rank});
       }
       if (swap.frame.sequence != sequence_ || swap.frame.length > most_block) {
         throw Failure(Fault::internal, topology.describe(swap.rank) + " is out of step (internal error)", {swap.rank});
@@ -183,7 +183,8 @@ void Exchange::place_block(int host, const std::vector<char>& block) {
     at += bytes;
   }
   if (at != block.size()) {
-    throw Failure(Fault::internal, "host " + std::to_string(host) + " sent a block that cannot be read (internal error)");
+    throw Failure(Fault::internal,
+                  "host " + std::to_string(host) + " sent a block that cannot be read (internal error)");
   }
 }
 

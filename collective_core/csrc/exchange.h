@@ -1,12 +1,14 @@
 // The first act of every collective: all ranks learn all ranks' headers, and their payloads if small.
 //
-// Inside a host: each rank writes header and payload into its slot and raises its `published` signal to the sequence number;
-// everyone waits for everyone's signal. One shot, no trailing barrier: slots alternate by the parity of the sequence, and a
-// rank can only reuse a slot after the exchange in between, for which all others must have finished reading it.
+// Inside a host: each rank writes header and payload into its slot and raises its `published` signal to the sequence
+// number; everyone waits for everyone's signal. One shot, no trailing barrier: slots alternate by the parity of the
+// sequence, and a rank can only reuse a slot after the exchange in between, for which all others must have finished
+// reading it.
 //
-// Between hosts: the leader waits for its host's slots, sends them as one block to every other leader, receives theirs into
-// the same slots, and raises `world`. Per exchange and host: (hosts - 1) messages of local_size * (192 + payload) bytes each
-// way, all at once, so one network latency. This is also the barrier, and the whole of a small allreduce or broadcast.
+// Between hosts: the leader waits for its host's slots, sends them as one block to every other leader, receives theirs
+// into the same slots, and raises `world`. Per exchange and host: (hosts - 1) messages of local_size * (192 + payload)
+// bytes each way, all at once, so one network latency. This is also the barrier, and the whole of a small allreduce or
+// broadcast.
 #pragma once
 
 #include <cstdint>

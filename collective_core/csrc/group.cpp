@@ -76,7 +76,8 @@ void Group::step_barrier(Deadline& deadline) {
   deadline.extend();
 }
 
-void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd, short other_events) {
+void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd,
+                            short other_events) {
   pollfd waiting[2] = {{fd, events, 0}, {other_fd, other_events, 0}};
   if (poll(waiting, other_fd >= 0 ? 2 : 1, nap_ms) > 0) return;
   liveness_.check();

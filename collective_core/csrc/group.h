@@ -1,4 +1,5 @@
-// The ranks of a job as one of them sees it: topology, connections, shared memory, and the waits that all collectives use.
+// The ranks of a job as one of them sees it: topology, connections, shared memory, and the waits that all collectives
+// use.
 #pragma once
 
 #include <string>
@@ -32,7 +33,8 @@ class Group {
   RankCell& my_cell() { return cell(topology_.local_rank); }
   Header* slot(uint32_t sequence, int rank) {
     char* base = memory_.data() + layout_.slots_at;
-    return reinterpret_cast<Header*>(base + ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
+    return reinterpret_cast<Header*>(base +
+                                     ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
   }
   static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
   // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
@@ -44,10 +46,11 @@ class Group {
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
   // Waits until the socket of `rank` is ready for `events` (or `other` is for its events). Throws like every wait.
-  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd = -1, short other_events = 0);
+  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd = -1,
+                       short other_events = 0);
   void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
   void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
-  int next_rank() const;      // at the other end of the data connections of this rank
+  int next_rank() const;  // at the other end of the data connections of this rank
   int previous_rank() const;
 
   [[noreturn]] void timed_out(const std::vector<int>& missing, const Deadline& deadline);

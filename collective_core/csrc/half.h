@@ -1,6 +1,6 @@
-// float16 and bfloat16 <-> float32, one value at a time, rounding to nearest even. Free of branches so that compilers turn
-// loops over them into vector code. Included by kernels that are compiled for several instruction sets: everything here has
-// internal linkage, so that the linker can never let an AVX copy serve a processor without AVX.
+// float16 and bfloat16 <-> float32, one value at a time, rounding to nearest even. Free of branches so that compilers
+// turn loops over them into vector code. Included by kernels that are compiled for several instruction sets: everything
+// here has internal linkage, so that the linker can never let an AVX copy serve a processor without AVX.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,9 @@ inline uint32_t bits_of_float(float value) {
   return bits;
 }
 
-inline float float_from_bfloat16(uint16_t half) { return float_from_bits(uint32_t(half) << 16); }
+inline float float_from_bfloat16(uint16_t half) {
+  return float_from_bits(uint32_t(half) << 16);
+}
 
 inline uint16_t bfloat16_from_float(float value) {
   const uint32_t bits = bits_of_float(value);

@@ -14,7 +14,9 @@ constexpr size_t nonce_bytes = 32;
 constexpr size_t proof_bytes = sizeof(Digest);
 constexpr double visitor_patience = 5.0;  // seconds that an unproven connection may take
 
-std::string bytes_of(const Hello& hello) { return {reinterpret_cast<const char*>(&hello), sizeof hello}; }
+std::string bytes_of(const Hello& hello) {
+  return {reinterpret_cast<const char*>(&hello), sizeof hello};
+}
 
 }  // namespace
 

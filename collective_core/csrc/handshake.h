@@ -4,9 +4,9 @@
 //   listener  -> connector  Reply    32 random bytes, HMAC(secret, "listener" | Hello | random bytes)
 //   connector -> listener   Proof    HMAC(secret, "connector" | Hello | random bytes of the Reply)
 //
-// Each side proves knowledge of the secret over the other's fresh random bytes, so nothing can be replayed; the two labels
-// differ, so a proof cannot be reflected; the Hello is covered, so a proof for one purpose is worthless for another. The
-// secret itself never travels. The connection that follows is authenticated, not encrypted.
+// Each side proves knowledge of the secret over the other's fresh random bytes, so nothing can be replayed; the two
+// labels differ, so a proof cannot be reflected; the Hello is covered, so a proof for one purpose is worthless for
+// another. The secret itself never travels. The connection that follows is authenticated, not encrypted.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace cc {
 
-enum class Purpose : uint8_t { local = 1, control = 2, data = 3 };
+enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct Hello {
   char magic[8];
@@ -33,7 +33,8 @@ struct Hello {
 static_assert(sizeof(Hello) == 64, "the hello is a wire format");
 
 // The connector's side, waiting. Throws Failure when the listener cannot prove itself or closes.
-void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel, const Deadline& deadline);
+void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+               const Deadline& deadline);
 
 // The listener's side of one connection, without waiting: strangers may connect and send anything, or nothing.
 class Visitor {

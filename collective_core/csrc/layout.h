@@ -17,7 +17,8 @@ namespace cc {
 
 constexpr size_t cache_line = 64;
 constexpr size_t page = 4096;
-// One host: four ranks' chunks stay in a shared cache of a few MiB. Several hosts: a longer run for the network's pipeline.
+// One host: four ranks' chunks stay in a shared cache of a few MiB. Several hosts: a longer run for the network's
+// pipeline.
 constexpr size_t chunk_bytes_one_host = size_t(512) << 10;
 constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
 // Inline payloads travel with the headers to every rank, so their sum over all ranks is kept near 64 KiB.
@@ -25,8 +26,8 @@ constexpr size_t inline_total = size_t(64) << 10;
 constexpr size_t inline_least = 256;
 constexpr size_t inline_most = 4096;
 
-constexpr int most_blamed = 32;          // ranks that a failure record can name
-constexpr size_t failure_text = 2048;    // bytes of its sentence
+constexpr int most_blamed = 32;        // ranks that a failure record can name
+constexpr size_t failure_text = 2048;  // bytes of its sentence
 
 // Written once, by the first rank of the host that meets a fatal failure.
 struct FailureRecord {
@@ -38,18 +39,20 @@ struct FailureRecord {
 };
 
 struct alignas(cache_line) RankCell {
-  Signal published;                 // sequence number of the last header in its slot
-  Signal step;                      // steps of the data phases that it has finished
-  std::atomic<uint32_t> left;       // it shut its engine down in good order
+  Signal published;            // sequence number of the last header in its slot
+  Signal step;                 // steps of the data phases that it has finished
+  std::atomic<uint32_t> left;  // it shut its engine down in good order
 };
 
 struct ControlBlock {
   FailureRecord failure;
-  Signal world;      // sequence number up to which the other hosts' slots are filled
+  Signal world;       // sequence number up to which the other hosts' slots are filled
   RankCell cells[1];  // local_size of them
 };
 
-inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline size_t round_up(size_t n, size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 struct Layout {
   explicit Layout(const Topology& t)
@@ -64,7 +67,8 @@ struct Layout {
     out_at = in_at + local_size * 2 * chunk_bytes;
     total = out_at + 2 * chunk_bytes;
   }
-  size_t local_size, size, chunk_bytes, inline_bytes = 0, slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0, total = 0;
+  size_t local_size, size, chunk_bytes, inline_bytes = 0, slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0,
+                                        total = 0;
 };
 
 }  // namespace cc

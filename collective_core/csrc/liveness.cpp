@@ -64,7 +64,8 @@ void Liveness::check() {
 void Liveness::check_waiting_for(int rank) {
   check();
   if (has_left(rank)) {
-    throw Failure(Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it", {rank});
+    throw Failure(Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it",
+                  {rank});
   }
 }
 
@@ -125,7 +126,8 @@ void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
     }
     poll(nullptr, 0, 10);
   }
-  throw Failure(Fault::peer_lost, topology_.describe(rank) + " is gone (its connection ended: the process died, was killed or shut down)",
+  throw Failure(Fault::peer_lost,
+                topology_.describe(rank) + " is gone (its connection ended: the process died, was killed or shut down)",
                 {rank});
 }
 

@@ -1,7 +1,8 @@
 // Knows who is alive and tells everyone when something went wrong.
 //
-// Inside a host a failure is a record in shared memory that every wait looks at. Between hosts the leaders send each other
-// frames on their control connections. Whoever meets a failure first writes the sentence that all ranks will show.
+// Inside a host a failure is a record in shared memory that every wait looks at. Between hosts the leaders send each
+// other frames on their control connections. Whoever meets a failure first writes the sentence that all ranks will
+// show.
 #pragma once
 
 #include <map>
@@ -16,7 +17,7 @@
 
 namespace cc {
 
-enum class FrameType : uint32_t { block = 1, failure = 2, goodbye = 3 };
+enum class FrameType : uint32_t { none = 0, block = 1, failure = 2, goodbye = 3 };
 
 // Precedes everything on a control connection.
 struct Frame {
@@ -29,7 +30,8 @@ class Liveness {
  public:
   Liveness(const Topology& topology, Connections& connections, ControlBlock& control);
 
-  // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for spins.
+  // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
+  // spins.
   void check();
   // As check, but also when `rank`, which we are waiting for, has shut down in good order.
   void check_waiting_for(int rank);
@@ -57,7 +59,7 @@ class Liveness {
   const Topology& topology_;
   Connections& connections_;
   ControlBlock& control_;
-  std::set<int> left_;   // remote leaders that said goodbye, local ranks whose hang-up has been seen
+  std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
   std::set<int> muted_;
   bool spread_ = false;
 };

@@ -8,8 +8,8 @@ namespace cc {
 namespace {
 
 bool same_request(const Header& a, const Header& b) {
-  if (a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype || a.reduce != b.reduce || a.root != b.root ||
-      a.ndim != b.ndim || a.prescale != b.prescale || a.postscale != b.postscale) {
+  if (a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype || a.reduce != b.reduce ||
+      a.root != b.root || a.ndim != b.ndim || a.prescale != b.prescale || a.postscale != b.postscale) {
     return false;
   }
   // Ranks may gather different numbers of rows, but rows of one shape.

@@ -1,5 +1,6 @@
 // What a collective is: its kind, its element type, and the header that every rank publishes before any data moves.
-// The header is what the ranks compare (mismatch.cpp); its layout is the wire format, so all ranks run one engine version.
+// The header is what the ranks compare (mismatch.cpp); its layout is the wire format, so all ranks run one engine
+// version.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ inline size_t accumulator_size_of(DType dtype) {
   return dtype == DType::f16 || dtype == DType::bf16 ? sizeof(float) : size_of(dtype);
 }
 inline const char* name_of(DType dtype) {
-  static const char* const names[] = {"uint8",   "int8",     "uint16",  "int16",   "uint32", "int32", "uint64", "int64",
-                                      "float16", "bfloat16", "float32", "float64", "bool"};
+  static const char* const names[] = {"uint8", "int8",    "uint16",   "int16",   "uint32",  "int32", "uint64",
+                                      "int64", "float16", "bfloat16", "float32", "float64", "bool"};
   return names[static_cast<size_t>(dtype)];
 }
 inline const char* name_of(Kind kind) {
@@ -35,8 +36,8 @@ inline const char* name_of(ReduceOp op) {
   return names[static_cast<size_t>(op)];
 }
 
-constexpr int max_dims = 8;          // dimensions spelt out in error messages; PyTorch tensors rarely have more
-constexpr size_t name_bytes = 72;    // of the tensor's name kept for messages; the whole name is in name_hash
+constexpr int max_dims = 8;        // dimensions spelt out in error messages; PyTorch tensors rarely have more
+constexpr size_t name_bytes = 72;  // of the tensor's name kept for messages; the whole name is in name_hash
 
 struct Header {
   uint32_t sequence;      // of the exchange; both sides must agree on it
@@ -75,10 +76,10 @@ inline uint64_t hash_of(const char* text) {  // FNV-1a, 64 bits
 struct Operation {
   Header header{};
   const void* input = nullptr;
-  void* output = nullptr;             // allgather: null, the engine allocates `gathered`
-  std::unique_ptr<char[]> gathered;   // allgather: all ranks' bytes, in rank order
+  void* output = nullptr;            // allgather: null, the engine allocates `gathered`
+  std::unique_ptr<char[]> gathered;  // allgather: all ranks' bytes, in rank order
   uint64_t gathered_bytes = 0;
-  std::vector<int64_t> first_dims;    // allgather: rows that each rank contributed
+  std::vector<int64_t> first_dims;  // allgather: rows that each rank contributed
   std::string describe() const {
     std::string text = name_of(header.kind);
     if (header.name[0]) text += std::string(" '") + header.name + "'";

@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104). Ours, so that the engine links no cryptographic library; used only for
-// the few hundred bytes of a handshake, so plain rather than fast.
+// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104). Ours, so that the engine links no cryptographic library; used only
+// for the few hundred bytes of a handshake, so plain rather than fast.
 #pragma once
 
 #include <array>

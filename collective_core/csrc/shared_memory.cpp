@@ -60,7 +60,7 @@ void SharedMemory::create(size_t bytes) {
 }
 
 void SharedMemory::adopt(Fd fd, size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd.get(), &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
     throw Failure(Fault::internal, "the ranks of this host disagree on the size of their shared memory");
   }

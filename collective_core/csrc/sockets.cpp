@@ -24,13 +24,13 @@
 namespace cc {
 namespace {
 
-constexpr int backlog = 512;             // connections that may wait while the acceptor is busy; more than ranks per host
-constexpr int retry_ms = 20;             // between attempts while a listener's backlog is full
+constexpr int backlog = 512;  // connections that may wait while the acceptor is busy; more than ranks per host
+constexpr int retry_ms = 20;  // between attempts while a listener's backlog is full
 constexpr double refused_patience = 3.0;  // seconds that a refused connection is retried before it is believed
-constexpr int keepalive_idle_s = 10;     // a silent peer is probed after this,
-constexpr int keepalive_interval_s = 5;  // then so often,
-constexpr int keepalive_probes = 3;      // and given up after so many: a host without power is noticed in 25 s
-constexpr unsigned unacked_ms = 25000;   // the same limit for data that is not acknowledged
+constexpr int keepalive_idle_s = 10;      // a silent peer is probed after this,
+constexpr int keepalive_interval_s = 5;   // then so often,
+constexpr int keepalive_probes = 3;       // and given up after so many: a host without power is noticed in 25 s
+constexpr unsigned unacked_ms = 25000;    // the same limit for data that is not acknowledged
 
 // Open descriptors, so that a forked child can close them without locks or memory allocation.
 constexpr size_t fork_table_size = 8192;
@@ -163,7 +163,8 @@ Fd listen_tcp(const std::string& address, int* port) {
   Fd fd = listen_on(parse_address(address, 0), address);
   SocketAddress bound;
   bound.length = sizeof bound.storage;
-  if (getsockname(fd.get(), bound.get(), &bound.length) != 0) throw Failure(Fault::internal, system_error("getsockname"));
+  if (getsockname(fd.get(), bound.get(), &bound.length) != 0)
+    throw Failure(Fault::internal, system_error("getsockname"));
   *port = ntohs(bound.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound.storage)->sin6_port
                                                     : reinterpret_cast<sockaddr_in*>(&bound.storage)->sin_port);
   return fd;
@@ -187,7 +188,9 @@ Fd connect_unix(const std::string& name, const Deadline& deadline) {
   return connect_to(unix_address(name), "a rank of this host", deadline);
 }
 
-Fd accept_now(int listener) { return Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
+Fd accept_now(int listener) {
+  return Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
 
 void tune_peer_socket(int fd) {
   // Failures are ignored: unix sockets have none of these options, and a socket without them still works.
@@ -256,6 +259,8 @@ std::string random_bytes(size_t n) {
   return bytes;
 }
 
-std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno); }
+std::string system_error(const std::string& what) {
+  return what + ": " + std::strerror(errno);
+}
 
 }  // namespace cc

@@ -1,8 +1,9 @@
 // Who runs where: ranks grouped into hosts, in the order in which the engine sums. Pure: no sockets, no clock.
 //
-// Hosts are ordered by their lowest rank, ranks inside a host by rank. `order` lists all ranks host after host; it is the
-// order of summation. Launchers that fill one host before the next (mpirun's default, "by slot") give order = 0,1,2,...
-// Under a cyclic placement ("by node") the order is still one fixed order for every element, only not the rank order.
+// Hosts are ordered by their lowest rank, ranks inside a host by rank. `order` lists all ranks host after host; it is
+// the order of summation. Launchers that fill one host before the next (mpirun's default, "by slot") give order =
+// 0,1,2,... Under a cyclic placement ("by node") the order is still one fixed order for every element, only not the
+// rank order.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@ namespace cc {
 struct Peer {
   int rank = 0;
   int64_t pid = 0;
-  std::string host_id;      // equal for two ranks exactly when they can share memory
-  std::string host_name;    // for messages
-  std::string address;      // numeric IPv4 or IPv6, empty when all ranks are on one host
+  std::string host_id;    // equal for two ranks exactly when they can share memory
+  std::string host_name;  // for messages
+  std::string address;    // numeric IPv4 or IPv6, empty when all ranks are on one host
   int port = 0;
   std::string socket_name;  // of the abstract unix socket, empty when the rank is alone on its host
 };
@@ -36,7 +37,8 @@ struct Topology {
   int leader_of(int host_index) const { return hosts[host_index][0]; }
   bool is_leader() const { return local_rank == 0; }
   int host_of(int other_rank) const;
-  // Ranks per host that have a partner on every other host; each such rank carries a slice of the data over the network.
+  // Ranks per host that have a partner on every other host; each such rank carries a slice of the data over the
+  // network.
   int channels() const;
   // "rank 3 (host node-b, pid 4711)"
   std::string describe(int other_rank) const;

@@ -1,5 +1,5 @@
-// The vocabulary that every part shares. No library headers with inline code: the kernels include this file, and what they
-// include is compiled for processors that a host may not have (see half.h).
+// The vocabulary that every part shares. No library headers with inline code: the kernels include this file, and what
+// they include is compiled for processors that a host may not have (see half.h).
 #pragma once
 
 #include <stdint.h>

@@ -1,8 +1,8 @@
 // How a rank waits for another rank of its host: spin, then yield, then sleep in a futex.
 //
-// Spinning answers in well under a microsecond but takes a core; with more ranks than cores the rank that is waited for may
-// need that very core, so the spin is short there and the yield hands the core over. Naps are short and end in `check`,
-// which throws when a peer died, a failure was announced or the deadline passed: no wait is silent or endless.
+// Spinning answers in well under a microsecond but takes a core; with more ranks than cores the rank that is waited for
+// may need that very core, so the spin is short there and the yield hands the core over. Naps are short and end in
+// `check`, which throws when a peer died, a failure was announced or the deadline passed: no wait is silent or endless.
 #pragma once
 
 #include <linux/futex.h>
@@ -17,8 +17,8 @@
 
 namespace cc {
 
-// A counter in shared memory that one rank raises and others wait for. It counts modulo 2^32; "reached" is decided by the
-// sign of the difference, so waiters may lag by up to 2^31.
+// A counter in shared memory that one rank raises and others wait for. It counts modulo 2^32; "reached" is decided by
+// the sign of the difference, so waiters may lag by up to 2^31.
 struct alignas(64) Signal {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;  // a killed sleeper leaves it raised, which only costs needless wake calls
@@ -29,9 +29,9 @@ struct Patience {
   int spins;
   int yields;
 };
-constexpr Patience own_core = {4000, 50};      // about 20 us of spinning: longer than a small message takes
-constexpr Patience shared_core = {50, 200};    // more ranks than cores
-constexpr long nap_ns = 20 * 1000 * 1000;      // how late a death may be noticed
+constexpr Patience own_core = {4000, 50};    // about 20 us of spinning: longer than a small message takes
+constexpr Patience shared_core = {50, 200};  // more ranks than cores
+constexpr long nap_ns = 20 * 1000 * 1000;    // how late a death may be noticed
 
 inline bool has_reached(const Signal& signal, uint32_t target) {
   return static_cast<int32_t>(signal.value.load(std::memory_order_acquire) - target) >= 0;

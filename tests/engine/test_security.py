@@ -26,7 +26,7 @@ def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
     reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()
     assert not any(entry["connected"] for entry in reports.values())
     assert "does not know this job's secret" in reports[1]["error"]
-    assert reports[0]["kind"] == "timeout"
+    assert reports[0]["kind"] in ("timeout", "peer_lost")  # it waited for rank 1, or called it and was not convinced either
     assert reports[0]["ranks"] == [1]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
@@ -21,7 +21,10 @@ SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 DTYPES = {
     name: number
     for number, name in enumerate(
-        "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 bool".split()
+        (
+            *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+            *("float16", "bfloat16", "float32", "float64", "bool"),
+        )
     )
 }
 
@@ -77,7 +80,7 @@ class PeerInfo(NamedTuple):
     socket_name: str
 
 
-_library: Optional[ctypes.CDLL] = None
+_library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
@@ -123,7 +126,7 @@ def check(fault: int) -> None:
         raise CollectiveError(text, KINDS.get(fault, "internal"), ranks[:count])
 
 
-def interfaces() -> List[Tuple[str, str, int]]:
+def interfaces() -> list[tuple[str, str, int]]:
     """(name, address, prefix length) of the interfaces of this host that are up."""
     text = ctypes.create_string_buffer(1 << 16)
     check(library().cc_interfaces(text, len(text)))
@@ -131,7 +134,7 @@ def interfaces() -> List[Tuple[str, str, int]]:
     return [(name, address, int(prefix)) for name, address, prefix in rows]
 
 
-def open_listeners(address: Optional[str]) -> Tuple[int, str]:
+def open_listeners(address: str | None) -> tuple[int, str]:
     """Listens on ``address`` (none: only inside the host). Returns port and the local socket's name."""
     port = c_int32()
     name = ctypes.create_string_buffer(108)
@@ -200,7 +203,7 @@ def wait(handle: int) -> None:
         check(library().cc_wait(handle, SIGNAL_INTERVAL, byref(done)))
 
 
-def gathered(handle: int, size: int) -> Tuple[int, int, List[int]]:
+def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:
     """Address and bytes of a finished allgather's result, valid until :func:`release`, and the rows of each rank."""
     data, length, rows = c_void_p(), c_uint64(), (c_int64 * size)()
     check(library().cc_gathered(handle, byref(data), byref(length), rows))

@@ -7,7 +7,7 @@ disagreement raises :class:`CollectiveError` (kind ``mismatch``) on every rank, 
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional, Tuple, cast
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,8 @@ def reduction_number(op: Any, dtype: str, prescale: float, postscale: float) -> 
         raise CollectiveError(f"prescale_factor and postscale_factor need a floating-point tensor, not {dtype}", "invalid")
     if dtype == "bool" and op == Average:
         raise CollectiveError("the average of booleans is not defined; cast the tensor first", "invalid")
-    return REDUCTIONS[op]
+    number: int = REDUCTIONS[op]
+    return number
 
 
 def run(operation: _native.Operation) -> None:
@@ -48,7 +49,7 @@ def wait(handle: int) -> None:
         raise
 
 
-def _contiguous(array: Any) -> Tuple[np.ndarray[Any, Any], str]:
+def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str]:
     # ascontiguousarray would turn a scalar into a vector.
     contiguous = np.asarray(array, order="C")
     dtype = contiguous.dtype.name
@@ -59,7 +60,7 @@ def _contiguous(array: Any) -> Tuple[np.ndarray[Any, Any], str]:
 
 def allreduce(
     array: Any,
-    name: Optional[str] = None,
+    name: str | None = None,
     op: str = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -90,9 +91,9 @@ def allreduce(
     return result
 
 
-def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def broadcast(array: Any, root_rank: int = 0, name: str | None = None) -> np.ndarray[Any, Any]:
     """The root's array on every rank, as a new array; all ranks pass one of the same type and shape."""
-    member = context.current()
+    context.current()
     source, dtype = _contiguous(array)
     result = source.copy()
     run(
@@ -102,7 +103,7 @@ def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> np.
             dtype,
             source.shape,
             source.size,
-            result.ctypes.data if member.rank == root_rank else result.ctypes.data,
+            result.ctypes.data,
             result.ctypes.data,
             root=root_rank,
         )
@@ -110,17 +111,18 @@ def broadcast(array: Any, root_rank: int = 0, name: Optional[str] = None) -> np.
     return result
 
 
-def allgather(array: Any, name: Optional[str] = None) -> np.ndarray[Any, Any]:
+def allgather(array: Any, name: str | None = None) -> np.ndarray[Any, Any]:
     """All ranks' arrays one after the other along the first dimension, which may differ between ranks."""
     context.current()
     source, dtype = _contiguous(array)
     handle = submit_allgather(source.ctypes.data, dtype, source.shape, source.size, name, blocking=True)
     wait_and_release_on_error(handle)
     buffer, rows = take_gathered(handle)
-    return cast("np.ndarray[Any, Any]", buffer.view(source.dtype).reshape((sum(rows),) + source.shape[1:]))
+    result: np.ndarray[Any, Any] = buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:]))
+    return result
 
 
-def submit_allgather(address: int, dtype: str, shape: Tuple[int, ...], count: int, name: Optional[str], blocking: bool) -> int:
+def submit_allgather(address: int, dtype: str, shape: tuple[int, ...], count: int, name: str | None, blocking: bool) -> int:
     """Starts an allgather and returns its handle."""
     if not shape:
         raise CollectiveError("allgather needs at least one dimension; reshape the scalar to (1,)", "invalid")
@@ -136,7 +138,7 @@ def wait_and_release_on_error(handle: int) -> None:
         raise
 
 
-def take_gathered(handle: int) -> Tuple[np.ndarray[Any, Any], List[int]]:
+def take_gathered(handle: int) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The bytes of a finished allgather as an array of uint8, without a copy, and each rank's rows. Ends the handle."""
     import ctypes
 
@@ -147,10 +149,10 @@ def take_gathered(handle: int) -> Tuple[np.ndarray[Any, Any], List[int]]:
     memory = (ctypes.c_ubyte * length).from_address(address)
     # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
     weakref.finalize(memory, _native.release, handle).atexit = False
-    return np.frombuffer(memory, dtype=np.uint8), rows
+    return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
 
 
-def barrier(name: Optional[str] = None) -> None:
+def barrier(name: str | None = None) -> None:
     """Returns when every rank has called it."""
     context.current()
     run(_native.operation(_native.BARRIER, name or context.next_name("barrier"), "uint8", (), 0))

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,10 @@ def expected_sum(size: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
     return np.asarray(wide).astype(dtype)
 
 
-def check_all(seed: int = 0) -> List[str]:
+def check_all(seed: int = 0) -> list[str]:
     """Runs everything once; returns the names of the checks that failed on this rank."""
     rank, size = cc.rank(), cc.size()
-    wrong: List[str] = []
+    wrong: list[str] = []
 
     def compare(what: str, got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> None:
         if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
@@ -68,9 +68,9 @@ def transport() -> str:
     return " + ".join(parts)
 
 
-def report(failures: List[str], seconds: float) -> Dict[str, Any]:
+def report(failures: list[str], seconds: float) -> dict[str, Any]:
     """The document that ``--json`` prints."""
-    hosts: Dict[str, Dict[str, Any]] = {}
+    hosts: dict[str, dict[str, Any]] = {}
     for peer in context.current().peers:
         host = hosts.setdefault(peer.host_id, {"host": peer.host_name, "address": peer.address or None, "ranks": []})
         host["ranks"].append(peer.rank)
@@ -88,7 +88,7 @@ def report(failures: List[str], seconds: float) -> Dict[str, Any]:
     }
 
 
-def print_plainly(document: Dict[str, Any]) -> None:
+def print_plainly(document: dict[str, Any]) -> None:
     hosts = ", ".join(f"{h['host']} ({len(h['ranks'])})" for h in document["hosts"])
     print(f"collective_core {document['version']} ({document['kernels']} kernels): {document['size']} ranks on {hosts}")
     print(f"transport: {document['transport']}; checked in {document['seconds']} s")

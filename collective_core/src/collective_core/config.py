@@ -14,7 +14,7 @@ COLLECTIVE_SIMD                for tests: default, avx2 or avx512, at most which
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from collective_core.errors import CollectiveError
 
@@ -30,9 +30,9 @@ class Config(NamedTuple):
     timeout: float
     start_timeout: float
     fusion_bytes: int
-    address: Optional[str]
-    networks: Tuple[str, ...]
-    host_id: Optional[str]
+    address: str | None
+    networks: tuple[str, ...]
+    host_id: str | None
 
 
 def _number(name: str, default: float) -> float:

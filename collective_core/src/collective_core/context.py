@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from collective_core import _native, config, rendezvous
 from collective_core.errors import CollectiveError
@@ -18,19 +18,19 @@ class Membership(NamedTuple):
     local_size: int
     cross_rank: int
     cross_size: int
-    peers: List[_native.PeerInfo]
+    peers: list[_native.PeerInfo]
     config: config.Config
     pid: int
 
 
 _lock = threading.Lock()
-_membership: Optional[Membership] = None
-_launcher: Optional[Any] = None
+_membership: Membership | None = None
+_launcher: Any | None = None
 _healthy = True
-_counters: Dict[str, int] = {}
+_counters: dict[str, int] = {}
 
 
-def init(comm: Optional[Any] = None) -> None:
+def init(comm: Any | None = None) -> None:
     """Joins the job that this process was started in. Collective; a second call does nothing.
 
     ``comm``: an mpi4py communicator other than ``COMM_WORLD``. Raises :class:`CollectiveError` naming the rank and the
@@ -51,8 +51,8 @@ def init(comm: Optional[Any] = None) -> None:
         _membership = _place(_launcher.rank, peers, settings)
 
 
-def _place(rank: int, peers: List[_native.PeerInfo], settings: config.Config) -> Membership:
-    hosts: Dict[str, List[int]] = {}
+def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) -> Membership:
+    hosts: dict[str, list[int]] = {}
     for peer in peers:
         hosts.setdefault(peer.host_id, []).append(peer.rank)
     neighbours = hosts[peers[rank].host_id]
@@ -81,7 +81,7 @@ def note_failure(error: CollectiveError) -> None:
 
 def _at_exit() -> None:
     # A forked child (a data loader) inherits this handler but not the membership.
-    if _launcher is None or _membership is not None and _membership.pid != os.getpid():
+    if _launcher is None or (_membership is not None and _membership.pid != os.getpid()):
         return
     shutdown()
     _launcher.finish(_healthy)
@@ -137,7 +137,7 @@ def cross_size() -> int:
 
 def is_homogeneous() -> bool:
     """Whether all hosts have the same number of processes."""
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     for peer in current().peers:
         counts[peer.host_id] = counts.get(peer.host_id, 0) + 1
     return len(set(counts.values())) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Sequence
 
 #: Kinds of failure by the numbers of csrc/errors.h.
 KINDS = {1: "mismatch", 2: "timeout", 3: "peer_lost", 4: "invalid", 5: "internal", 6: "closed"}
@@ -18,7 +18,7 @@ class CollectiveError(RuntimeError):
     def __init__(self, message: str, kind: str = "internal", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.kind = kind
-        self.ranks: Tuple[int, ...] = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
 
 
 #: The name under which scripts written for Horovod catch it.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 from collective_core.errors import CollectiveError
 
@@ -32,13 +32,13 @@ class Interface(NamedTuple):
         return str(ipaddress.ip_interface(f"{self.address}/{self.prefix}").network)
 
 
-def candidates(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> List[Interface]:
+def candidates(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> list[Interface]:
     """Own interfaces that may lead to other hosts: not inner ones, none whose address another host has as well."""
     taken = {interface.address for host in others for interface in host}
     return [i for i in own if not i.name.startswith(INNER) and i.address not in taken]
 
 
-def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> Optional[str]:
+def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> str | None:
     """Own address in the first of ``networks`` (CIDR) that has one."""
     for text in networks:
         try:
@@ -51,7 +51,7 @@ def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> Optional[s
     return None
 
 
-def shared_network(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> Optional[str]:
+def shared_network(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> str | None:
     """Own address in a network in which every other host has a candidate address of its own."""
     for interface in candidates(own, others):
         network = interface.network()
@@ -61,7 +61,7 @@ def shared_network(own: Sequence[Interface], others: Sequence[Sequence[Interface
     return None
 
 
-def source_address(target: str) -> Optional[str]:
+def source_address(target: str) -> str | None:
     """The address from which the system would send to ``target``. A connected datagram socket sends nothing."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -75,7 +75,7 @@ def source_address(target: str) -> Optional[str]:
 def choose_address(
     own: Sequence[Interface],
     others: Sequence[Sequence[Interface]],
-    address: Optional[str] = None,
+    address: str | None = None,
     networks: Sequence[str] = (),
 ) -> str:
     """The address of this host for the other hosts. Raises :class:`CollectiveError` listing what there is to choose from."""
@@ -94,7 +94,7 @@ def choose_address(
     raise CollectiveError(f"{socket.gethostname()} has no address {wish}; its interfaces: {have}", "invalid")
 
 
-def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> Optional[str]:
+def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> str | None:
     usable = {i.address for i in candidates(own, others)}
     for host in others:
         for target in candidates(host, [own]):
@@ -104,5 +104,5 @@ def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> 
     return None
 
 
-def interfaces_of(rows: Sequence[Tuple[str, str, int]]) -> List[Interface]:
+def interfaces_of(rows: Sequence[tuple[str, str, int]]) -> list[Interface]:
     return [Interface(*row) for row in rows]

@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import socket
-from typing import Any, Dict, List, Optional
+import sys
+from typing import Any
 
 from collective_core import _native
 from collective_core.config import Config
@@ -30,7 +31,7 @@ class Single:
     rank = 0
     size = 1
 
-    def exchange(self, mine: bytes) -> List[bytes]:
+    def exchange(self, mine: bytes) -> list[bytes]:
         return [mine]
 
     def finish(self, healthy: bool) -> None:
@@ -40,17 +41,15 @@ class Single:
 class Mpi:
     """The ranks of an MPI communicator. MPI is used here and nowhere else."""
 
-    def __init__(self, communicator: Optional[Any] = None) -> None:
+    def __init__(self, communicator: Any | None = None) -> None:
         self._finalize = False
         if communicator is None:
+            # MPI_Finalize waits for all ranks, so after a failure it would turn an error into a hang. We call it ourselves, and
+            # only if all is well; unless the script has imported mpi4py.MPI first and so taken charge.
+            ours = "mpi4py.MPI" not in sys.modules
             try:
                 import mpi4py
 
-                # MPI_Finalize waits for all ranks, so after a failure it would turn an error into a hang. We call it ourselves,
-                # and only if all is well; unless the script has imported mpi4py.MPI first and so taken charge.
-                import sys
-
-                ours = "mpi4py.MPI" not in sys.modules
                 if ours:
                     mpi4py.rc.finalize = False
                 from mpi4py import MPI
@@ -65,7 +64,7 @@ class Mpi:
         self.rank = int(communicator.Get_rank())
         self.size = int(communicator.Get_size())
 
-    def exchange(self, mine: bytes) -> List[bytes]:
+    def exchange(self, mine: bytes) -> list[bytes]:
         """All ranks' bytes, by rank."""
         import numpy as np
 
@@ -87,14 +86,14 @@ class Mpi:
             MPI.Finalize()
 
 
-def find_launcher(communicator: Optional[Any] = None) -> Any:
+def find_launcher(communicator: Any | None = None) -> Any:
     """The launcher that started this process."""
     if communicator is not None or any(name in os.environ for name in MPI_VARIABLES):
         return Mpi(communicator)
     return Single()
 
 
-def host_identity(override: Optional[str] = None) -> str:
+def host_identity(override: str | None = None) -> str:
     """A text that two processes share exactly when they can share memory through an abstract unix socket.
 
     Such sockets belong to a network namespace, so two containers of one machine count as two hosts unless they share it.
@@ -111,21 +110,21 @@ def host_identity(override: Optional[str] = None) -> str:
     return "/".join(parts)
 
 
-def meet(launcher: Any, config: Config) -> List[_native.PeerInfo]:
+def meet(launcher: Any, config: Config) -> list[_native.PeerInfo]:
     """Tells the ranks about each other and connects them. Returns the table of peers, by rank.
 
     Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
     then the addresses and the secret, which rank 0 draws afresh for every job.
     """
     identity = host_identity(config.host_id)
-    mine: Dict[str, Any] = {
+    mine: dict[str, Any] = {
         "host_id": identity,
         "host_name": socket.gethostname(),
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
     }
     everyone = _exchange(launcher, mine)
-    first_of_host: Dict[str, Dict[str, Any]] = {}
+    first_of_host: dict[str, dict[str, Any]] = {}
     for info in everyone:
         first_of_host.setdefault(info["host_id"], info)
     address = None
@@ -150,11 +149,11 @@ def meet(launcher: Any, config: Config) -> List[_native.PeerInfo]:
     return peers
 
 
-def _exchange(launcher: Any, mine: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _exchange(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
 
 
-def _raise_first_error(places: List[Dict[str, Any]], everyone: List[Dict[str, Any]]) -> None:
+def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:
     """A rank that cannot start says so to all: nobody waits for it in vain."""
     failed = [(rank, place["error"]) for rank, place in enumerate(places) if place["error"]]
     if failed:

@@ -3,7 +3,6 @@
 import sys
 
 import common  # noqa: F401 - sets the host
-
 from collective_core.check import main
 
 sys.exit(main())

@@ -8,7 +8,7 @@ import numpy as np
 
 os.environ["COLLECTIVE_HOST_ID"] = f"host{common.RANK % common.HOSTS}"
 
-import collective_core as cc  # noqa: E402
+import collective_core as cc
 
 cc.init()
 digest = hashlib.sha256()

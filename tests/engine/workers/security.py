@@ -12,9 +12,9 @@ import threading
 import time
 
 import common
+from collective_core.errors import CollectiveError
 
 from collective_core import _native
-from collective_core.errors import CollectiveError
 
 mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
 port, name = _native.open_listeners("127.0.0.1")

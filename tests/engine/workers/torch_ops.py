@@ -1,9 +1,9 @@
 """Horovod's functions on torch tensors: types, asynchronous calls in different orders, gradients, objects."""
-
-import common
-import torch
+# ruff: noqa: PT017 - worker scripts run without pytest
 
 import collective_core.torch as hvd
+import common
+import torch
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()

@@ -1,4 +1,5 @@
 """DistributedOptimizer against one process that sees the whole batch."""
+# ruff: noqa: PT017 - worker scripts run without pytest
 
 import copy
 import hashlib
@@ -10,10 +11,9 @@ import common
 
 os.environ.setdefault("COLLECTIVE_FUSION_MB", "0.002")  # several buckets even for a small model
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-
-import collective_core.torch as hvd  # noqa: E402
+import collective_core.torch as hvd
+import torch
+from torch import nn
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -72,7 +72,7 @@ for (name, build), passes in itertools.product(OPTIMIZERS.items(), (1, 2)):
     assert isinstance(wrapped, type(plain))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     train(model, wrapped, 6, mine, passes, swap=rank % 2 == 1)
-    for (key, want), got in zip(reference.named_parameters(), model.parameters()):
+    for (key, want), got in zip(reference.named_parameters(), model.parameters(), strict=False):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-6, msg=f"{name} {passes} {key}")
         digest.update(got.detach().numpy().tobytes())
 
@@ -98,7 +98,7 @@ for name, build in OPTIMIZERS.items():
     reference = build(copy_model.parameters())
     reference.load_state_dict(states[0])
     train(copy_model, reference, 2, slice(None))
-    for want, got in zip(copy_model.parameters(), model.parameters()):
+    for want, got in zip(copy_model.parameters(), model.parameters(), strict=False):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-6)
 
 # Options.
@@ -117,13 +117,13 @@ wrapped.synchronize()
 gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 reference, plain = make(OPTIMIZERS["sgd"])
 nn.functional.cross_entropy(reference(x), y).backward()
-for want, got in zip(reference.parameters(), gradients):
+for want, got in zip(reference.parameters(), gradients, strict=False):
     torch.testing.assert_close(got, torch.zeros_like(got) if want.grad is None else want.grad, rtol=1e-5, atol=1e-6)
 with wrapped.skip_synchronize():
     wrapped.step()
 scheduler.step()
 assert wrapped.param_groups[0]["lr"] == 0.05
-for p, g in zip(model.parameters(), gradients):
+for p, g in zip(model.parameters(), gradients, strict=False):
     assert p.grad is None or torch.equal(p.grad, g), "a second reduction took place"
 
 nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()

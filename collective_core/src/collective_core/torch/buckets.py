@@ -7,7 +7,7 @@ order of operations the same on all ranks without asking each other.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import torch
 
@@ -15,15 +15,15 @@ import torch
 class Bucket:
     """Gradients that are summed as one flat tensor in host memory."""
 
-    def __init__(self, index: int, parameters: List[torch.nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, index: int, parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> None:
         self.name = f"gradients.{index}"
         self.parameters = parameters
         self.dtype = dtype
         self.waiting = set(parameters)
         self.flat: torch.Tensor = torch.empty(0)
-        self.contexts: Dict[torch.nn.Parameter, Any] = {}
+        self.contexts: dict[torch.nn.Parameter, Any] = {}
         self.handle = 0
-        self.places: Dict[torch.nn.Parameter, Tuple[int, int]] = {}
+        self.places: dict[torch.nn.Parameter, tuple[int, int]] = {}
         begin = 0
         for parameter in parameters:
             self.places[parameter] = (begin, begin + parameter.numel())
@@ -46,16 +46,16 @@ class Bucket:
         """Copies the reduced gradients back and prepares for the next step."""
         for parameter in self.parameters:
             reduced = compression.decompress(self.slot(parameter), self.contexts.pop(parameter))
-            parameter.grad.copy_(reduced)  # type: ignore[union-attr]
+            parameter.grad.copy_(reduced)
         self.waiting = set(self.parameters)
         self.handle = 0
 
 
-def make_buckets(parameters: Sequence[torch.nn.Parameter], most_bytes: int) -> List[Bucket]:
+def make_buckets(parameters: Sequence[torch.nn.Parameter], most_bytes: int) -> list[Bucket]:
     """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter)."""
-    buckets: List[Bucket] = []
-    open_groups: Dict[torch.dtype, List[torch.nn.Parameter]] = {}
-    open_bytes: Dict[torch.dtype, int] = {}
+    buckets: list[Bucket] = []
+    open_groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    open_bytes: dict[torch.dtype, int] = {}
 
     def close(dtype: torch.dtype) -> None:
         buckets.append(Bucket(len(buckets), open_groups.pop(dtype), dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
@@ -11,7 +11,7 @@ class Compressor:
     """Turns a tensor into one to send, and a received one back. ``context`` is whatever decompress needs."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         raise NotImplementedError
 
     @staticmethod
@@ -23,11 +23,11 @@ class NoneCompressor(Compressor):
     """Sends the tensor as it is."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: ARG004 - the interface of every compressor
         return tensor
 
 
@@ -37,7 +37,7 @@ class _HalfCompressor(Compressor):
     half: torch.dtype
 
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if tensor.dtype in (torch.float32, torch.float64):
             return tensor.to(cls.half), tensor.dtype
         return tensor, None

@@ -6,7 +6,7 @@ Objects are pickled; they are unpickled only from ranks that have proven that th
 from __future__ import annotations
 
 import pickle
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Iterable
 
 import torch
 
@@ -14,7 +14,7 @@ from collective_core import context
 from collective_core.torch import ops
 
 
-def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]], root_rank: int) -> None:
+def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
     """Overwrites parameters with the root's: ``model.state_dict()`` or ``model.named_parameters()``. Non-tensors are skipped.
 
     Raises ValueError for anything else, :class:`CollectiveError` when names or shapes differ between ranks.
@@ -22,7 +22,7 @@ def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]
     if isinstance(params, dict):
         pairs = sorted(params.items())
     else:
-        pairs = [p if isinstance(p, tuple) else (None, p) for p in params]  # type: ignore[misc]
+        pairs = [p if isinstance(p, tuple) else (None, p) for p in params]
         if any(name is None for name, _ in pairs):
             raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
     handles = [
@@ -43,7 +43,7 @@ class _TensorPlace:
         self.device_type = tensor.device.type
 
 
-def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """A copy of a nested state with places instead of tensors, which are appended to ``tensors`` in order."""
     if torch.is_tensor(value):
         tensors.append(value)
@@ -55,7 +55,7 @@ def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
     return value
 
 
-def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The reverse: fills the places with new tensors, which are appended to ``tensors`` in the same order."""
     if isinstance(value, _TensorPlace):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
@@ -72,7 +72,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = context.rank() == root_rank
-    tensors: List[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton")
     if is_root:
@@ -87,7 +87,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
         optimizer.load_state_dict(state)  # moves tensors to their parameters' devices
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
     """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
     name = name or context.next_name("broadcast_object")
     is_root = context.rank() == root_rank
@@ -99,7 +99,7 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = 
     return obj if is_root else _from_bytes(payload)
 
 
-def allgather_object(obj: Any, name: Optional[str] = None) -> List[Any]:
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Every rank's object, by rank."""
     name = name or context.next_name("allgather_object")
     payload = _to_bytes(obj)

@@ -8,7 +8,7 @@ operations in different orders.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 
@@ -48,13 +48,13 @@ __all__ = [
 class _Pending:
     """A submitted operation: the tensors to keep alive and what makes its result."""
 
-    def __init__(self, keep: Tuple[Any, ...], finish: Callable[[], torch.Tensor], owns_handle: bool = True) -> None:
+    def __init__(self, keep: tuple[Any, ...], finish: Callable[[], torch.Tensor], owns_handle: bool = True) -> None:
         self.keep = keep
         self.finish = finish
         self.owns_handle = owns_handle  # an allgather's handle goes over to its result, which lies in the engine's memory
 
 
-_pending: Dict[int, _Pending] = {}
+_pending: dict[int, _Pending] = {}
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -65,7 +65,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return name
 
 
-def _choose_op(average: Optional[bool], op: Optional[str]) -> str:
+def _choose_op(average: bool | None, op: str | None) -> str:
     """Horovod's old ``average=`` and new ``op=``; both at once is an error, neither means Average."""
     if average is not None:
         if op is not None:
@@ -86,7 +86,7 @@ def _submit(operation: _native.Operation, pending: _Pending) -> int:
 
 
 def _start_allreduce(
-    tensor: torch.Tensor, output: torch.Tensor, name: Optional[str], op: str, prescale: float, postscale: float, blocking: bool
+    tensor: torch.Tensor, output: torch.Tensor, name: str | None, op: str, prescale: float, postscale: float, blocking: bool
 ) -> int:
     """Reduces ``tensor`` into ``output`` (may be the same). Returns a handle, or 0 when blocking."""
     context.current()
@@ -125,7 +125,7 @@ class _Allreduce(torch.autograd.Function):
     """The gradient of an allreduce is the allreduce of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str], op: str, prescale: float, postscale: float) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, op: str, prescale: float, postscale: float) -> torch.Tensor:
         ctx.op, ctx.prescale, ctx.postscale = op, prescale, postscale
         output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         _start_allreduce(tensor, output, name, op, prescale, postscale, blocking=True)
@@ -141,10 +141,10 @@ class _Allreduce(torch.autograd.Function):
 
 def allreduce(
     tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
+    average: bool | None = None,
+    name: str | None = None,
     compression: Any = Compression.none,
-    op: Optional[str] = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -160,9 +160,9 @@ def allreduce(
 
 def allreduce_(
     tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[str] = None,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -173,9 +173,9 @@ def allreduce_(
 
 def allreduce_async(
     tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[str] = None,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
@@ -186,9 +186,9 @@ def allreduce_async(
 
 def allreduce_async_(
     tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[str] = None,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
@@ -197,13 +197,13 @@ def allreduce_async_(
 
 
 def grouped_allreduce_(
-    tensors: List[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[str] = None,
+    tensors: list[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     """:func:`allreduce_` of several tensors, all started before the first is waited for."""
     names = [f"{name}.{i}" if name else None for i in range(len(tensors))]
     handles = [allreduce_async_(t, average, n, op, prescale_factor, postscale_factor) for t, n in zip(tensors, names)]
@@ -211,21 +211,21 @@ def grouped_allreduce_(
 
 
 def grouped_allreduce(
-    tensors: List[torch.Tensor],
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
+    tensors: list[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
     compression: Any = Compression.none,
-    op: Optional[str] = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors, not differentiable."""
     pairs = [compression.compress(tensor.detach().clone()) for tensor in tensors]
     outputs = grouped_allreduce_([small for small, _ in pairs], average, name, op, prescale_factor, postscale_factor)
     return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
 
 
-def _start_broadcast(tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: Optional[str], blocking: bool) -> int:
+def _start_broadcast(tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, blocking: bool) -> int:
     """Writes the root's ``tensor`` into every rank's ``output`` (may be the same). Returns a handle, or 0 when blocking."""
     member = context.current()
     dtype = dtype_name(tensor)
@@ -263,7 +263,7 @@ class _Broadcast(torch.autograd.Function):
     """The gradient of a broadcast is the sum of all ranks' gradients, on the root; zero elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: Optional[str]) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
         ctx.root_rank = root_rank
         output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         _start_broadcast(tensor, output, root_rank, name, blocking=True)
@@ -277,30 +277,30 @@ class _Broadcast(torch.autograd.Function):
         return gradient, None, None
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None) -> torch.Tensor:
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """The root's tensor on every rank, as a new tensor."""
     output: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)
     return output
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None) -> torch.Tensor:
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Overwrites ``tensor`` with the root's, and returns it."""
     _start_broadcast(tensor, tensor, root_rank, name, blocking=True)
     return tensor
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None) -> int:
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
     """Starts a :func:`broadcast`; :func:`synchronize` returns the new tensor."""
     output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     return _start_broadcast(tensor, output, root_rank, name, blocking=False)
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None) -> int:
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
     """Starts a :func:`broadcast_`."""
     return _start_broadcast(tensor, tensor, root_rank, name, blocking=False)
 
 
-def _start_allgather(tensor: torch.Tensor, name: Optional[str], blocking: bool) -> int:
+def _start_allgather(tensor: torch.Tensor, name: str | None, blocking: bool) -> int:
     context.current()
     source = _host_copy(tensor)
     shape = tuple(tensor.shape)
@@ -321,7 +321,7 @@ class _Allgather(torch.autograd.Function):
     """The gradient of an allgather is this rank's part of the sum of all ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: Optional[str]) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
         ctx.rows = tensor.shape[0] if tensor.dim() else 0
         return synchronize(_start_allgather(tensor, name, blocking=True))
 
@@ -333,13 +333,13 @@ class _Allgather(torch.autograd.Function):
         return total[begin : begin + ctx.rows], None
 
 
-def allgather(tensor: torch.Tensor, name: Optional[str] = None) -> torch.Tensor:
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """All ranks' tensors one after the other along the first dimension, which may differ between ranks."""
     output: torch.Tensor = _Allgather.apply(tensor, name)
     return output
 
 
-def allgather_async(tensor: torch.Tensor, name: Optional[str] = None) -> int:
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> int:
     """Starts an :func:`allgather`; :func:`synchronize` returns the new tensor."""
     return _start_allgather(tensor, name, blocking=False)
 
@@ -361,7 +361,7 @@ def synchronize(handle: int) -> torch.Tensor:
     return result
 
 
-def barrier(process_set: Optional[Any] = None) -> None:
+def barrier(process_set: Any | None = None) -> None:
     """Returns when every rank has called it."""
     if process_set is not None:
         raise CollectiveError("process sets are not in this version", "invalid")

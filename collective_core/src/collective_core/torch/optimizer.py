@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
@@ -25,7 +25,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _distribute(
         self,
-        named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]],
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
         compression: Any,
         backward_passes_per_step: int,
         op: str,
@@ -44,7 +44,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = _names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
-        self._hook_handles: List[Any] = []
+        self._hook_handles: list[Any] = []
         self._make_buckets()
         if context.size() > 1:
             for parameter in self._trained:
@@ -52,15 +52,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _make_buckets(self) -> None:
         self._buckets = make_buckets(self._trained, context.current().config.fusion_bytes)
-        self._bucket_of: Dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
-        self._passes_left = {p: self._passes_per_step for p in self._trained}
+        self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
+        self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._launched = 0
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
         self._require_idle("set_backward_passes_per_step")
         self._passes_per_step = passes
-        self._passes_left = {p: passes for p in self._trained}
+        self._passes_left = dict.fromkeys(self._trained, passes)
 
     def _is_under_way(self) -> bool:
         """Whether gradients of an unfinished step have been taken over."""
@@ -120,7 +120,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 self._launched = 0
                 for bucket in self._buckets:
                     bucket.waiting = set(bucket.parameters)
-        self._passes_left = {p: self._passes_per_step for p in self._trained}
+        self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._synchronized = True
 
     @contextmanager
@@ -132,7 +132,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -143,7 +143,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 )
             self.synchronize()
         self._synchronized = False
-        return super(self.__class__, self).step(closure)  # type: ignore[misc]
+        return super(self.__class__, self).step(closure)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._is_under_way():
@@ -151,19 +151,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."
             )
-        super(self.__class__, self).zero_grad(*args, **kwargs)  # type: ignore[misc]
+        super(self.__class__, self).zero_grad(*args, **kwargs)
 
 
 def _names_of(
-    parameters: List[torch.nn.Parameter], named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]]
-) -> Dict[torch.nn.Parameter, str]:
+    parameters: list[torch.nn.Parameter], named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> dict[torch.nn.Parameter, str]:
     """Every parameter's name. Raises ValueError, as Horovod does, for duplicate or missing names."""
     if named_parameters is None:
         return {p: f"gradient.{i}" for i, p in enumerate(parameters)}
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in named):
         raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters().")
-    seen: Dict[str, int] = {}
+    seen: dict[str, int] = {}
     for name, _ in named:
         seen[name] = seen.get(name, 0) + 1
     duplicates = sorted(name for name, times in seen.items() if times > 1)
@@ -188,17 +188,17 @@ def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parame
     return node
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
     op: str = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Optional[Any] = None,
+    groups: Any | None = None,
     sparse_as_dense: bool = False,
-    process_set: Optional[Any] = None,
+    process_set: Any | None = None,
 ) -> Any:
     """The optimizer, with gradients that are averaged (``op``) over all ranks before every step.
 
@@ -214,7 +214,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if process_set is not None or sparse_as_dense:
         raise CollectiveError("process_set and sparse_as_dense are not in this version", "invalid")
     del num_groups, groups
-    cls = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
+    cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
