@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import http.server
 import ipaddress
 import json
@@ -407,6 +409,80 @@ def test_down_from_another_state_folder_removes_the_keys_too(name, world, own_st
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     sandboxes.down(name)
     assert world() == before
+
+
+class Registry:
+    """An image registry of one image, on this machine's loopback, which an engine takes without TLS."""
+
+    NAME = "probe/base"
+
+    def __init__(self, tar: Path) -> None:
+        data = tar.read_bytes()
+        layer = gzip.compress(data, compresslevel=1)
+        config = json.dumps(
+            {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [self.digest(data)]}}
+        ).encode()
+        kinds = {"config": "application/vnd.docker.container.image.v1+json", "layer": "application/vnd.docker.image.rootfs.diff.tar.gzip"}
+        part = {
+            kind: {"mediaType": kinds[kind], "size": len(blob), "digest": self.digest(blob)}
+            for kind, blob in (("config", config), ("layer", layer))
+        }
+        self.kind = "application/vnd.docker.distribution.manifest.v2+json"
+        self.manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": self.kind, "config": part["config"], "layers": [part["layer"]]}
+        ).encode()
+        self.blobs = {self.digest(blob): blob for blob in (config, layer)}
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
+        self.base = f"127.0.0.1:{self.server.server_address[1]}/{self.NAME}:1"
+
+    @staticmethod
+    def digest(data: bytes) -> str:
+        return "sha256:" + hashlib.sha256(data).hexdigest()
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        if path == "/v2/":
+            return "application/json", b"{}"
+        if path.startswith(f"/v2/{self.NAME}/manifests/"):
+            return self.kind, self.manifest
+        blob = self.blobs.get(path.rpartition("/")[2])
+        return ("application/octet-stream", blob) if blob else None
+
+    def handler(self) -> type[Echo]:
+        registry = self
+
+        class Handler(Echo):
+            def do_GET(self) -> None:
+                kind, body = registry.answer(self.path) or ("", b"")
+                self.send_response(200 if kind else 404)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Docker-Content-Digest", registry.digest(body))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+        return Handler
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self.base
+
+    def __exit__(self, *_exception: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_base_that_was_pulled_goes_again(name, world, cold_cache, ssh):
+    with Registry(debootstrap.kept("bookworm")) as base:
+        before = world()
+        said: list[str] = []
+        sandbox = sandboxes.up(count=1, base=base, name=name, say=said.append)
+        assert f"pulling {base}" in said
+        assert ok(ssh(sandbox, sandbox.hosts[0], "hostname")) == "node1"
+        assert f"image {base}" in sandboxes.down(name)
+        assert world() == before
 
 
 @pytest.fixture
