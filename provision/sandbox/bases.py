@@ -21,7 +21,7 @@ DEBIAN_SUITES = {
     "trixie-slim": "trixie",
 }
 
-_DEBIAN = re.compile(r"(?:docker\.io/)?(?:library/)?debian:([a-z0-9.-]+)")
+_DEBIAN = re.compile(r"(?:library/)?debian:([a-z0-9.-]+)")
 _COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     rf"(?:[a-zA-Z0-9.-]+(?::[0-9]+)?/)?{_COMPONENT}(?:/{_COMPONENT})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"

@@ -52,7 +52,7 @@ def test_numbers_that_make_no_sense(count, base):
     ("base", "suite"),
     [
         ("debian:12", "bookworm"),
-        ("docker.io/library/debian:trixie-slim", "trixie"),
+        ("library/debian:trixie-slim", "trixie"),
         ("debian:11", None),
         ("ubuntu:24.04", None),
         ("me/debian:12", None),

@@ -1,3 +1,4 @@
+#!/bin/sh
 # On the controller, in namespaces of its own: makes a minimal Debian and packs it.
 # Arguments: suite, working folder, keyring, mirror (empty: debootstrap's own default).
 set -eu
