@@ -124,9 +124,9 @@ def _host_plan(
 
 
 def _system_packages(host: Facts, openmpi: Component) -> tuple[str, ...]:
-    """What the package manager must bring. venv is only asked for where the interpreter cannot make one."""
+    """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
     wanted = list(catalog.load("system_packages")[host["os"]["family"]])
-    if host["python"].get("has_venv"):
+    if not str(host["python"]["executable"]).startswith("/usr/bin/"):  # a Python of the user's own brings its venv along
         wanted = [package for package in wanted if package not in ("python3-venv", "python3-pip")]
     if openmpi.source == "distribution":
         wanted.append(openmpi.package)

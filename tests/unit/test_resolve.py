@@ -57,6 +57,20 @@ def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
     assert "python3-venv" in made.packages
 
 
+def test_a_plan_does_not_depend_on_what_an_earlier_run_has_installed() -> None:
+    bare = host()
+    finished = facts.normalise(
+        {**bare, "python": {**bare["python"], "has_venv": True}, "packages": {"g++": "4:12.2", "python3-venv": "3.11"}}
+    )
+    assert plan_for({"a": finished}) == plan_for({"a": bare})
+
+
+def test_a_python_of_the_users_own_needs_no_package_for_venv() -> None:
+    own = host()
+    made = plan_for({"a": facts.normalise({**own, "python": {**own["python"], "executable": "/opt/python/bin/python3"}})})
+    assert "python3-venv" not in made.hosts["a"].packages
+
+
 def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("debian", "13"), python="3.13.5")})
     assert {plan.openmpi for plan in made.hosts.values()} == {made.hosts["a"].openmpi}
