@@ -52,13 +52,13 @@ lint: $(DEV_STAMP)
 	@scripts/lint.sh $(BIN)
 
 unit: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
 	$(ENGINE_BIN)/python -m pytest tests/engine
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build
