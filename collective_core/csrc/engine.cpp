@@ -148,26 +148,27 @@ std::shared_ptr<Task> Engine::agree(std::shared_ptr<Task> task, Deadline& deadli
 
     headers_.resize(static_cast<size_t>(topology().size));
     for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
-    switch (compare(headers_)) {
+    const Agreement agreement = compare(headers_);
+    switch (agreement.verdict) {
       case Verdict::agreed:
         return task;
       case Verdict::disagreed:
         throw Failure(Fault::mismatch, explain_disagreement(headers_, topology()), dissenters(headers_));
       case Verdict::reorder:
-        task = find_submitted(headers_[0]->name_hash, task, deadline);
+        task = find_submitted(*headers_[agreement.first], agreement.first, task, deadline);
         break;
     }
   }
 }
 
-std::shared_ptr<Task> Engine::find_submitted(uint64_t name_hash, const std::shared_ptr<Task>& task,
+std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
                                              const Deadline& deadline) {
-  if (task->operation.header.name_hash == name_hash) return task;
+  if (task->operation.header.name_hash == wanted.name_hash) return task;
   Lock lock(mutex_);
   for (;;) {
     bool caller_waits = false;
     for (const auto& candidate : queue_) {
-      if (candidate->operation.header.name_hash == name_hash) return candidate;
+      if (candidate->operation.header.name_hash == wanted.name_hash) return candidate;
       caller_waits = caller_waits || candidate->blocking;
     }
     if (caller_waits || closing_) {
@@ -179,10 +180,9 @@ std::shared_ptr<Task> Engine::find_submitted(uint64_t name_hash, const std::shar
     lock.unlock();
     group_->liveness().check();
     if (deadline.passed()) {
-      const Header* wanted = group_->slot(task->operation.header.sequence, 0);
       throw Failure(Fault::timeout,
-                    topology().describe(topology().rank) + " did not submit '" + wanted->name +
-                        "', which rank 0 runs next, within the time that COLLECTIVE_TIMEOUT sets",
+                    topology().describe(topology().rank) + " did not submit '" + wanted.name + "', which rank " +
+                        std::to_string(first) + " runs next, within the time that COLLECTIVE_TIMEOUT sets",
                     {topology().rank});
     }
     lock.lock();

@@ -2,8 +2,8 @@
 //
 // A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread,
 // which is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in
-// different orders: when an exchange shows different names, rank 0's operation goes first and the others move theirs to
-// the front, waiting for it to be submitted if need be.
+// different orders: when an exchange shows different names, rank 0's operation goes first (or that of a rank whose
+// caller is stuck in it) and the others move theirs to the front, waiting for it to be submitted if need be.
 #pragma once
 
 #include <condition_variable>
@@ -45,10 +45,11 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
   void work();
-  // Runs `task` or, when rank 0 is at another one, that; returns the one that it ran.
+  // Runs `task` or, when another one goes first, that; returns the one that it ran.
   std::shared_ptr<Task> perform(const std::shared_ptr<Task>& task);
   std::shared_ptr<Task> agree(std::shared_ptr<Task> task, Deadline& deadline);
-  std::shared_ptr<Task> find_submitted(uint64_t name_hash, const std::shared_ptr<Task>& task, const Deadline& deadline);
+  std::shared_ptr<Task> find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
+                                       const Deadline& deadline);
   void transfer(Operation& operation, Deadline& deadline);
   void gather(Operation& operation, const std::vector<const Header*>& headers, Deadline& deadline);
   void settle(Task& task, const Failure& failure);

@@ -38,18 +38,20 @@ std::string describe(const Header& h) {
 
 }  // namespace
 
-Verdict compare(const std::vector<const Header*>& headers) {
-  bool names_differ = false;
-  bool stuck = false;
-  bool agreed = true;
-  for (const Header* header : headers) {
-    const bool other_name = header->name_hash != headers[0]->name_hash;
-    names_differ = names_differ || other_name;
-    stuck = stuck || (other_name && header->stuck);
-    agreed = agreed && same_request(*headers[0], *header);
+Agreement compare(const std::vector<const Header*>& headers) {
+  int first = -1;
+  bool agreed = true, names_differ = false, stuck_apart = false;
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const Header& header = *headers[rank];
+    agreed = agreed && same_request(*headers[0], header);
+    names_differ = names_differ || header.name_hash != headers[0]->name_hash;
+    if (!header.stuck) continue;
+    if (first < 0) first = static_cast<int>(rank);
+    stuck_apart = stuck_apart || header.name_hash != headers[first]->name_hash;
   }
-  if (agreed) return Verdict::agreed;
-  return names_differ && !stuck ? Verdict::reorder : Verdict::disagreed;
+  first = first < 0 ? 0 : first;
+  if (agreed) return {Verdict::agreed, first};
+  return {names_differ && !stuck_apart ? Verdict::reorder : Verdict::disagreed, first};
 }
 
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {

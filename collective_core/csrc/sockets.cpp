@@ -30,7 +30,9 @@ constexpr double refused_patience = 3.0;  // seconds that a refused connection i
 constexpr int keepalive_idle_s = 10;      // a silent peer is probed after this,
 constexpr int keepalive_interval_s = 5;   // then so often,
 constexpr int keepalive_probes = 3;       // and given up after so many: a host without power is noticed in 25 s
-constexpr unsigned unacked_ms = 25000;    // the same limit for data that is not acknowledged
+// Data that is not acknowledged, or not taken, for so long ends the connection. Longer than the probes, because it also
+// hits a peer that is alive but does not read, such as one that is stopped in a debugger.
+constexpr unsigned unacked_ms = 60000;
 
 // Open descriptors, so that a forked child can close them without locks or memory allocation.
 constexpr size_t fork_table_size = 8192;

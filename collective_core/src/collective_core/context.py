@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -84,7 +85,8 @@ def _at_exit() -> None:
     if _launcher is None or (_membership is not None and _membership.pid != os.getpid()):
         return
     shutdown()
-    _launcher.finish(_healthy)
+    # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
+    _launcher.finish(_healthy and not hasattr(sys, "last_value"))
 
 
 def current() -> Membership:

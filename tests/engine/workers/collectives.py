@@ -85,5 +85,9 @@ hosts = common.HOSTS
 local = [r for r in range(size) if r * hosts // size == rank * hosts // size]
 assert (cc.local_rank(), cc.local_size()) == (local.index(rank), len(local))
 assert cc.cross_size() <= hosts
+cc.shutdown()
+assert not cc.is_initialized()
+cc.init()  # a second life, with new connections and a new secret
+compare("again", cc.allreduce(np.arange(5.0), op=cc.Sum), np.arange(5.0) * size)
 common.report(digest=digest.hexdigest(), checked=checked)
 cc.shutdown()

@@ -63,6 +63,21 @@ handles = {n: hvd.allreduce_async(torch.full((1000 * (int(n[1:]) + 1),), float(i
 for name in reversed(names):
     result = hvd.synchronize(handles[name])
     same(result, torch.full((1000 * (int(name[1:]) + 1),), float(int(name[1:]) * size)))
+# The same with blocking calls among them.
+if rank % 2:
+    handle = hvd.allreduce_async(torch.ones(3), name="late", op=hvd.Sum)
+    same(hvd.allreduce(torch.ones(2), name="now", op=hvd.Sum), torch.full((2,), float(size)))
+else:
+    same(hvd.allreduce(torch.ones(2), name="now", op=hvd.Sum), torch.full((2,), float(size)))
+    handle = hvd.allreduce_async(torch.ones(3), name="late", op=hvd.Sum)
+same(hvd.synchronize(handle), torch.full((3,), float(size)))
+if rank == 0:
+    handle = hvd.allreduce_async(torch.ones(3), name="late2", op=hvd.Sum)
+    hvd.barrier()
+else:
+    hvd.barrier()
+    handle = hvd.allreduce_async(torch.ones(3), name="late2", op=hvd.Sum)
+same(hvd.synchronize(handle), torch.full((3,), float(size)))
 handle = hvd.allreduce_async_(torch.ones(10))
 while not hvd.poll(handle):
     pass
