@@ -219,6 +219,22 @@ ptrdiff_t send_some(int fd, const void* bytes, size_t n) {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
 }
 
+ptrdiff_t send_some(int fd, const void* head, size_t head_size, const void* body, size_t body_size, size_t sent) {
+  if (sent >= head_size) {
+    return send_some(fd, static_cast<const char*>(body) + (sent - head_size), body_size - (sent - head_size));
+  }
+  iovec parts[2];
+  // sendmsg does not write through iov_base.
+  parts[0] = {const_cast<char*>(static_cast<const char*>(head)) + sent, head_size - sent};
+  parts[1] = {const_cast<void*>(body), body_size};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  const ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n >= 0) return n;
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+}
+
 ptrdiff_t receive_some(int fd, void* bytes, size_t n, bool peek) {
   const ssize_t got = recv(fd, bytes, n, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
   if (got > 0) return got;

@@ -54,6 +54,9 @@ void receive_exactly(int fd, void* bytes, size_t n, const Deadline& deadline);
 // Moves what can be moved now. Returns the number of bytes, 0 when the socket is not ready, -1 when the peer is gone.
 // SIGPIPE is never raised.
 ptrdiff_t send_some(int fd, const void* bytes, size_t n);
+// Sends what is left of `head` followed by `body`, of which `sent` bytes in all have gone, in one packet if possible: a
+// head on its own would wake the receiver twice.
+ptrdiff_t send_some(int fd, const void* head, size_t head_size, const void* body, size_t body_size, size_t sent);
 ptrdiff_t receive_some(int fd, void* bytes, size_t n, bool peek = false);
 
 std::string random_bytes(size_t n);
