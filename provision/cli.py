@@ -124,10 +124,7 @@ def survey(
         console = _console()
         if found.hosts:
             console.print(report.table(surveying.summary(found.hosts)))
-        for problem in found.problems:
-            console.print(Text(f"{problem.host}: {problem.level}: {problem.what}", style="red" if problem.level == "error" else "yellow"))
-            if problem.todo:
-                console.print(Text(f"  → {problem.todo}"))
+        report.show_problems(found.problems, console)
     if found.blocked:
         raise typer.Exit(1)
 
@@ -148,7 +145,9 @@ def plan(
     wheels: Wheels = None,
     without_torch: NoTorch = False,
     openmpi: OpenMpi = "auto",
+    ask_become_pass: AskBecome = False,
     ask_pass: AskPass = False,
+    become_password_file: BecomeFile = None,
     json_: Json = False,
 ) -> None:
     """What would be installed where, from where, and why."""
@@ -164,7 +163,9 @@ def plan(
             )
     else:
         with progress.make() as shown:
-            found = surveying.look(Session(inventory, shown, _passwords(False, ask_pass, None))).hosts
+            looked = surveying.look(Session(inventory, shown, _passwords(ask_become_pass, ask_pass, become_password_file)))
+        report.show_problems(looked.problems, Console(stderr=True))
+        found = looked.hosts
     made, sources = main_job.make_plan(inventory, found, options)
     if json_:
         _print_json(made.as_dict())
@@ -172,8 +173,13 @@ def plan(
         report.show_plan(made, _console())
     main_job.refuse_conflicts(made)
     if out is not None and made.hosts:
-        playbook = install.render(made, sources, out.resolve())
+        playbook = install.render(made, inventory, sources, out.resolve())
         Console(stderr=True).print(Text(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check"))
+    absent = [host.name for host in inventory.hosts if host.name not in found]
+    if absent:
+        raise ProvisionError(
+            f"no plan for {', '.join(absent)}: nothing is known of them", todo="mend what stands above, or leave them out: --limit"
+        )
 
 
 @app.command()

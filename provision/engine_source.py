@@ -12,7 +12,7 @@ from pathlib import Path
 
 from provision import resources
 
-_LEFT_OUT = {"build", "dist", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "tests"}
+_LEFT_OUT = {"BUILD", "build", "dist", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "tests"}
 
 
 @dataclass(frozen=True)

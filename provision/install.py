@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,17 @@ import jinja2
 
 from provision import __version__, catalog, resources
 from provision.engine_source import EngineSource
+from provision.inventory import Inventory
 from provision.plan import Plan
 from provision.playbook import Outcome
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
 ROLES = ("guard", "packages", "hwloc", "python", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
+
+
+# Of these, the ones that are about the set of hosts and not about one.
+OF_THE_SET = ("mpi_network",)
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,9 @@ class Sources:
     index_url: str | None = None
 
 
-def cluster_id(plan: Plan) -> str:
+def cluster_id(inventory: Inventory) -> str:
     """Names the set of hosts: the mark of our lines in files that several clusters may share."""
-    members = ",".join(sorted(f"{host.network.address}:{host.ssh_port}" for host in plan.hosts.values()))
+    members = ",".join(sorted(f"{host.address}:{host.port or 22}" for host in inventory.hosts))
     return hashlib.sha256(members.encode()).hexdigest()[:12]
 
 
@@ -42,14 +48,29 @@ def networks(plan: Plan) -> list[str]:
     return list(dict.fromkeys(host.network.cidr for host in plan.hosts.values()))
 
 
-def variables(plan: Plan, sources: Sources, engine_archive: Path) -> dict[str, Any]:
+def without_credentials(url: str) -> str:
+    """``https://user:token@host/simple`` → ``https://host/simple``."""
+    return re.sub(r"(?<=://)[^/@]+@", "", url)
+
+
+def manifest(plan: Plan, name: str, cluster: str) -> dict[str, Any]:
+    """What one host is to hold, as it is written down there for everyone to read."""
+    host = plan.as_dict()["hosts"][name]
+    for component in host.values():
+        if isinstance(component, dict) and component.get("index"):
+            component["index"] = without_credentials(component["index"])
+    return {"schema": 1, "cluster": cluster, "host": host}
+
+
+def variables(plan: Plan, sources: Sources, engine_archive: Path, cluster: str) -> dict[str, Any]:
     """What the playbook needs besides itself, as Ansible variables."""
     build = catalog.load("python_packages")["build"]
     wheels = sorted(path.name for path in sources.wheels.glob("torch-*.whl")) if sources.wheels else []
     wanted = {host.torch.version for host in plan.hosts.values() if host.torch}
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(),
-        "provision_cluster": cluster_id(plan),
+        "provision_cluster": cluster,
+        "provision_manifests": {name: manifest(plan, name, cluster) for name in plan.hosts},
         "provision_networks": networks(plan),
         "provision_build_packages": [f"{name}=={version}" for name, version in build.items()],
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
@@ -61,7 +82,7 @@ def variables(plan: Plan, sources: Sources, engine_archive: Path) -> dict[str, A
     return found
 
 
-def render(plan: Plan, sources: Sources, folder: Path) -> Path:
+def render(plan: Plan, inventory: Inventory, sources: Sources, folder: Path) -> Path:
     """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path.
 
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does.
@@ -71,7 +92,9 @@ def render(plan: Plan, sources: Sources, folder: Path) -> Path:
     for part in ("roles", "library"):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     archive = sources.engine.save(folder)
-    (folder / "vars.json").write_text(json.dumps(variables(plan, sources, archive), indent=2) + "\n", encoding="utf-8")
+    given = folder / "vars.json"
+    given.touch(mode=0o600)  # an index may carry a password
+    given.write_text(json.dumps(variables(plan, sources, archive, cluster_id(inventory)), indent=2) + "\n", encoding="utf-8")
     # Other delimiters than Ansible's own, so that the playbook's templates stay as they are.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(origin),
@@ -86,15 +109,23 @@ def render(plan: Plan, sources: Sources, folder: Path) -> Path:
         autoescape=False,  # noqa: S701  it is YAML, not HTML
     )
     playbook = folder / "site.yml"
-    text = environment.get_template("site.yml.j2").render(hosts=plan.hosts, roles=ROLES, notes=plan.notes, version=__version__)
+    # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
+    complete = {host.name for host in inventory.hosts} == set(plan.hosts)
+    roles = [role for role in ROLES if complete or role not in OF_THE_SET]
+    text = environment.get_template("site.yml.j2").render(
+        hosts=plan.hosts, roles=roles, complete=complete, notes=plan.notes, version=__version__
+    )
     playbook.write_text(text, encoding="utf-8")
     return playbook
 
 
 def install(session: Session, plan: Plan, sources: Sources, *, check: bool = False, hosts: Sequence[str] | None = None) -> Outcome:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
-    playbook = render(plan, sources, session.folder / "playbook")
+    playbook = render(plan, session.inventory, sources, session.folder / "playbook")
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     title = "Install (dry run)" if check else "Install"
-    return session.play(playbook, title, hosts=list(hosts or plan.hosts), extra_vars=extra, check=check)
+    outcome = session.play(playbook, title, hosts=list(hosts or plan.hosts), extra_vars=extra, check=check)
+    if outcome.failed and not check:
+        session.release(list(hosts or plan.hosts))
+    return outcome

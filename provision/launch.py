@@ -69,8 +69,17 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         return SmokeResult(
             result.report, judging.check_summary(result.report), tuple(judging.judge_check(result.report, expected, np)), log
         )
+    ended_badly = [f"the job gave its report and then ended with exit code {result.code}"] if result.code else []
     faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=data.bar_for(np, options.epochs))
-    return SmokeResult(result.report, judging.summary(result.report), tuple(faults), log)
+    return SmokeResult(result.report, judging.summary(result.report), tuple(faults or ended_badly), log)
+
+
+def check_options(inventory_slots: Sequence[tuple[str, int]], options: SmokeOptions) -> None:
+    """Raise UsageError for options that cannot work, before minutes are spent on an installation."""
+    if options.np is not None:
+        mpirun.spread(inventory_slots, options.np)
+    if options.data is not None:
+        mnist.obtain(paths.cache(), data_dir=options.data)
 
 
 def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
@@ -123,8 +132,10 @@ def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> 
             file.flush()
             session.progress.line(mpirun.readable(line))
 
+        host = session.inventory.host(first.name)
+        password = session.passwords.get("connection") or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")
         python = f"{first.prefix}/venv/bin/python"
-        return remote.run_job(session.inventory.host(first.name), job, python=python, run_id=session.run_id, on_line=note)
+        return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password)
 
 
 def _no_report(code: int, log: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
 from provision.report import Failure, HostReport, Report
 from provision.resolve import HostWishes, Wishes, resolve
-from provision.session import Session
+from provision.session import Interrupted, Session
 from provision.survey import Survey
 
 
@@ -60,10 +60,9 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], opti
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
-    began = time.monotonic()
-    with hold_hosts(inventory, "provision up"):
-        session = Session(inventory, progress, passwords)
-        report = Report(session.run_id, str(session.folder))
+    if options.smoke:
+        launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
+    with _run(inventory, "provision up", progress, passwords) as (session, report):
         survey = surveying.look(session)
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
@@ -71,41 +70,63 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             plan, sources = make_plan(inventory, usable, options)
             session.write("plan.json", plan.as_dict())
             report.notes += plan.notes
-            refuse_conflicts(plan)
-            outcome = install.install(session, plan, sources, check=options.check)
-            _add_outcome(report, inventory, plan, outcome, check=options.check)
+            _add_conflicts(report, plan)
+            if plan.hosts:
+                outcome = install.install(session, plan, sources, check=options.check)
+                _add_outcome(report, inventory, plan, outcome, check=options.check)
             if options.smoke and not options.check and not report.failures:
-                _add_smoke(report, launch.smoke(session, plan, options.smoke))
-        _add_blocked(report, inventory)
-        report.seconds = time.monotonic() - began
-        session.write("report.json", report.as_dict())
+                _add_smoke(report, session, plan, options.smoke)
     return report
 
 
 def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
-    began = time.monotonic()
-    with hold_hosts(inventory, "provision smoke"):
-        session = Session(inventory, progress, passwords)
-        report = Report(session.run_id, str(session.folder))
+    launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options)
+    with _run(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = surveying.look(session)
         _add_problems(report, survey)
-        bare = [name for name, facts in survey.hosts.items() if not (facts.get("installed") or {}).get("manifest")]
-        for name in bare:
+        manifests = {name: (facts.get("installed") or {}).get("manifest") for name, facts in survey.hosts.items()}
+        for name in (name for name, manifest in manifests.items() if not manifest):
             report.failures.append(Failure(name, "smoke", "nothing is installed here yet", f"provision up {inventory.argument}"))
         if not report.failures:
-            plan, _ = make_plan(inventory, survey.hosts, Options(torch=all(_has_torch(facts) for facts in survey.hosts.values())))
-            refuse_conflicts(plan)
+            plan = _installed_plan(inventory, manifests)
             report.hosts = [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
-            _add_smoke(report, launch.smoke(session, plan, options))
-        _add_blocked(report, inventory)
-        report.seconds = time.monotonic() - began
-        session.write("report.json", report.as_dict())
+            _add_smoke(report, session, plan, options)
     return report
 
 
-def _has_torch(facts: Mapping[str, Any]) -> bool:
-    return "torch" in ((facts.get("installed") or {}).get("packages") or {})
+@contextmanager
+def _run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
+    """The frame of every run: the hosts are held, the report is written whatever comes, and hosts that were kept out have their line."""
+    began = time.monotonic()
+    with hold_hosts(inventory, purpose):
+        session = Session(inventory, progress, passwords)
+        report = Report(session.run_id, str(session.folder))
+        try:
+            yield session, report
+        finally:
+            _add_blocked(report, inventory)
+            report.seconds = time.monotonic() - began
+            session.write("report.json", report.as_dict())
+            session.close()
+
+
+def _installed_plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
+    """What the manifests say, with the slots that the inventory says now; raises ProvisionError where one cannot be read."""
+    hosts: dict[str, HostPlan] = {}
+    for name, manifest in manifests.items():
+        try:
+            installed = HostPlan.from_dict(manifest["host"])
+        except (KeyError, TypeError) as error:
+            again = f"provision up {inventory.argument}"
+            raise ProvisionError("its manifest was written by another version or is damaged", where=name, todo=again) from error
+        hosts[name] = replace(installed, name=name, slots=inventory.host(name).slots or installed.slots)
+    return Plan(hosts)
+
+
+def _add_conflicts(report: Report, plan: Plan) -> None:
+    for conflict in plan.conflicts:
+        report.failures.append(Failure(conflict.host, "plan", f"no plan fits: {conflict.constraint}", "  or  ".join(conflict.ways_out)))
 
 
 def refuse_conflicts(plan: Plan) -> None:
@@ -176,7 +197,14 @@ def _failure(host: Host, event: Event) -> Failure:
     return Failure(host.name, step, event.text, todo)
 
 
-def _add_smoke(report: Report, result: launch.SmokeResult) -> None:
+def _add_smoke(report: Report, session: Session, plan: Plan, options: launch.SmokeOptions) -> None:
+    try:
+        result = launch.smoke(session, plan, options)
+    except Interrupted:
+        raise
+    except ProvisionError as error:  # the installation before it stands, and its table is still to be shown
+        report.failures.append(Failure(error.where or "controller", "training", error.what, error.todo))
+        return
     report.smoke = result.report
     report.smoke_summary = result.summary
     report.smoke_faults = list(result.faults)

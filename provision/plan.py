@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -73,6 +74,23 @@ class HostPlan:
     torch: Component | None = None
     nccl: Component | None = None
     hwloc: Component | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HostPlan:
+        """A host's plan back from JSON, as its manifest holds it. Raises KeyError or TypeError when it is not one."""
+
+        def component(entry: Mapping[str, Any] | None) -> Component | None:
+            if entry is None:
+                return None
+            rejected = tuple(Rejected(**lost) for lost in entry["rejected"])
+            return Component(**{**entry, "why": tuple(entry["why"]), "rejected": rejected})
+
+        values = dict(data)
+        for name in ("python", "openmpi", "cmake", "engine", "mpi4py", "numpy", "torch", "nccl", "hwloc"):
+            values[name] = component(values[name])
+        values["network"] = Network(**values["network"])
+        values["packages"], values["ssh_host_keys"] = tuple(values["packages"]), tuple(values["ssh_host_keys"])
+        return cls(**values)
 
     @property
     def mpirun(self) -> str:

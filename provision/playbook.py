@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import ansible_runner
+from ansible.config.manager import find_ini_config_file
 
 Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable", "waiting"]
 
@@ -43,6 +45,13 @@ class Event:
     def text(self) -> str:
         """The real error: a module's message, else what the command printed last."""
         result = self.result
+        broken = [
+            entry
+            for entry in result.get("results") or ()
+            if isinstance(entry, Mapping) and (entry.get("failed") or entry.get("unreachable"))
+        ]
+        if broken:  # a loop: its own message is only "One or more items failed"
+            result = broken[0]
         said = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
         message = str(result.get("msg", "")).strip()
         if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
@@ -211,6 +220,22 @@ def run(
     return Outcome(rc, collector.hosts, workdir / "artifacts" / "ansible" / "stdout", interrupted.is_set())
 
 
+def _user_settings() -> dict[str, str]:
+    """The user's ansible.cfg of the current folder: ansible-runner starts Ansible elsewhere, where it would not be found."""
+    own = Path.cwd() / "ansible.cfg"
+    return {"ANSIBLE_CONFIG": str(own)} if own.is_file() and "ANSIBLE_CONFIG" not in os.environ else {}
+
+
+def _ssh_arguments() -> dict[str, str]:
+    """Ours only where the user has none: theirs may lead through a jump host."""
+    if "ANSIBLE_SSH_ARGS" in os.environ:
+        return {}
+    config = find_ini_config_file()
+    if config and re.search(r"^\s*ssh_args\s*=", Path(os.fsdecode(config)).read_text(encoding="utf-8"), re.MULTILINE):
+        return {}
+    return {"ANSIBLE_SSH_ARGS": SSH_ARGUMENTS}
+
+
 def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
     """Ansible's settings for our runs. The user's ansible.cfg still counts for what is not named here."""
     return {
@@ -221,7 +246,8 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "1",
         "ANSIBLE_LIBRARY": str(playbooks / "library"),
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
-        "ANSIBLE_SSH_ARGS": os.environ.get("ANSIBLE_SSH_ARGS", SSH_ARGUMENTS),
+        **_user_settings(),
+        **_ssh_arguments(),
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_PYTHON_INTERPRETER": os.environ.get("ANSIBLE_PYTHON_INTERPRETER", "auto_silent"),
         "ANSIBLE_LOCAL_TEMP": str(workdir / "tmp"),

@@ -48,7 +48,9 @@ class Job:
 def ssh_argv(host: Host) -> list[str]:
     """The ssh command line up to the host, from the variables that Ansible would use."""
     variables = host.variables
-    argv = [str(variables.get("ansible_ssh_executable", "ssh")), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+    argv = [str(variables.get("ansible_ssh_executable", "ssh")), "-o", "ConnectTimeout=10"]
+    # A connection of its own: a master that outlives the job would hold its output open.
+    argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
     argv += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
     for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
         argv += shlex.split(str(variables.get(name, "")))
@@ -61,13 +63,15 @@ def ssh_argv(host: Host) -> list[str]:
     return [*argv, host.address]
 
 
-def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable[[str], None]) -> JobResult:
+def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable[[str], None], password: str | None = None) -> JobResult:
     """Run ``job`` on ``host`` and hand on each line of its output as it comes.
 
     SIGINT and SIGTERM close the job's standard input, on which it ends itself; so does the death of this process.
     """
-    command = f"PROVISION_RUN_ID={run_id} " + resources.inline_command(resources.hostside("job.py"), interpreter=python)
-    argv = ["sh", "-c", command] if host.connection == "local" else [*ssh_argv(host), command]
+    command = f"env PROVISION_RUN_ID={run_id} " + resources.inline_command(resources.hostside("job.py"), interpreter=python)
+    # For a password, the program that types it, which reads it from its environment; else a login that asks nothing.
+    login = ["sshpass", "-e", *ssh_argv(host)] if password else [*ssh_argv(host)[:-1], "-o", "BatchMode=yes", host.address]
+    argv = ["sh", "-c", command] if host.connection == "local" else [*login, command]
     order = {"argv": list(job.argv), "environment": dict(job.environment), "files": dict(job.files), "report": job.report}
     report: dict[str, Any] | None = None
     with catching_interrupts() as interrupted:
@@ -76,6 +80,7 @@ def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **({"SSHPASS": password} if password else {})},
             start_new_session=True,  # a Ctrl-C of the terminal must not kill ssh before the job has been ended through it
         )
         with process:

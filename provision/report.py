@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from provision.facts import Problem
 from provision.plan import Plan
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
@@ -67,31 +68,37 @@ class Report:
         return {"schema": 1, "ok": self.ok, **asdict(self)}
 
 
+def _line(console: Console, *parts: Text) -> None:
+    """Print a line that is never folded: words that a user copies or searches for stay whole."""
+    console.print(*parts, soft_wrap=True)
+
+
 def show(report: Report, console: Console) -> None:
     """Print the closing table, the training job's result, and the failures."""
     console.print(table(rows(report.hosts), states=True))
     if report.smoke_summary:
-        console.print(Text(report.smoke_summary))
+        _line(console, Text(report.smoke_summary))
     for note in report.notes:
-        console.print(Text(f"note: {note}", style="cyan"))
+        _line(console, Text(f"note: {note}", style="cyan"))
     for fault in report.smoke_faults:
-        console.print(Text(f"training: {fault}", style="red"))
+        _line(console, Text(f"training: {fault}", style="red"))
     for failure in report.failures:
-        console.print(Text(f"\n{failure.host}: {failure.step}", style="bold red"))
+        _line(console, Text(f"\n{failure.host}: {failure.step}", style="bold red"))
         for line in failure.error.strip().splitlines()[-ERROR_LINES:]:
-            console.print(Text(f"    {line}"))
+            _line(console, Text(f"    {line}"))
         if failure.todo:
-            console.print(Text(f"  → {failure.todo}", style="bold"))
+            _line(console, Text(f"  → {failure.todo}", style="bold"))
     verdict = Text(
         "ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red"
     )
-    console.print(verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
+    _line(console, verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
 
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Print the plan: per host and component what, from where and why, and which candidates lost."""
     for name, host in plan.hosts.items():
-        console.print(
+        _line(
+            console,
             Text(f"\n{name}", style="bold"),
             Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"),
         )
@@ -99,12 +106,21 @@ def show_plan(plan: Plan, console: Console) -> None:
             component = getattr(host, label)
             if component is None:
                 continue
-            console.print(Text(f"  {label:8} {component.version:14} {component.source:13}"), Text("; ".join(component.why), style="dim"))
+            _line(console, Text(f"  {label:8} {component.version:14} {component.source:13}"), Text("; ".join(component.why), style="dim"))
             for lost in component.rejected:
-                console.print(Text(f"           not {lost.candidate}: {lost.reason}", style="dim"))
-        console.print(Text(f"  packages {', '.join(host.packages)}"))
+                _line(console, Text(f"           not {lost.candidate}: {lost.reason}", style="dim"))
+        _line(console, Text(f"  packages {', '.join(host.packages)}"))
     for note in plan.notes:
-        console.print(Text(f"note: {note}", style="cyan"))
+        _line(console, Text(f"note: {note}", style="cyan"))
+
+
+def show_problems(problems: Sequence[Problem], console: Console) -> None:
+    """Print what stands in the way of using hosts, each with the way out."""
+    for problem in problems:
+        style = "red" if problem.level == "error" else "yellow"
+        _line(console, Text(f"{problem.host}: {problem.level}: {problem.what}", style=style))
+        if problem.todo:
+            _line(console, Text(f"  → {problem.todo}"))
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

@@ -7,6 +7,7 @@ PyTorch for its driver, its interface). What does not fit becomes a conflict tha
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,6 +19,8 @@ from provision.versions import key, matches, minor
 DEFAULT_PREFIX = "/opt/provision"
 
 Facts = Mapping[str, Any]
+# One line, type and base64: what a host says of its keys goes into other hosts' known_hosts.
+_HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 _Value = TypeVar("_Value")
 
 
@@ -80,7 +83,14 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
         network = attempt(lambda host=host, name=name, asked=host_wishes: _network(name, host, asked.interface, alone=len(facts) == 1))  # type: ignore[misc]
         torch = attempt(lambda host=host, name=name: _torch_build(name, host, release, wishes)) if release else None  # type: ignore[misc]
         if openmpi and network and (torch or not wishes.torch):
-            plans[name] = _host_plan(name, host, host_wishes, wishes, openmpi, network, torch)
+            made = attempt(lambda: _host_plan(name, host, host_wishes, wishes, openmpi, network, torch))  # noqa: B023  called at once
+            if made:
+                plans[name] = made
+    prefixes = {plan.prefix: plan.name for plan in plans.values()}
+    if len(prefixes) > 1:
+        listed = ", ".join(f"{prefix} on {name}" for prefix, name in prefixes.items())
+        ways = ("give all hosts the same provision_prefix",)
+        conflicts.append(Conflict(next(reversed(prefixes.values())), f"mpirun needs the same prefix on every host, not {listed}", ways))
     if conflicts:
         return Plan(conflicts=tuple(conflicts))
     return Plan(hosts=plans, notes=_notes(facts, plans))
@@ -91,7 +101,14 @@ def _host_plan(
 ) -> HostPlan:
     packages = catalog.load("python_packages")
     python = minor(host["python"]["version"])
-    numpy = packages["numpy"]["by_python"].get(python, packages["numpy"]["by_python"]["3.13"])
+    numpy = packages["numpy"]["by_python"].get(python)
+    if numpy is None:
+        raise _Blocked(
+            name,
+            f"the catalogue has no NumPy for Python {python}",
+            "provision_python=/path/to/another/python in the inventory",
+            f"leave {name} out: --limit",
+        )
     cmake, mpi4py = packages["cmake"]["version"], packages["mpi4py"]["version"]
     gpus = len(host.get("gpus") or ())
     return HostPlan(
@@ -101,11 +118,16 @@ def _host_plan(
         slots=asked.slots or gpus or 1,
         family=host["os"]["family"],
         login=host["user"]["name"],
-        ssh_port=int(host["ssh"].get("port") or 22),
-        ssh_host_keys=tuple(host["ssh"]["host_keys"]),
+        ssh_port=_ssh_port(host),
+        ssh_host_keys=tuple(key for key in host["ssh"]["host_keys"] if _HOST_KEY.fullmatch(key)),
         network=network,
         packages=_system_packages(host, openmpi),
-        python=Component(host["python"]["version"], host["python"]["executable"], "host", ("the interpreter that the survey ran under",)),
+        python=Component(
+            ".".join(map(str, key(host["python"]["version"]))),
+            host["python"]["executable"],
+            "host",
+            ("the interpreter that the survey ran under",),
+        ),
         openmpi=openmpi,
         cmake=Component(cmake, f"cmake=={cmake}", "wheel", ("the same on every host; the engine needs 3.18 or newer",)),
         engine=Component(
@@ -121,6 +143,12 @@ def _host_plan(
         nccl=_nccl(host),
         hwloc=_hwloc(host, openmpi),
     )
+
+
+def _ssh_port(host: Facts) -> int:
+    """The port that our own connection came in by, else one that sshd listens on."""
+    connection = host["network"].get("ssh_connection") or {}
+    return int(connection.get("server_port") or next(iter(host["ssh"]["ports"]), 22))
 
 
 def _system_packages(host: Facts, openmpi: Component) -> tuple[str, ...]:
@@ -200,6 +228,9 @@ def _torch_release(facts: Mapping[str, Facts], wishes: Wishes) -> str:
     """The newest release that has a wheel for every host's Python and a build for every host's driver."""
     known = catalog.load("python_packages")["torch"]
     if wishes.torch_version:
+        misfit = next((found for found in (_torch_misfit(name, host, wishes.torch_version) for name, host in facts.items()) if found), None)
+        if misfit and not wishes.torch_index:
+            raise _Blocked(*misfit, "leave --torch out: the plan finds one that fits", "--torch-index URL of an index that has it")
         return wishes.torch_version
     candidates = [known["default"], *sorted((v for v in known["versions"] if v != known["default"]), key=key, reverse=True)]
     reasons: list[tuple[str, str]] = []
@@ -213,7 +244,9 @@ def _torch_release(facts: Mapping[str, Facts], wishes: Wishes) -> str:
 
 
 def _torch_misfit(name: str, host: Facts, version: str) -> tuple[str, str] | None:
-    entry = catalog.load("python_packages")["torch"]["versions"][version]
+    entry = catalog.load("python_packages")["torch"]["versions"].get(version)
+    if entry is None:
+        return (name, f"the catalogue does not know PyTorch {version}") if host.get("driver") else None
     python = minor(host["python"]["version"])
     if python not in entry["pythons"]:
         return name, f"PyTorch {version} has no wheel for Python {python}"
@@ -298,6 +331,8 @@ def _network(name: str, host: Facts, asked: str | None, *, alone: bool) -> Netwo
     """The interface for MPI: the one asked for, else the one that carried our own connection, else the default route's. Never docker0."""
     interfaces = {entry["name"]: entry for entry in host["network"].get("interfaces", ())}
     connection = host["network"].get("ssh_connection") or {}
+    if asked is not None and asked in interfaces and not _ipv4(interfaces[asked], None):
+        raise _Blocked(name, f"provision_interface={asked} has no IPv4 address", "name another one, or leave it to the plan")
     if asked is not None and asked not in interfaces:
         raise _Blocked(name, f"provision_interface={asked}: {name} has no such interface", f"one of: {', '.join(sorted(interfaces))}")
     candidates = [

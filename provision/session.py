@@ -44,11 +44,15 @@ class Session:
     def __post_init__(self) -> None:
         self.folder = paths.runs() / self.run_id
         self.folder.mkdir(parents=True, mode=0o700)
-        latest = paths.runs() / "latest"
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(self.run_id)
+        draft = paths.runs() / f".latest-{self.run_id}"  # renamed into place: two runs may start at the same time
+        draft.symlink_to(self.run_id)
+        draft.replace(paths.runs() / "latest")
+        self._note = self.folder / "controller.json"
+        self._note.write_text(json.dumps(_this_process()), encoding="utf-8")
 
-        (self.folder / "controller.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
+    def close(self) -> None:
+        """The run is over, and its locks are given back; a run that was killed never says so and is known as dead by that."""
+        self._note.unlink(missing_ok=True)
 
     @property
     def owner(self) -> str:
@@ -56,11 +60,14 @@ class Session:
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
     def dead_runs(self) -> list[str]:
-        """Earlier runs of this controller whose process is gone: what they have locked may be taken over."""
+        """Runs that were started on this machine and killed: what they have locked may be taken over."""
         found = []
-        for note in paths.runs().glob("*/controller.pid"):
-            alive = Path(f"/proc/{note.read_text(encoding='utf-8').strip()}").exists()
-            if not alive and note.parent.name != self.run_id and not note.parent.is_symlink():
+        for note in paths.runs().glob("2*/controller.json"):
+            try:
+                process = json.loads(note.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue  # it is ending or starting just now
+            if process["machine"] == socket.gethostname() and not _is_alive(process):
                 found.append(note.parent.name)
         return found
 
@@ -110,11 +117,24 @@ class Session:
             self.abort()
         return outcome
 
+    def release(self, hosts: Sequence[str]) -> None:
+        """Give the hosts' locks back, also where a run ended before it could do that itself."""
+        playbook.run(
+            resources.folder("playbooks") / "release.yml",
+            self.ansible_inventory,
+            workdir=self.folder / "release",
+            run_id=self.run_id,
+            extra_vars={"provision_released_run": self.run_id},
+            limit=hosts,
+            passwords=self.passwords,
+        )
+
     def abort(self) -> None:
         """End what the run has started, here and on the hosts, and raise Interrupted."""
         self.progress.line("interrupted: ending what was started, here and on the hosts …", "bold")
         script = resources.hostside("sweep.py")
-        subprocess.run([sys.executable, str(script), self.run_id], capture_output=True, check=False)
+        with playbook.catching_interrupts():  # a second Ctrl-C must not stop the tidying up half-way
+            subprocess.run([sys.executable, str(script), self.run_id], capture_output=True, check=False)
         names = [host.name for host in self.inventory.hosts]
         swept = playbook.run(
             resources.folder("playbooks") / "sweep.yml",
@@ -126,8 +146,31 @@ class Session:
             passwords=self.passwords,
         )
         subprocess.run([sys.executable, str(script), f"sweep-of-{self.run_id}"], capture_output=True, check=False)
-        unknown = sorted(set(swept.failed) | (set(names) - set(swept.hosts)))
-        where = f"; on {', '.join(unknown)} it could not be looked after (not reachable)" if unknown else ""
+        self.close()
+        looked_after = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
+        unknown = sorted(set(names) - looked_after)
+        where = f"; on {', '.join(unknown)} it could not be looked after (not reachable, or interrupted again)" if unknown else ""
         raise Interrupted(
             f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped"
         )
+
+
+def _this_process() -> dict[str, Any]:
+    """What tells this process from another that gets its number later."""
+    return {"machine": socket.gethostname(), "boot": _boot_id(), "pid": os.getpid(), "started": _start_time(os.getpid())}
+
+
+def _is_alive(process: Mapping[str, Any]) -> bool:
+    return bool(process["boot"] == _boot_id() and process["started"] == _start_time(process["pid"]))
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _start_time(pid: int) -> str | None:
+    """In clock ticks since boot, field 22 of /proc/PID/stat; None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return None

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision import catalog, facts, resources
+from provision.errors import ProvisionError
 from provision.facts import Problem
 from provision.inventory import Host, check_against_facts
 from provision.playbook import Event
 from provision.resolve import DEFAULT_PREFIX
 from provision.session import Session
+
+# The names under which an inventory may hold the sudo password, in Ansible's order.
+_PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 
 
 @dataclass
@@ -56,7 +60,8 @@ def look(session: Session) -> Survey:
 
     survey = Survey()
     for host in session.inventory.hosts:
-        survey.problems += _host_problems(host, survey, received.get(host.name), refused.get(host.name), "become" in session.passwords)
+        has_password = "become" in session.passwords or any(name in host.variables for name in _PASSWORD_VARIABLES)
+        survey.problems += _host_problems(host, survey, received.get(host.name), refused.get(host.name), has_password)
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
     for finding in check_against_facts(session.inventory, survey.hosts):
         survey.problems.append(Problem(finding.level, finding.host or finding.where, f"{finding.message} ({finding.where})", finding.todo))
@@ -71,7 +76,11 @@ def _host_problems(
     if answer is None:
         yield connection_problem(host, refusal.text if refusal else "no answer")
         return
-    found = facts.parse(answer[0])
+    try:
+        found = facts.parse(answer[0])
+    except ProvisionError as error:
+        yield Problem("error", host.name, error.what, error.todo)
+        return
     if not found.get("missing_python"):
         found = facts.normalise(found)
         survey.hosts[host.name] = found
@@ -100,16 +109,18 @@ def prefix_of(host: Host) -> str:
 
 
 def _command() -> str:
-    """The survey as one shell command, as an Ansible template: interpreter and prefix are each host's own."""
-    interpreter = (
-        "{{ provision_python | default(ansible_python_interpreter"
-        " if (ansible_python_interpreter | default('')) is match('/') else 'python3', true) }}"
-    )
-    options = json.dumps({"prefix": "@"})
-    script = resources.inline_command(resources.hostside("survey.py"), interpreter='"$python"')
+    """The survey as one shell command, as an Ansible template: interpreter and prefix are each host's own.
+
+    The templates hold no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
+    """
+    given = 'ansible_python_interpreter if (ansible_python_interpreter | default("")) is match("/") else "python3"'
+    interpreter = "{{ provision_python | default(" + given + ", true) }}"
+    prefix = '{{ provision_prefix | default("' + DEFAULT_PREFIX + '") }}'
+    options = shlex.quote(json.dumps({"prefix": "@"})).replace("@", prefix)
     absent = shlex.quote('===PROVISION-FACTS-BEGIN===\n{"missing_python": true}\n===END===\n')
-    quoted = shlex.quote(options).replace("@", "{{ provision_prefix | default('" + DEFAULT_PREFIX + "') }}")
-    return f"python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={quoted} {script}"
+    script = resources.inline_command(resources.hostside("survey.py"), interpreter='"$python"')
+    command = f"python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={options} {script}"
+    return f"/bin/sh -c {shlex.quote(command)}"
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -176,9 +176,8 @@ def pip_install(module, venv, what):
         "off",
         "--no-warn-script-location",
     ]
-    for option in ("index_url", "extra_index_url", "find_links"):
-        if module.params[option]:
-            command += ["--" + option.replace("_", "-"), module.params[option]]
+    if module.params["find_links"]:
+        command += ["--find-links", module.params["find_links"]]
     if module.params["archive"]:
         command.append("--no-build-isolation")  # the tools that build it are in the environment, at the plan's versions
     # A folder of our own: what an interrupted build leaves there goes with it.
@@ -188,6 +187,10 @@ def pip_install(module, venv, what):
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"],
     }
+    # In the environment, not on the command line, which every user of the host can read: an index may want a password.
+    for option in ("index_url", "extra_index_url"):
+        if module.params[option]:
+            environment["PIP_" + option.upper()] = module.params[option]
     try:
         rc, out, err = module.run_command(command + what, environ_update=environment)
     finally:
@@ -208,14 +211,15 @@ def main():
             "archive_name": {"type": "str"},
             "archive_sha256": {"type": "str"},
             "find_links": {"type": "path"},
-            "extra_index_url": {"type": "str"},
-            "index_url": {"type": "str"},
+            "extra_index_url": {"type": "str", "no_log": True},
+            "index_url": {"type": "str", "no_log": True},
             "verify": {"type": "bool", "default": False},
         },
         required_together=[("archive", "archive_name", "archive_sha256")],
         supports_check_mode=True,
     )
     venv, python = module.params["venv"], module.params["python"]
+    os.umask(0o022)  # the users of the host must be able to read it, whatever the umask of who installs
 
     make = reason_to_make(module, venv, python)
     installed = {} if make else installed_versions(venv)

@@ -13,7 +13,7 @@ from provision.facts.document import Facts, normalise
 
 OLDEST_PYTHON = (3, 8)  # of the training environment: mpi4py 4 and the engine need no newer one
 CLOCKS_APART_S = 5.0  # from here on logs of two hosts can no longer be read side by side, and short-lived certificates fail
-NEEDED_TMP_MB = 1024  # pip unpacks the wheels and cmake builds there
+NEEDED_TMP_MB = 100  # Ansible's own files; pip builds below the prefix
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
 FEW_INODES = 20_000  # PyTorch alone brings some 13,000 files
 
@@ -172,11 +172,16 @@ def _packages(facts: Facts) -> Iterator[_Finding]:
             "it is waited for; if it never ends, look at it there: "
             + (f"ps -fp {lock['pid']}" if lock.get("pid") else "sudo fuser -v /var/lib/dpkg/lock-frontend"),
         )
+    # Warnings: an installation that another process is at right now looks the same, and what was cut off the run finishes itself.
     if facts["dpkg_interrupted"]:
-        yield "error", "an earlier package installation was interrupted", "there: sudo dpkg --configure -a"
+        yield "warning", "a package installation is unfinished", "it is finished first; by hand: sudo dpkg --configure -a"
     elif facts["broken_packages"]:
         names = ", ".join(facts["broken_packages"][:5]) + (" …" if len(facts["broken_packages"]) > 5 else "")
-        yield "error", f"packages are half installed: {names}", "there: sudo dpkg --configure -a && sudo apt-get -f install"
+        yield (
+            "warning",
+            f"packages are half installed: {names}",
+            "it is mended first; by hand: sudo dpkg --configure -a && sudo apt-get -f install",
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- across them

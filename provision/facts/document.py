@@ -38,7 +38,24 @@ def parse(stdout: str) -> Facts:
         ) from error
     if not isinstance(document, dict):
         raise ProvisionError("the survey's answer is no JSON object")
-    return document
+    harmless: Facts = defused(document)
+    return harmless
+
+
+def defused(value: Any) -> Any:
+    """The document with every text made harmless: it comes from another machine and travels on in Ansible's variables.
+
+    Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file.
+    """
+    if isinstance(value, str):
+        for opening in ("{{", "{%", "{#"):
+            value = value.replace(opening, f"{{ {opening[1]}")
+        return "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
+    if isinstance(value, list):
+        return [defused(entry) for entry in value]
+    if isinstance(value, dict):
+        return {defused(key): defused(entry) for key, entry in value.items()}
+    return value
 
 
 def normalise(host_facts: Mapping[str, Any]) -> Facts:

@@ -11,7 +11,7 @@ from typing import Any
 
 from provision.errors import UsageError
 from provision.facts.defaults import BESIDES, DEFAULTS
-from provision.facts.document import Facts, normalise
+from provision.facts.document import Facts, defused, normalise
 
 SCHEMA = 1
 _DOTTED = re.compile(r"\d+(\.\d+)*")
@@ -47,7 +47,7 @@ def load_file(path: str | Path) -> dict[str, Facts]:
         raise UsageError(wrong[0], where=name, todo=_SMALLEST)
     if wrong:
         raise UsageError("\n".join(f"{name}: {each}" for each in wrong), todo=_SMALLEST)
-    return {host: normalise(facts) for host, facts in document["hosts"].items()}
+    return {host: normalise(defused(facts)) for host, facts in document["hosts"].items()}
 
 
 def _wrong_in_file(document: Any) -> Iterator[str]:

@@ -97,7 +97,7 @@ def _host(host: reading.ReadHost, source: str | None, defaults: Mapping[str, Any
         connection=_connection({"connection": text("ansible_connection", default=defaults.get("connection"))}),
         slots=whole_number(value("slots")),
         groups=tuple(sorted(name for name in host.groups if name not in ("all", "ungrouped"))),
-        variables=host.variables,
+        variables={**host.variables, **host.resolved},
         source=source,
         prefix=text("provision_prefix"),
         python=text("provision_python"),

@@ -49,7 +49,8 @@ class Host:
         connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
         slots: ranks to start on it; None: to be decided from its GPUs and cores.
         groups: the groups it is in, without ``all`` and ``ungrouped``, sorted.
-        variables: its variables as Ansible merges them, templates unresolved, encrypted values as ``ENCRYPTED``.
+        variables: its variables as Ansible merges them, templates worked out where we read them,
+            encrypted values as ``ENCRYPTED``.
         source: where it is written, ``hosts.ini:4``; None when no line can be named (dynamic inventories).
         prefix: ``provision_prefix``; None: the default.
         python: ``provision_python``; None: to be decided.

@@ -86,6 +86,9 @@ READ_BY_US = (
     "ansible_connection",
     "ansible_private_key_file",
     "ansible_ssh_private_key_file",
+    "ansible_ssh_args",
+    "ansible_ssh_common_args",
+    "ansible_ssh_extra_args",
     *OURS,
 )
 

@@ -131,7 +131,7 @@ def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_
     assert ended.returncode == 1
     assert "nothing of this run is left running" in ended.stderr
     assert marked_processes(guarded) == []
-    assert "apt" not in root(host, "ps -eo comm").split()
+    assert not [name for name in root(host, "ps -eo comm").split() if name.startswith(("apt", "dpkg"))]
 
     holder = container(host).exec_run(
         ["python3", "-c", "import fcntl,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(20)"],
@@ -158,8 +158,8 @@ def test_a_user_without_sudo_rights_is_told_so(sandbox_factory, tmp_path):
     guess.write_text("whatever\n")
     result = provision("up", str(box.inventory), "--become-password-file", str(guess))
     assert result.returncode == 1
-    assert "sudo" in result.stdout
-    assert "ansible_user=root" in result.stdout or "group sudo" in result.stdout
+    assert "node1: survey" in result.stdout
+    assert "the sudo password is wrong" in result.stdout or "sudo rights" in result.stdout or "may not use sudo" in result.stdout
     assert "provision" not in root(box.hosts[0], "ls /opt")
 
 

@@ -71,6 +71,36 @@ def test_a_python_of_the_users_own_needs_no_package_for_venv() -> None:
     assert "python3-venv" not in made.hosts["a"].packages
 
 
+def test_only_whole_host_keys_reach_the_other_hosts() -> None:
+    good_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIabc= root@a"
+    told = {"host_keys": [good_key, "ssh-ed25519 AAAA\nvictim ssh-ed25519 BBBB", "rubbish"]}
+    assert plan_for({"a": host(ssh=told)}).hosts["a"].ssh_host_keys == (good_key,)
+
+
+def test_the_ssh_port_is_the_one_that_was_used() -> None:
+    connection = {"server_address": "10.0.0.1", "server_port": 2222, "interface": "eth0"}
+    network = {"interfaces": [ETH0], "default_route_interface": "eth0", "ssh_connection": connection}
+    assert plan_for({"a": host(network=network)}).hosts["a"].ssh_port == 2222
+    assert plan_for({"a": host(ssh={"ports": [2200]})}).hosts["a"].ssh_port == 2200
+    assert plan_for({"a": host()}).hosts["a"].ssh_port == 22
+
+
+def test_a_wished_release_is_checked_too() -> None:
+    unknown = plan_for({"a": host(cuda="12.2", gpus=1)}, Wishes(torch_version="2.9.1"))
+    assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
+    assert plan_for({"a": host()}, Wishes(torch_version="2.9.1")).hosts["a"].torch.version == "2.9.1+cpu"
+
+
+def test_different_prefixes_are_a_conflict() -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2")}, b=HostWishes(prefix="/srv/provision"))
+    assert "/srv/provision on b" in made.conflicts[0].constraint
+
+
+def test_an_interface_without_an_address_is_a_conflict() -> None:
+    made = plan_for({"a": host(interfaces=[ETH0, {"name": "ib0", "addresses": [], "up": True}])}, a=HostWishes(interface="ib0"))
+    assert "no IPv4 address" in made.conflicts[0].constraint
+
+
 def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("debian", "13"), python="3.13.5")})
     assert {plan.openmpi for plan in made.hosts.values()} == {made.hosts["a"].openmpi}
