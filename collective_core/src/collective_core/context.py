@@ -59,9 +59,7 @@ def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) ->
     neighbours = hosts[peers[rank].host_id]
     local_rank = neighbours.index(rank)
     across = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
-    return Membership(
-        rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings, os.getpid()
-    )
+    return Membership(rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings, os.getpid())
 
 
 def shutdown() -> None:

@@ -25,11 +25,7 @@ def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], roo
         pairs = [p if isinstance(p, tuple) else (None, p) for p in params]
         if any(name is None for name, _ in pairs):
             raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
-    handles = [
-        ops.broadcast_async_(tensor, root_rank, f"broadcast.parameter.{name}")
-        for name, tensor in pairs
-        if torch.is_tensor(tensor)
-    ]
+    handles = [ops.broadcast_async_(tensor, root_rank, f"broadcast.parameter.{name}") for name, tensor in pairs if torch.is_tensor(tensor)]
     for handle in handles:
         ops.synchronize(handle)
 
