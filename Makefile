@@ -55,7 +55,7 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
-	$(ENGINE_BIN)/python -m pytest tests/engine
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest tests/engine
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration

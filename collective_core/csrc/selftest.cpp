@@ -113,6 +113,7 @@ void run_case(int size, int hosts) {
   }
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(size));
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
