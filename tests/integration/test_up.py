@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hosts import RUN_S, container, good, marked_processes, provision, report, root, running
 
 from provision import paths
@@ -228,6 +229,32 @@ def test_a_full_disk_is_seen_before_anything_is_changed(cluster, tmp_path):
     assert result.returncode == 1
     assert "/opt/small" in result.stdout
     assert root(host, "ls /opt/small") == ""
+
+
+def test_a_yaml_inventory_root_and_another_ssh_port(cluster, tmp_path):
+    for host in cluster.hosts:
+        root(host, "mkdir -p /run/sshd && /usr/sbin/sshd -p 2222")
+    known = [
+        f"[{address}]:2222 {key}" for address, _, key in (line.partition(" ") for line in cluster.known_hosts.read_text().splitlines())
+    ]
+    (tmp_path / "known_hosts").write_text("\n".join(known) + "\n")
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(
+        yaml.safe_dump(
+            {
+                "ansible_user": "root",
+                "ansible_port": 2222,
+                "ansible_ssh_private_key_file": str(cluster.key),
+                "ansible_ssh_common_args": "-o UserKnownHostsFile={{ inventory_dir }}/known_hosts -o StrictHostKeyChecking=yes",
+                "slots": 1,
+            }
+        )
+    )
+    hosts = {host.name: {"ansible_host": host.address} for host in cluster.hosts}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"training": {"hosts": hosts}}}}))
+    document = report(good(provision("up", str(tmp_path / "hosts.yml"), "--json")))
+    assert document["smoke"]["np"] == 2
+    assert "Port 2222" in root(cluster.hosts[0], "cat /root/.ssh/provision_config")
 
 
 def test_the_whole_job_after_all_of_that(cluster):
