@@ -47,12 +47,16 @@ class Session:
         draft = paths.runs() / f".latest-{self.run_id}"  # renamed into place: two runs may start at the same time
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
+        self.locks_left = False
         self._note = self.folder / "controller.json"
         self._note.write_text(json.dumps(_this_process()), encoding="utf-8")
 
     def close(self) -> None:
-        """The run is over, and its locks are given back; a run that was killed never says so and is known as dead by that."""
-        self._note.unlink(missing_ok=True)
+        """The run is over. Where a host may still hold its lock, because it failed, the run is noted as dead, like one that was killed."""
+        if self.locks_left:
+            self._note.write_text(json.dumps({**_this_process(), "started": "over"}), encoding="utf-8")
+        else:
+            self._note.unlink(missing_ok=True)
 
     @property
     def owner(self) -> str:
@@ -118,7 +122,8 @@ class Session:
         return outcome
 
     def release(self, hosts: Sequence[str]) -> None:
-        """Give the hosts' locks back, also where a run ended before it could do that itself."""
+        """Give the hosts' locks back, also where a run ended before it could do that itself; a host that is down keeps its."""
+        self.locks_left = True
         playbook.run(
             resources.folder("playbooks") / "release.yml",
             self.ansible_inventory,
@@ -146,7 +151,7 @@ class Session:
             passwords=self.passwords,
         )
         subprocess.run([sys.executable, str(script), f"sweep-of-{self.run_id}"], capture_output=True, check=False)
-        self.close()
+        self.locks_left = True
         looked_after = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
         unknown = sorted(set(names) - looked_after)
         where = f"; on {', '.join(unknown)} it could not be looked after (not reachable, or interrupted again)" if unknown else ""

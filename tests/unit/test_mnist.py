@@ -405,13 +405,13 @@ def test_other_digits_in_the_right_form_are_taken_and_not_called_mnist(tmp_path:
     ("name", "content", "reason"),
     [
         ("train-images-idx3-ubyte.gz", None, "missing"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(TINY["train-images-idx3-ubyte.gz"])[:-9], "cannot be read"),
+        ("train-images-idx3-ubyte.gz", mnist.pack(TINY["train-images-idx3-ubyte.gz"])[:-9], "cannot be read"),
         ("train-images-idx3-ubyte.gz", b"<html>", "cannot be read"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(TINY["train-images-idx3-ubyte.gz"][:-1]), "truncated: header says 15,680 values"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(mnist.write_idx((20, 28, 27), bytes(20 * 28 * 27))), "images of 28×27, must be 28×28"),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(mnist.write_idx((19,), bytes(19))), "20 images, but 19 labels"),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(mnist.write_idx((20,), bytes([10] * 20))), "a label of 10, must be 0 to 9"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(TINY["t10k-images-idx3-ubyte.gz"]), "not an IDX file"),
+        ("train-images-idx3-ubyte.gz", mnist.pack(TINY["train-images-idx3-ubyte.gz"][:-1]), "truncated: header says 15,680 values"),
+        ("train-images-idx3-ubyte.gz", mnist.pack(mnist.write_idx((20, 28, 27), bytes(20 * 28 * 27))), "images of 28×27, must be 28×28"),
+        ("train-labels-idx1-ubyte.gz", mnist.pack(mnist.write_idx((19,), bytes(19))), "20 images, but 19 labels"),
+        ("train-labels-idx1-ubyte.gz", mnist.pack(mnist.write_idx((20,), bytes([10] * 20))), "a label of 10, must be 0 to 9"),
+        ("t10k-labels-idx1-ubyte.gz", mnist.pack(TINY["t10k-images-idx3-ubyte.gz"]), "not an IDX file"),
     ],
 )
 def test_a_folder_with_a_bad_file_is_refused_with_file_and_reason(name: str, content: bytes | None, reason: str, tmp_path: Path) -> None:
