@@ -246,6 +246,8 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "1",
         "ANSIBLE_LIBRARY": str(playbooks / "library"),
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
+        # Connections are shared within a run and never with another: that one may have had another key, or other known hosts.
+        "ANSIBLE_SSH_CONTROL_PATH": f"%(directory)s/{run_id[-6:]}-%%C",
         **_user_settings(),
         **_ssh_arguments(),
         "ANSIBLE_PIPELINING": "1",
