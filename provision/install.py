@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,13 +118,13 @@ def render(plan: Plan, inventory: Inventory, sources: Sources, folder: Path) -> 
     return playbook
 
 
-def install(session: Session, plan: Plan, sources: Sources, *, check: bool = False, hosts: Sequence[str] | None = None) -> Outcome:
+def install(session: Session, plan: Plan, sources: Sources, *, check: bool = False) -> Outcome:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
     playbook = render(plan, session.inventory, sources, session.folder / "playbook")
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     title = "Install (dry run)" if check else "Install"
-    outcome = session.play(playbook, title, hosts=list(hosts or plan.hosts), extra_vars=extra, check=check)
+    outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check)
     if outcome.failed and not check:
-        session.release(list(hosts or plan.hosts))
+        session.release(list(plan.hosts))
     return outcome

@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 REPORT_SCHEMA = 1
-
-
-class Row(NamedTuple):
-    """One host in the table of the smoke job."""
-
-    host: str
-    ranks: str
-    device: str
-    threads: str
 
 
 def judge(report: Mapping[str, Any], *, expected_hosts: Mapping[str, str], expected_np: int, bar: float) -> list[str]:
@@ -92,22 +83,6 @@ def _too_inaccurate(epochs: Sequence[Mapping[str, Any]], bar: float) -> Iterable
     reached, epoch = float(epochs[-1]["test_accuracy_percent"]), int(epochs[-1]["epoch"])
     if not reached >= bar:  # also catches NaN
         yield f"test accuracy after epoch {epoch} is {reached:.2f} %, the bar is {bar:g} %"
-
-
-def rows(report: Mapping[str, Any]) -> list[Row]:
-    """One row per host, in the order of their first ranks."""
-    by_host: dict[str, list[Mapping[str, Any]]] = {}
-    for one in sorted(report["participants"], key=lambda one: int(one["rank"])):
-        by_host.setdefault(str(one["host"]), []).append(one)
-    return [
-        Row(
-            host,
-            ", ".join(str(one["rank"]) for one in ranks),
-            ", ".join(dict.fromkeys(str(one["device"]) for one in ranks)),
-            ", ".join(dict.fromkeys(str(one["threads"]) for one in ranks)),
-        )
-        for host, ranks in by_host.items()
-    ]
 
 
 def summary(report: Mapping[str, Any]) -> str:

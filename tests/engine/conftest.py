@@ -50,7 +50,7 @@ def launch():
     """
     mpirun = find_mpirun()
     if mpirun is None:
-        pytest.skip("no mpirun")
+        pytest.fail("there is no mpirun beside this Python or on PATH; `make engine` sets everything up", pytrace=False)
 
     def run(worker, n, hosts=1, arguments=(), env=None, keep_going=False, limit=LAUNCH_LIMIT):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}

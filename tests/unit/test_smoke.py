@@ -162,15 +162,8 @@ def test_judging_changes_nothing() -> None:
     report = good()
     before = copy.deepcopy(report)
     judged(report)
-    smoke.rows(report)
     smoke.summary(report)
     assert report == before
-
-
-def test_the_table_has_a_row_per_host() -> None:
-    report = good()
-    report["participants"].reverse()
-    assert smoke.rows(report) == [smoke.Row("node1", "0, 1", "cpu", "1"), smoke.Row("node2", "2, 3", "cpu", "1")]
 
 
 def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
