@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import engine_source, install, launch, lock, paths
+from provision import engine_source, hold, install, launch, paths
 from provision import survey as surveying
 from provision.errors import ProvisionError
 from provision.install import Sources
@@ -39,7 +39,7 @@ class Options:
 
 def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[None]:
     """The lock of every host of the inventory, for ``with``."""
-    return lock.hold(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
+    return hold.hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
 def make_plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], options: Options) -> tuple[Plan, Sources]:

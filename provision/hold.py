@@ -17,7 +17,7 @@ from provision.errors import ProvisionError
 
 
 @contextmanager
-def hold(folder: Path, addresses: Sequence[tuple[str, int]], purpose: str) -> Iterator[None]:
+def hosts(folder: Path, addresses: Sequence[tuple[str, int]], purpose: str) -> Iterator[None]:
     """Hold the lock of every host (address, port) while inside; raises ProvisionError that says who has one of them."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
