@@ -29,11 +29,16 @@ OF_THE_SET = ("mpi_network",)
 
 @dataclass(frozen=True)
 class Sources:
-    """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch."""
+    """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
+
+    ``nccl_local`` and ``openmpi_tarball`` are files of the user's; the plan's components name them by ``package``, with their checksum.
+    """
 
     engine: EngineSource
     wheels: Path | None = None
     index_url: str | None = None
+    nccl_local: Path | None = None
+    openmpi_tarball: Path | None = None
 
 
 def cluster_id(inventory: Inventory) -> str:

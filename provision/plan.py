@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 SCHEMA = 1
 
-Source = Literal["wheel", "distribution", "index", "folder", "host", "bundled", "remove", "leave"]
+# wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package that the user has, which
+# brings such a repository along · distribution: its own packages · source: built from a tarball · index, folder, host: see `Component`.
+Source = Literal[
+    "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "bundled", "remove", "leave"
+]
+
+# The fields of HostPlan that are components, in the order in which they are shown.
+COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "engine")
 
 
 @dataclass(frozen=True)
@@ -20,15 +27,45 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Repository:
+    """A vendor's package repository, as a host's package manager is told of it.
+
+    Attributes:
+        kind: which package manager reads it.
+        name: of the file it is written down in, without its ending, e.g. ``cuda-ubuntu2204-x86_64``.
+        url: its base address.
+        entry: what the file holds: apt's line, or the whole text of dnf's file.
+        key_url: where the key that signs it is fetched from.
+        key_fingerprint: of that key, 40 hexadecimal digits; None where it is not known.
+        key_sha256: of the file at ``key_url``; None where it is not known.
+        keyring: the path on the host where the key goes; ``entry`` names it.
+    """
+
+    kind: Literal["apt", "rpm"]
+    name: str
+    url: str
+    entry: str
+    key_url: str
+    keyring: str
+    key_fingerprint: str | None = None
+    key_sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class Component:
     """One thing on one host.
 
     Attributes:
         version: exact, as its package manager writes it; empty when nothing is installed.
-        package: what is asked for, e.g. ``torch==2.13.0+cpu`` or ``openmpi-bin``.
+        package: what is asked for, e.g. ``torch==2.13.0+cpu`` or ``openmpi-bin``; for ``local_repository`` and for a tarball that the user
+            gave, the file's name.
         source: where it comes from; ``host`` means that it is there already.
         index: an extra package index it comes from, or None for the host's own.
+        url: of the tarball that it is built from; None where the user gave the file.
         sha256: of the file, where we make or know it.
+        cuda: the CUDA that the build is for, e.g. ``12.4``.
+        packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
+        repository: what the package manager must be told of before.
         why: the reasons, in sentences.
     """
 
@@ -39,6 +76,19 @@ class Component:
     rejected: tuple[Rejected, ...] = ()
     index: str | None = None
     sha256: str | None = None
+    cuda: str | None = None
+    url: str | None = None
+    packages: tuple[str, ...] = ()
+    repository: Repository | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Component:
+        """A component back from JSON. Raises KeyError or TypeError when it is not one."""
+        values = dict(data)
+        values["why"], values["rejected"] = tuple(values["why"]), tuple(Rejected(**lost) for lost in values["rejected"])
+        values["packages"] = tuple(values.get("packages") or ())
+        values["repository"] = Repository(**values["repository"]) if values.get("repository") else None
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -79,15 +129,9 @@ class HostPlan:
     def from_dict(cls, data: Mapping[str, Any]) -> HostPlan:
         """A host's plan back from JSON, as its manifest holds it. Raises KeyError or TypeError when it is not one."""
 
-        def component(entry: Mapping[str, Any] | None) -> Component | None:
-            if entry is None:
-                return None
-            rejected = tuple(Rejected(**lost) for lost in entry["rejected"])
-            return Component(**{**entry, "why": tuple(entry["why"]), "rejected": rejected})
-
         values = dict(data)
-        for name in ("python", "openmpi", "cmake", "engine", "mpi4py", "numpy", "torch", "nccl", "hwloc"):
-            values[name] = component(values[name])
+        for name in COMPONENTS:
+            values[name] = Component.from_dict(values[name]) if values[name] is not None else None
         values["network"] = Network(**values["network"])
         values["packages"], values["ssh_host_keys"] = tuple(values["packages"]), tuple(values["ssh_host_keys"])
         return cls(**values)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from provision.facts import Problem
-from provision.plan import Plan
+from provision.plan import COMPONENTS, Plan
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
@@ -102,7 +102,7 @@ def show_plan(plan: Plan, console: Console) -> None:
             Text(f"\n{name}", style="bold"),
             Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"),
         )
-        for label in ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "engine"):
+        for label in COMPONENTS:
             component = getattr(host, label)
             if component is None:
                 continue

