@@ -108,7 +108,7 @@ def _job(plan: Plan, np: int, placed: Sequence[tuple[str, int]], script: list[st
     environment = {"COLLECTIVE_NETWORK": ",".join(networks(plan)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     argv = mpirun.command(
         mpirun=first.mpirun,
-        prefix="" if first.openmpi.source == "distribution" else f"{first.prefix}/venv",
+        prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
         hosts=placed,
         hostfile="{job}/hostfile",
         np=np,

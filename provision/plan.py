@@ -66,6 +66,7 @@ class Component:
         cuda: the CUDA that the build is for, e.g. ``12.4``.
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
         repository: what the package manager must be told of before.
+        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda=/usr/local/cuda``.
         why: the reasons, in sentences.
     """
 
@@ -80,13 +81,14 @@ class Component:
     url: str | None = None
     packages: tuple[str, ...] = ()
     repository: Repository | None = None
+    options: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Component:
         """A component back from JSON. Raises KeyError or TypeError when it is not one."""
         values = dict(data)
         values["why"], values["rejected"] = tuple(values["why"]), tuple(Rejected(**lost) for lost in values["rejected"])
-        values["packages"] = tuple(values.get("packages") or ())
+        values["packages"], values["options"] = tuple(values.get("packages") or ()), tuple(values.get("options") or ())
         values["repository"] = Repository(**values["repository"]) if values.get("repository") else None
         return cls(**values)
 
@@ -137,9 +139,14 @@ class HostPlan:
         return cls(**values)
 
     @property
+    def openmpi_home(self) -> str:
+        """Where this plan's Open MPI lies: ``bin``, ``lib`` and ``etc`` are below."""
+        return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
+
+    @property
     def mpirun(self) -> str:
-        """The mpirun of this plan: in the prefix, or the distribution's."""
-        return "/usr/bin/mpirun" if self.openmpi.source == "distribution" else f"{self.prefix}/venv/bin/mpirun"
+        """The mpirun of this plan."""
+        return f"{self.openmpi_home}/bin/mpirun"
 
 
 @dataclass(frozen=True)
