@@ -26,7 +26,7 @@ namespace cc {
 void allreduce_local(Group& group, const Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, topology.size);
+  const Reduction reduction = reduction_of(header, operation.contributors);
   const size_t element = size_of(header.dtype);
   const uint64_t chunk_elements = group.layout().chunk_bytes / element;
   const uint64_t chunks = (header.count + chunk_elements - 1) / chunk_elements;

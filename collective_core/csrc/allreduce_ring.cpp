@@ -71,7 +71,7 @@ class SliceOnRing {
         topology_(group.topology()),
         operation_(operation),
         deadline_(deadline),
-        reduction_(reduction_of(operation.header, topology_.size)),
+        reduction_(reduction_of(operation.header, operation.contributors)),
         element_(size_of(operation.header.dtype)),
         accumulator_(accumulator_size_of(operation.header.dtype)),
         staging_(staging.data()),

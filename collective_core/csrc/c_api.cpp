@@ -21,13 +21,18 @@ namespace {
 thread_local std::string last_error;
 thread_local std::vector<int> last_ranks;
 
+struct Submitted {
+  std::shared_ptr<cc::Task> task;
+  int32_t process_set;
+};
+
 // All state of the process. Never destroyed by exit(): a worker thread may still be running then.
 struct Process {
   std::mutex mutex;
   pid_t owner = 0;
   cc::Listeners listeners;
-  std::shared_ptr<cc::Engine> engine;
-  std::map<int64_t, std::shared_ptr<cc::Task>> tasks;
+  std::map<int32_t, std::shared_ptr<cc::Engine>> engines;  // by process set
+  std::map<int64_t, Submitted> tasks;                      // by handle
   int64_t next_handle = 1;
 };
 Process& process() {
@@ -52,7 +57,7 @@ int32_t guarded(Body body) {
   }
 }
 
-std::shared_ptr<cc::Engine> engine() {
+std::shared_ptr<cc::Engine> engine(int32_t process_set) {
   Process& state = process();
   if (state.owner != 0 && state.owner != getpid()) {
     throw cc::Failure(
@@ -60,11 +65,13 @@ std::shared_ptr<cc::Engine> engine() {
         "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
   }
   const std::lock_guard<std::mutex> lock(state.mutex);
-  if (!state.engine) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
-  return state.engine;
+  const auto found = state.engines.find(process_set);
+  if (found != state.engines.end()) return found->second;
+  if (process_set == 0) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
+  throw cc::Failure(cc::Fault::closed, "this rank is not in process set " + std::to_string(process_set));
 }
 
-std::shared_ptr<cc::Task> task_of(int64_t handle) {
+Submitted submitted(int64_t handle) {
   Process& state = process();
   const std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.tasks.find(handle);
@@ -77,7 +84,7 @@ void require(bool condition, const char* complaint) {
 }
 
 std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
-  require(op.kind >= 0 && op.kind <= static_cast<int>(cc::Kind::barrier), "unknown kind of collective");
+  require(op.kind >= 0 && op.kind < static_cast<int>(cc::Kind::count), "unknown kind of collective");
   require(op.dtype >= 0 && op.dtype < static_cast<int>(cc::DType::count), "unknown element type");
   require(op.reduce >= 0 && op.reduce <= static_cast<int>(cc::ReduceOp::product), "unknown reduction");
   require(op.ndim >= 0 && op.ndim < 256, "too many dimensions");
@@ -95,11 +102,21 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   const char* name = op.name ? op.name : "";
   header.name_hash = cc::hash_of(name);
   std::strncpy(header.name, name, cc::name_bytes - 1);
-  require(header.kind != cc::Kind::broadcast || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
-  require(op.count == 0 || header.kind == cc::Kind::barrier || op.input, "input is missing");
-  require(op.count == 0 || header.kind == cc::Kind::barrier || header.kind == cc::Kind::allgather || op.output,
-          "output is missing");
+  header.device = static_cast<uint8_t>(op.device);
+  if (op.objection && op.objection[0]) {
+    header.objects = 1;
+    task->operation.objection = op.objection;
+  }
+  const bool empty = op.count == 0 || !cc::has_tensor(header.kind) || header.objects;
+  const bool allocates = header.kind == cc::Kind::allgather || header.kind == cc::Kind::alltoall;
+  const bool any_root = header.kind != cc::Kind::broadcast || header.objects;
+  require(any_root || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
+  require(empty || op.input, "input is missing");
+  require(empty || allocates || op.output, "output is missing");
   require(op.count <= UINT64_MAX / 64, "too many elements");
+  require(header.kind != cc::Kind::reducescatter || op.ndim > 0, "a scalar cannot be scattered");
+  require(header.kind != cc::Kind::alltoall || header.objects || (op.splits && op.ndim > 0), "splits are missing");
+  if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
   task->operation.input = op.input;
   task->operation.output = op.output;
   return task;
@@ -143,7 +160,6 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
   return guarded([&] {
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
-    require(!state.engine, "the engine is initialised already");
     state.listeners = cc::open_listeners(address ? address : "");
     require(state.listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
     std::memcpy(socket_name, state.listeners.socket_name.c_str(), state.listeners.socket_name.size() + 1);
@@ -152,36 +168,40 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
   });
 }
 
-int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret, uint64_t secret_bytes,
-                   double timeout, double start_timeout) {
+int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
+                   uint64_t secret_bytes, double timeout, double start_timeout) {
   return guarded([&] {
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
-    require(!state.engine, "the engine is initialised already");
+    require(state.engines.count(process_set) == 0, "the engine is initialised already");
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0, "wrong arguments of cc_connect");
     std::vector<cc::Peer> table;
     for (int32_t i = 0; i < size; ++i) {
       const cc_peer& p = peers[i];
-      table.push_back({p.rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
+      table.push_back({p.rank, p.global_rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
     }
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
                                              std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
                                              start_timeout);
-    state.engine = std::make_shared<cc::Engine>(std::move(group));
+    state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group));
     state.owner = getpid();
     return 0;
   });
 }
 
-int32_t cc_close() {
+int32_t cc_close(int32_t process_set) {
   return guarded([&] {
     Process& state = process();
     if (state.owner != 0 && state.owner != getpid()) return 0;  // a forked child has nothing to close
-    std::shared_ptr<cc::Engine> closing;
+    std::map<int32_t, std::shared_ptr<cc::Engine>> closing;
     const std::lock_guard<std::mutex> lock(state.mutex);
-    closing.swap(state.engine);
     // Tasks stay until they are released: arrays of gathered data may still be in use.
     state.listeners = cc::Listeners();
+    if (process_set != 0) {
+      state.engines.erase(process_set);
+      return 0;
+    }
+    closing.swap(state.engines);
     state.owner = 0;
     return 0;
   });
@@ -189,7 +209,7 @@ int32_t cc_close() {
 
 int32_t cc_run(const cc_operation* operation) {
   return guarded([&] {
-    const std::shared_ptr<cc::Engine> current = engine();
+    const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
     current->run(task);
     return result_of(*task);
@@ -198,7 +218,7 @@ int32_t cc_run(const cc_operation* operation) {
 
 int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle) {
   return guarded([&] {
-    const std::shared_ptr<cc::Engine> current = engine();
+    const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
     if (blocking) {
       current->run(task);
@@ -208,33 +228,36 @@ int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* hand
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
     *handle = state.next_handle++;
-    state.tasks[*handle] = task;
+    state.tasks[*handle] = {task, operation->process_set};
     return 0;
   });
 }
 
 int32_t cc_is_done(int64_t handle, int32_t* done) {
   return guarded([&] {
-    *done = engine()->is_done(*task_of(handle)) ? 1 : 0;
+    const Submitted found = submitted(handle);
+    *done = engine(found.process_set)->is_done(*found.task) ? 1 : 0;
     return 0;
   });
 }
 
 int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
   return guarded([&] {
-    const auto task = task_of(handle);
-    *done = engine()->wait(*task, seconds) ? 1 : 0;
-    return *done ? result_of(*task) : 0;
+    const Submitted found = submitted(handle);
+    *done = engine(found.process_set)->wait(*found.task, seconds) ? 1 : 0;
+    return *done ? result_of(*found.task) : 0;
   });
 }
 
-int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* first_dims) {
+int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity) {
   return guarded([&] {
-    const auto task = task_of(handle);
-    require(engine()->is_done(*task), "the operation is not finished");
-    *data = task->operation.gathered.get();
-    *bytes = task->operation.gathered_bytes;
-    std::copy(task->operation.first_dims.begin(), task->operation.first_dims.end(), first_dims);
+    const Submitted found = submitted(handle);
+    require(engine(found.process_set)->is_done(*found.task), "the operation is not finished");
+    const cc::Operation& operation = found.task->operation;
+    *data = operation.gathered.get();
+    *bytes = operation.gathered_bytes;
+    require(operation.received.size() <= static_cast<size_t>(capacity), "the buffer for the rows is too small");
+    std::copy(operation.received.begin(), operation.received.end(), received);
     return 0;
   });
 }

@@ -1,8 +1,9 @@
 // The C interface that Python opens with ctypes. Plain numbers and pointers: no Python, no C++ type, no exception
 // crosses it.
 //
-// There is one engine per process. Functions return 0 or a fault number of errors.h; cc_last_error tells the sentence,
-// per thread. All functions may be called from any thread. After fork() the child's calls fail with `closed`.
+// There is one engine per process and process set; set 0 holds all ranks of the job. Functions return 0 or a fault
+// number of errors.h; cc_last_error tells the sentence, per thread. All functions may be called from any thread. After
+// fork() the child's calls fail with `closed`.
 #pragma once
 
 #include <stdint.h>
@@ -10,11 +11,13 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 1;
+constexpr int32_t cc_abi = 2;
 
 struct cc_peer {
-  int32_t rank;
+  int32_t rank;         // in the process set
+  int32_t global_rank;  // in the job
   int32_t port;
+  int32_t reserved;
   int64_t pid;
   const char* host_id;      // equal for two ranks exactly when they can share memory
   const char* host_name;    // for messages
@@ -28,14 +31,18 @@ struct cc_operation {
   int32_t reduce;
   int32_t root;
   int32_t ndim;
-  int32_t reserved;
+  int32_t process_set;
   const int64_t* dims;
   uint64_t count;     // elements on this rank
   const void* input;  // must stay alive and unchanged until the operation is done
-  void* output;       // may be input; null for allgather
+  void* output;       // may be input (not for reducescatter); null for allgather and alltoall
   double prescale;
   double postscale;
-  const char* name;  // the same on all ranks
+  const char* name;       // the same on all ranks
+  const int64_t* splits;  // alltoall: rows for each rank; otherwise null
+  const char* objection;  // why this rank cannot run it, which every rank is then told; or null
+  int32_t device;         // where the caller's tensor lies: 0 host memory, 1 a GPU
+  int32_t reserved;
 };
 
 CC_API int32_t cc_abi_version();
@@ -50,21 +57,23 @@ CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
 // Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this
 // host.
 CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
-// Connects to all peers. `timeout`: seconds without progress that end a collective; `start_timeout`: seconds for
-// connecting.
-CC_API int32_t cc_connect(int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
+// Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
+// seconds for connecting.
+CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout);
-CC_API int32_t cc_close();
+// Leaves a process set; leaving set 0 leaves all.
+CC_API int32_t cc_close(int32_t process_set);
 
-// Blocking; not for allgather.
+// Blocking; not for operations with results of their own: allgather, alltoall, join.
 CC_API int32_t cc_run(const cc_operation* operation);
 // Returns at once; *handle > 0. Every handle must be released.
 CC_API int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle);
 CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
 // Waits at most `seconds`; then, if *done, returns the operation's own fault.
 CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
-// Of a finished allgather: all ranks' bytes (valid until the release) and `size` numbers of rows.
-CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* first_dims);
+// Of a finished allgather or alltoall: the bytes received (valid until the release) and the rows from each rank; of a
+// join: the rank that joined last. `received` has `capacity` numbers.
+CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity);
 CC_API int32_t cc_release(int64_t handle);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.

@@ -11,8 +11,9 @@
 
 namespace cc {
 
-inline Reduction reduction_of(const Header& header, int size) {
-  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? size : 1, header.prescale,
+// contributors: Operation::contributors, not the number of ranks.
+inline Reduction reduction_of(const Header& header, int contributors) {
+  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? contributors : 1, header.prescale,
           header.postscale};
 }
 
@@ -35,6 +36,18 @@ void allreduce_ring(Group& group, const Operation& operation, Deadline& deadline
 // of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
 void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
                      Deadline& deadline);
+
+// Reduces all ranks' `input` and leaves this rank's rows of the result in `output`. Rows are dealt out as evenly as can
+// be, the first ranks get one more.
+void reducescatter(Group& group, const Operation& operation, Deadline& deadline);
+struct Rows {
+  uint64_t begin, length;
+};
+Rows rows_of(uint64_t rows, int rank, int size);
+
+// Sends rows of `input` to every rank: splits[r][d] rows go from rank r to rank d. Allocates `gathered`.
+using Splits = std::vector<std::vector<int64_t>>;
+void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
 void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,

@@ -14,16 +14,28 @@ namespace {
 constexpr auto look_around =
     std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
 
-// Small payloads travel with the header: all of an allreduce or an allgather, the root's of a broadcast.
-uint32_t inline_bytes_of(const Header& header, int rank, size_t limit) {
-  if (header.kind == Kind::barrier || header.bytes() > limit) return 0;
-  if (header.kind == Kind::broadcast && header.root != rank) return 0;
-  return static_cast<uint32_t>(header.bytes());
+// What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
+struct Payload {
+  const void* bytes;
+  uint32_t length;
+};
+Payload payload_of(const Operation& operation, int rank, size_t limit) {
+  const Header& header = operation.header;
+  if (header.objects) {
+    return {operation.objection.data(), static_cast<uint32_t>(std::min(operation.objection.size(), limit))};
+  }
+  if (header.kind == Kind::alltoall) {
+    return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
+  }
+  const bool sends = has_tensor(header.kind) && (header.kind != Kind::broadcast || header.root == rank);
+  if (!sends || header.bytes() > limit) return {nullptr, 0};
+  return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Group> group) : group_(std::move(group)), exchange_(*group_) {}
+Engine::Engine(std::unique_ptr<Group> group)
+    : group_(std::move(group)), exchange_(*group_), joined_(group_->topology().size) {}
 
 Engine::~Engine() {
   {
@@ -101,8 +113,12 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
       throw Failure(Fault::peer_lost, "the engine stopped after an earlier failure: " + stopped_, stopped_ranks_);
     }
     Deadline deadline(group_->timeout());
-    current = agree(task, deadline);
-    transfer(current->operation, deadline);
+    if (task->operation.header.kind == Kind::join) {
+      join(*task, deadline);
+    } else {
+      current = agree(task, deadline);
+      transfer(current->operation, deadline);
+    }
     const Lock lock(mutex_);
     current->done = true;
   } catch (const Failure& failure) {
@@ -130,30 +146,51 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
 void Engine::settle(Task& task, const Failure& failure) {
   task.fault = failure.fault;
   task.error = task.operation.describe() + ": " + failure.what();
-  task.ranks = failure.ranks;
+  for (const int rank : failure.ranks) task.ranks.push_back(topology().peers[rank].global_rank);
   task.done = true;
+}
+
+void Engine::ask(Task& task, Deadline& deadline) {
+  Header& header = task.operation.header;
+  const Payload payload = payload_of(task.operation, topology().rank, group_->layout().inline_bytes);
+  header.inline_bytes = payload.length;
+  {
+    const Lock lock(mutex_);
+    const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
+    header.stuck = header.stuck || (task.blocking && nothing_else);
+  }
+  exchange_.run(&header, payload.bytes, deadline);
+  headers_.resize(static_cast<size_t>(topology().size));
+  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+  task.operation.contributors = joined_.update(headers_);
+}
+
+void Engine::join(Task& task, Deadline& deadline) {
+  for (;;) {
+    deadline.extend();
+    ask(task, deadline);
+    const int active = task.operation.contributors;
+    if (active == 0) break;
+    if (compare(headers_).verdict != Verdict::agreed) continue;
+    const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
+    Ghost ghost(**std::find_if(headers_.begin(), headers_.end(), is_active), topology().size);
+    ghost.operation.contributors = active;
+    transfer(ghost.operation, deadline);
+  }
+  task.operation.received = {joined_.take_last()};
 }
 
 std::shared_ptr<Task> Engine::agree(std::shared_ptr<Task> task, Deadline& deadline) {
   group_->liveness().throw_if_recorded();
   for (;;) {
-    Header& header = task->operation.header;
-    header.inline_bytes = inline_bytes_of(header, topology().rank, group_->layout().inline_bytes);
-    {
-      const Lock lock(mutex_);
-      const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front() == task);
-      header.stuck = header.stuck || (task->blocking && nothing_else);
-    }
-    exchange_.run(&header, task->operation.input, deadline);
-
-    headers_.resize(static_cast<size_t>(topology().size));
-    for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+    ask(*task, deadline);
     const Agreement agreement = compare(headers_);
     switch (agreement.verdict) {
       case Verdict::agreed:
         return task;
       case Verdict::disagreed:
-        throw Failure(Fault::mismatch, explain_disagreement(headers_, topology()), dissenters(headers_));
+        throw Failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
+                      explain_disagreement(headers_, topology()), dissenters(headers_));
       case Verdict::reorder:
         task = find_submitted(*headers_[agreement.first], agreement.first, task, deadline);
         break;
@@ -194,16 +231,12 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const size_t limit = group_->layout().inline_bytes;
   switch (header.kind) {
     case Kind::barrier:
+    case Kind::join:
+    case Kind::count:
       return;
     case Kind::allreduce: {
       if (header.count == 0) return;
-      if (header.bytes() <= limit || topology().size == 1) {
-        std::vector<const void*> sources;
-        for (const int r : topology().order) sources.push_back(Group::payload(group_->slot(header.sequence, r)));
-        if (topology().size == 1) sources[0] = operation.input;
-        return kernels().reduce(reduction_of(header, topology().size), operation.output, sources.data(),
-                                topology().size, header.count);
-      }
+      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
       return topology().host_count() == 1 ? allreduce_local(*group_, operation, deadline)
                                           : allreduce_ring(*group_, operation, deadline);
     }
@@ -218,27 +251,65 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
       uint64_t chunk = 0;
       return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
     }
+    case Kind::reducescatter:
+      if (header.count == 0) return;
+      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
+      return reducescatter(*group_, operation, deadline);
     case Kind::allgather:
-      return gather(operation, headers_, deadline);
+      return gather(operation, deadline);
+    case Kind::alltoall:
+      return alltoall(*group_, operation, splits_of_all(), deadline);
   }
 }
 
-void Engine::gather(Operation& operation, const std::vector<const Header*>& headers, Deadline& deadline) {
+// Small tensors came with the headers; a single rank's needs no travelling. A reducescatter keeps its rows only.
+void Engine::reduce_inline(Operation& operation) {
+  const Header& header = operation.header;
+  uint64_t begin = 0, length = header.count;
+  if (header.kind == Kind::reducescatter) {
+    const auto rows = static_cast<uint64_t>(header.dims[0]);
+    const Rows mine = rows_of(rows, topology().rank, topology().size);
+    begin = mine.begin * (header.count / rows);
+    length = mine.length * (header.count / rows);
+  }
+  std::vector<const void*> sources;
+  for (const int r : topology().order) {
+    const Header* theirs = headers_[r];
+    if (theirs->kind == Kind::join) continue;
+    const void* payload = Group::payload(theirs);
+    sources.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
+                      begin * size_of(header.dtype));
+  }
+  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources.data(),
+                   static_cast<int>(sources.size()), length);
+}
+
+Splits Engine::splits_of_all() const {
+  Splits splits(headers_.size(), std::vector<int64_t>(headers_.size(), 0));
+  for (size_t r = 0; r < headers_.size(); ++r) {
+    if (headers_[r]->kind == Kind::alltoall) {
+      std::memcpy(splits[r].data(), Group::payload(headers_[r]), splits[r].size() * sizeof(int64_t));
+    }
+  }
+  return splits;
+}
+
+void Engine::gather(Operation& operation, Deadline& deadline) {
+  const std::vector<const Header*>& headers = headers_;
   const size_t size = headers.size();
   std::vector<uint64_t> offsets(size + 1, 0);
   bool all_inline = true;
-  operation.first_dims.resize(size);
+  operation.received.resize(size);
   for (size_t r = 0; r < size; ++r) {
-    offsets[r + 1] = offsets[r] + headers[r]->bytes();
-    operation.first_dims[r] = headers[r]->dims[0];
+    offsets[r + 1] = offsets[r] + headers[r]->bytes();  // of a rank that has joined: nothing
+    operation.received[r] = headers[r]->dims[0];
     all_inline = all_inline && headers[r]->inline_bytes == headers[r]->bytes();
   }
   operation.gathered_bytes = offsets[size];
   operation.gathered.reset(new char[std::max<uint64_t>(operation.gathered_bytes, 1)]);
   if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
   for (size_t r = 0; r < size; ++r) {
-    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(const_cast<Header*>(headers[r])),
-                headers[r]->bytes());
+    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());
   }
 }
 

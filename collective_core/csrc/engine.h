@@ -14,8 +14,10 @@
 #include <thread>
 #include <vector>
 
+#include "collectives.h"
 #include "exchange.h"
 #include "group.h"
+#include "join.h"
 #include "operation.h"
 
 namespace cc {
@@ -47,16 +49,23 @@ class Engine {
   void work();
   // Runs `task` or, when another one goes first, that; returns the one that it ran.
   std::shared_ptr<Task> perform(const std::shared_ptr<Task>& task);
+  // Publishes the operation and learns what the others want: headers_ and `contributors`.
+  void ask(Task& task, Deadline& deadline);
+  // Takes part in what the other ranks do until all have joined.
+  void join(Task& task, Deadline& deadline);
   std::shared_ptr<Task> agree(std::shared_ptr<Task> task, Deadline& deadline);
   std::shared_ptr<Task> find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
                                        const Deadline& deadline);
   void transfer(Operation& operation, Deadline& deadline);
-  void gather(Operation& operation, const std::vector<const Header*>& headers, Deadline& deadline);
+  void reduce_inline(Operation& operation);
+  void gather(Operation& operation, Deadline& deadline);
+  Splits splits_of_all() const;
   void settle(Task& task, const Failure& failure);
 
   std::unique_ptr<Group> group_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
+  Joined joined_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

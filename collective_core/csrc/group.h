@@ -37,6 +37,7 @@ class Group {
                                      ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
   }
   static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
+  static const char* payload(const Header* slot) { return reinterpret_cast<const char*>(slot) + sizeof(Header); }
   // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
   char* in(int local_rank, uint64_t chunk) {
     return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;

@@ -16,7 +16,7 @@ struct Reduction {
   DType dtype;
   ReduceOp op;
   int divisor;       // Average: the number of ranks; otherwise 1
-  double prescale;   // each input is multiplied by it first (floating types only)
+  double prescale;   // each input is multiplied by it first; integers are rounded towards zero
   double postscale;  // and the result by this, after the division
 };
 

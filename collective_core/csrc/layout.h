@@ -6,6 +6,7 @@
 //   out            2 x chunk_bytes                 results, written slice by slice by different ranks
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -61,6 +62,7 @@ struct Layout {
         chunk_bytes(t.host_count() == 1 ? chunk_bytes_one_host : chunk_bytes_many_hosts) {
     const size_t share = inline_total / size / cache_line * cache_line;
     inline_bytes = share > inline_most ? inline_most : share < inline_least ? inline_least : share;
+    inline_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
     slot_bytes = round_up(sizeof(Header) + inline_bytes, cache_line);
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
     in_at = round_up(slots_at + 2 * size * slot_bytes, page);

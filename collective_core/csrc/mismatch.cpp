@@ -1,5 +1,6 @@
 #include "mismatch.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -8,24 +9,26 @@ namespace cc {
 namespace {
 
 bool same_request(const Header& a, const Header& b) {
-  if (a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype || a.reduce != b.reduce ||
-      a.root != b.root || a.ndim != b.ndim || a.prescale != b.prescale || a.postscale != b.postscale) {
+  if (a.objects || b.objects) return false;
+  if (a.device != b.device || a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype ||
+      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.prescale != b.prescale ||
+      a.postscale != b.postscale) {
     return false;
   }
-  // Ranks may gather different numbers of rows, but rows of one shape.
-  const bool gather = a.kind == Kind::allgather;
-  if (!gather && a.count != b.count) return false;
-  const int first = gather ? 1 : 0;
+  // Ranks may gather or send different numbers of rows, but rows of one shape.
+  const bool any_rows = a.kind == Kind::allgather || a.kind == Kind::alltoall;
+  if (!any_rows && a.count != b.count) return false;
+  const int first = any_rows ? 1 : 0;
   return std::memcmp(a.dims + first, b.dims + first, sizeof(int64_t) * static_cast<size_t>(max_dims - first)) == 0;
 }
 
-std::string describe(const Header& h) {
+std::string describe(const Header& h, const Topology& topology) {
   std::string text = name_of(h.kind);
   if (h.name[0]) text += std::string(" '") + h.name + "'";
-  if (h.kind == Kind::barrier) return text;
-  text += std::string(" of ") + name_of(h.dtype) + h.shape_text();
-  if (h.kind == Kind::broadcast) text += " from root " + std::to_string(h.root);
-  if (h.kind == Kind::allreduce) {
+  if (!has_tensor(h.kind)) return text;
+  text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device ? " on a GPU" : "");
+  if (h.kind == Kind::broadcast) text += " from root " + std::to_string(topology.peers[h.root].global_rank);
+  if (is_reduction(h.kind)) {
     text += std::string(" with ") + name_of(h.reduce);
     if (h.prescale != 1.0 || h.postscale != 1.0) {
       char factors[80];
@@ -33,23 +36,41 @@ std::string describe(const Header& h) {
       text += factors;
     }
   }
+  if (h.objects) text += ": " + std::string(reinterpret_cast<const char*>(&h + 1), h.inline_bytes);
   return text;
+}
+
+// The first rank that has not joined, whose request the others are compared with; 0 when all have.
+size_t first_active(const std::vector<const Header*>& headers) {
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    if (headers[rank]->kind != Kind::join) return rank;
+  }
+  return 0;
+}
+
+// What a rank that has joined cannot stand in for: the root's data, and the factor 1 of a product that is scaled.
+bool needs_joined(const Header& header, const std::vector<const Header*>& headers) {
+  if (header.kind == Kind::broadcast) return !header.objects && headers[header.root]->kind == Kind::join;
+  if (!is_reduction(header.kind) || header.reduce != ReduceOp::product || header.prescale == 1.0) return false;
+  return std::any_of(headers.begin(), headers.end(), [](const Header* h) { return h->kind == Kind::join; });
 }
 
 }  // namespace
 
 Agreement compare(const std::vector<const Header*>& headers) {
   int first = -1;
-  bool agreed = true, names_differ = false, stuck_apart = false;
-  for (size_t rank = 0; rank < headers.size(); ++rank) {
+  const size_t reference = first_active(headers);
+  bool agreed = !needs_joined(*headers[reference], headers), names_differ = false, stuck_apart = false;
+  for (size_t rank = reference; rank < headers.size(); ++rank) {
     const Header& header = *headers[rank];
-    agreed = agreed && same_request(*headers[0], header);
-    names_differ = names_differ || header.name_hash != headers[0]->name_hash;
+    if (header.kind == Kind::join && headers[reference]->kind != Kind::join) continue;
+    agreed = agreed && same_request(*headers[reference], header);
+    names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
     if (!header.stuck) continue;
     if (first < 0) first = static_cast<int>(rank);
     stuck_apart = stuck_apart || header.name_hash != headers[first]->name_hash;
   }
-  first = first < 0 ? 0 : first;
+  first = first < 0 ? static_cast<int>(reference) : first;
   if (agreed) return {Verdict::agreed, first};
   return {names_differ && !stuck_apart ? Verdict::reorder : Verdict::disagreed, first};
 }
@@ -57,7 +78,7 @@ Agreement compare(const std::vector<const Header*>& headers) {
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (size_t rank = 0; rank < headers.size(); ++rank) {
-    const std::string request = describe(*headers[rank]);
+    const std::string request = describe(*headers[rank], topology);
     bool known = false;
     for (auto& group : groups) {
       if (group.first == request) {
@@ -78,8 +99,18 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
 
 std::vector<int> dissenters(const std::vector<const Header*>& headers) {
   std::vector<int> ranks;
-  for (size_t rank = 1; rank < headers.size(); ++rank) {
-    if (!same_request(*headers[0], *headers[rank])) ranks.push_back(static_cast<int>(rank));
+  bool objections = false;
+  for (const Header* header : headers) objections = objections || header->objects;
+  const Header& reference = *headers[first_active(headers)];
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const Header& header = *headers[rank];
+    const bool differs = &header != &reference && header.kind != Kind::join && !same_request(reference, header);
+    if (objections ? header.objects != 0 : differs) ranks.push_back(static_cast<int>(rank));
+  }
+  if (needs_joined(reference, headers)) {
+    for (size_t rank = 0; rank < headers.size(); ++rank) {
+      if (headers[rank]->kind == Kind::join) ranks.push_back(static_cast<int>(rank));
+    }
   }
   return ranks;
 }

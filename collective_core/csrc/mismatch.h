@@ -20,12 +20,13 @@ struct Agreement {
   int first;
 };
 
-// The first rank whose caller is stuck in its operation decides what goes first, otherwise rank 0. Two ranks that are
-// stuck in operations of different names can never agree.
+// Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it, a scaled
+// product. The first rank whose caller is stuck in its operation decides what goes first, otherwise rank 0. Two ranks
+// that are stuck in operations of different names can never agree.
 Agreement compare(const std::vector<const Header*>& headers);
 // Who asked for what, for the error: ranks with the same request are listed together.
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology);
-// The ranks whose request differs from rank 0's.
+// The ranks that object or, if none does, whose request differs from that of the first rank that has not joined.
 std::vector<int> dissenters(const std::vector<const Header*>& headers);
 
 }  // namespace cc

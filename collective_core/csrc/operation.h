@@ -28,12 +28,20 @@ inline const char* name_of(DType dtype) {
   return names[static_cast<size_t>(dtype)];
 }
 inline const char* name_of(Kind kind) {
-  static const char* const names[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  static const char* const names[] = {"allreduce", "allgather",     "broadcast", "barrier",
+                                      "alltoall",  "reducescatter", "join"};
   return names[static_cast<size_t>(kind)];
 }
 inline const char* name_of(ReduceOp op) {
   static const char* const names[] = {"Sum", "Average", "Min", "Max", "Product"};
   return names[static_cast<size_t>(op)];
+}
+
+inline bool has_tensor(Kind kind) {
+  return kind != Kind::barrier && kind != Kind::join;
+}
+inline bool is_reduction(Kind kind) {
+  return kind == Kind::allreduce || kind == Kind::reducescatter;
 }
 
 constexpr int max_dims = 8;        // dimensions spelt out in error messages; PyTorch tensors rarely have more
@@ -47,8 +55,10 @@ struct Header {
   ReduceOp reduce;
   uint8_t ndim;
   uint8_t stuck;  // this rank's caller waits on this very operation, and nothing else is queued: it cannot be reordered
-  uint8_t reserved[3];
-  int32_t root;
+  uint8_t device;   // where the caller's tensor lies: 0 host memory, 1 a GPU
+  uint8_t objects;  // this rank cannot run it: the inline payload is a sentence that says why
+  uint8_t reserved;
+  int32_t root;  // as a rank of the process set
   int32_t padding;
   uint64_t count;  // elements on this rank
   uint64_t name_hash;
@@ -76,14 +86,17 @@ inline uint64_t hash_of(const char* text) {  // FNV-1a, 64 bits
 struct Operation {
   Header header{};
   const void* input = nullptr;
-  void* output = nullptr;            // allgather: null, the engine allocates `gathered`
-  std::unique_ptr<char[]> gathered;  // allgather: all ranks' bytes, in rank order
+  void* output = nullptr;            // allgather, alltoall: null, the engine allocates `gathered`
+  std::vector<int64_t> splits;       // alltoall: rows for each rank
+  std::string objection;             // why this rank cannot run it, or empty
+  std::unique_ptr<char[]> gathered;  // allgather, alltoall: the bytes received, in rank order
   uint64_t gathered_bytes = 0;
-  std::vector<int64_t> first_dims;  // allgather: rows that each rank contributed
+  std::vector<int64_t> received;  // allgather, alltoall: rows from each rank; join: the rank that joined last
+  int contributors = 0;           // ranks that have not joined: by so many an average divides
   std::string describe() const {
     std::string text = name_of(header.kind);
     if (header.name[0]) text += std::string(" '") + header.name + "'";
-    if (header.kind != Kind::barrier) text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
+    if (has_tensor(header.kind)) text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
     return text;
   }
 };

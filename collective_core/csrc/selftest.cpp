@@ -102,7 +102,7 @@ void run_case(int size, int hosts) {
   for (int r = 0; r < size; ++r) {
     listeners.push_back(cc::open_listeners("127.0.0.1"));
     cc::Peer peer;
-    peer.rank = r;
+    peer.rank = peer.global_rank = r;
     peer.pid = getpid();
     peer.host_id = "host" + std::to_string(r * hosts / size);
     peer.host_name = peer.host_id;

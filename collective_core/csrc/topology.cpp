@@ -22,7 +22,8 @@ int Topology::channels() const {
 
 std::string Topology::describe(int other_rank) const {
   const Peer& peer = peers[other_rank];
-  return "rank " + std::to_string(other_rank) + " (host " + peer.host_name + ", pid " + std::to_string(peer.pid) + ")";
+  return "rank " + std::to_string(peer.global_rank) + " (host " + peer.host_name + ", pid " + std::to_string(peer.pid) +
+         ")";
 }
 
 std::string Topology::describe(const std::vector<int>& ranks) const {

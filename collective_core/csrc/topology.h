@@ -13,7 +13,8 @@
 namespace cc {
 
 struct Peer {
-  int rank = 0;
+  int rank = 0;         // in the process set
+  int global_rank = 0;  // in the job: the one that users are told
   int64_t pid = 0;
   std::string host_id;    // equal for two ranks exactly when they can share memory
   std::string host_name;  // for messages
@@ -40,7 +41,7 @@ struct Topology {
   // Ranks per host that have a partner on every other host; each such rank carries a slice of the data over the
   // network.
   int channels() const;
-  // "rank 3 (host node-b, pid 4711)"
+  // "rank 3 (host node-b, pid 4711)", with the rank in the job
   std::string describe(int other_rank) const;
   std::string describe(const std::vector<int>& ranks) const;
 };

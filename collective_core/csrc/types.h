@@ -6,7 +6,7 @@
 
 namespace cc {
 
-enum class Kind : uint8_t { allreduce = 0, allgather = 1, broadcast = 2, barrier = 3 };
+enum class Kind : uint8_t { allreduce = 0, allgather, broadcast, barrier, alltoall, reducescatter, join, count };
 enum class ReduceOp : uint8_t { sum = 0, average = 1, min = 2, max = 3, product = 4 };
 enum class DType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32, f64, boolean, count };
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 1  # of csrc/c_api.h
+ABI = 2  # of csrc/c_api.h
 
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
 #: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
@@ -39,7 +39,9 @@ class Peer(ctypes.Structure):
 
     _fields_ = [
         ("rank", c_int32),
+        ("global_rank", c_int32),
         ("port", c_int32),
+        ("reserved", c_int32),
         ("pid", c_int64),
         ("host_id", c_char_p),
         ("host_name", c_char_p),
@@ -57,7 +59,7 @@ class Operation(ctypes.Structure):
         ("reduce", c_int32),
         ("root", c_int32),
         ("ndim", c_int32),
-        ("reserved", c_int32),
+        ("process_set", c_int32),
         ("dims", POINTER(c_int64)),
         ("count", c_uint64),
         ("input", c_void_p),
@@ -65,6 +67,10 @@ class Operation(ctypes.Structure):
         ("prescale", c_double),
         ("postscale", c_double),
         ("name", c_char_p),
+        ("splits", POINTER(c_int64)),
+        ("objection", c_char_p),
+        ("device", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -104,12 +110,13 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double]
+    lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
     lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
     lib.cc_is_done.argtypes = [c_int64, POINTER(c_int32)]
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
-    lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64)]
+    lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
     lib.cc_hmac_sha256.argtypes = [c_char_p, c_uint64, c_char_p, c_uint64, c_char_p]
@@ -142,18 +149,19 @@ def open_listeners(address: str | None) -> tuple[int, str]:
     return port.value, name.value.decode()
 
 
-def connect(rank: int, peers: Sequence[PeerInfo], secret: bytes, timeout: float, start_timeout: float) -> None:
-    """Connects to all peers; the table must be the same on all ranks. Times in seconds."""
+def connect(rank: int, peers: Sequence[PeerInfo], secret: bytes, timeout: float, start_timeout: float, process_set: int = 0) -> None:
+    """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds."""
     table = (Peer * len(peers))()
-    for row, peer in zip(table, peers):
-        row.rank, row.port, row.pid = peer.rank, peer.port, peer.pid
+    for number, (row, peer) in enumerate(zip(table, peers)):
+        row.rank, row.global_rank, row.port, row.pid = number, peer.rank, peer.port, peer.pid
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
-    check(library().cc_connect(rank, len(peers), table, secret, len(secret), timeout, start_timeout))
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), timeout, start_timeout))
 
 
-def close() -> None:
-    check(library().cc_close())
+def close(process_set: int = 0) -> None:
+    """Leaves a process set; leaving set 0 leaves all."""
+    check(library().cc_close(process_set))
 
 
 def operation(
@@ -168,13 +176,21 @@ def operation(
     root: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
+    splits: Sequence[int] | None = None,
+    objection: str = "",
+    device: int = 0,
 ) -> Operation:
-    """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done."""
+    """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done.
+
+    ``splits``: rows for each rank of the process set. ``objection``: why this rank cannot run it; then every rank raises it.
+    """
     dims = (c_int64 * max(len(shape), 1))(*shape)
-    op = Operation(
-        kind, DTYPES[dtype], reduce, root, len(shape), 0, dims, count, source or None, target or None, prescale, postscale, name.encode()
-    )
-    op.keep_dims = dims
+    op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
+    op.prescale, op.postscale, op.name, op.device = prescale, postscale, name.encode(), device
+    op.objection = objection.encode() or None
+    if splits is not None:
+        op.splits = (c_int64 * len(splits))(*splits)
     return op
 
 
@@ -204,9 +220,9 @@ def wait(handle: int) -> None:
 
 
 def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:
-    """Address and bytes of a finished allgather's result, valid until :func:`release`, and the rows of each rank."""
+    """Address and bytes of the result of a finished allgather or alltoall, valid until :func:`release`, and the rows of each rank."""
     data, length, rows = c_void_p(), c_uint64(), (c_int64 * size)()
-    check(library().cc_gathered(handle, byref(data), byref(length), rows))
+    check(library().cc_gathered(handle, byref(data), byref(length), rows, size))
     return data.value or 0, length.value, list(rows)
 
 
