@@ -109,6 +109,8 @@ class HostPlan:
 
     name: str
     hostname: str
+    system: str  # e.g. "debian 12"; with arch it says whose binaries fit here
+    arch: str
     prefix: str
     slots: int
     family: str

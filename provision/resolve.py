@@ -132,6 +132,8 @@ def _host_plan(
     return HostPlan(
         name=name,
         hostname=str(host["hostname"]),
+        system=f"{host['os']['id']} {host['os']['version']}",
+        arch=host["arch"],
         prefix=asked.prefix,
         slots=asked.slots or gpus or 1,
         family=host["os"]["family"],
