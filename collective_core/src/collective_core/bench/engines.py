@@ -1,0 +1,101 @@
+"""The sides of the benchmark: each sums a float32 array over all ranks, in place, called from Python."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import Any, Callable
+
+import numpy as np
+
+import collective_core as cc
+from collective_core import _native, context
+from collective_core.bench.measure import Step
+
+Array = Any  # a NumPy array of float32
+
+
+class Ours:
+    """The engine, on arrays of NumPy's own memory."""
+
+    name, memory = "collective_core", "ordinary"
+
+    def array(self, elements: int) -> Array:
+        return np.empty(elements, dtype=np.float32)
+
+    def step(self, array: Array) -> Step:
+        return lambda: cc.allreduce(array, op=cc.Sum, out=array)
+
+
+class OpenMpi:
+    """MPI_Allreduce through mpi4py."""
+
+    name, memory = "mpi", "ordinary"
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._communicator, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
+
+    def array(self, elements: int) -> Array:
+        return np.empty(elements, dtype=np.float32)
+
+    def step(self, array: Array) -> Step:
+        allreduce, in_place = self._communicator.Allreduce, self._in_place
+        return lambda: allreduce(in_place, array)
+
+
+class Gloo:
+    """all_reduce of torch.distributed over Gloo."""
+
+    name, memory = "gloo", "ordinary"
+
+    def __init__(self) -> None:
+        start_gloo()
+
+    def array(self, elements: int) -> Array:
+        return np.empty(elements, dtype=np.float32)
+
+    def step(self, array: Array) -> Step:
+        import torch
+
+        tensor, all_reduce = torch.from_numpy(array), torch.distributed.all_reduce
+        return lambda: all_reduce(tensor)
+
+
+def start_gloo() -> None:
+    """Starts torch.distributed over Gloo on the ranks of this job, on the engine's network. Raises ImportError without PyTorch."""
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        return
+    member = context.current()
+    address = member.peers[member.rank].address
+    for name, own, _ in _native.interfaces():
+        if address and ipaddress.ip_address(own) == ipaddress.ip_address(address):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+    port = np.zeros(1, dtype=np.int64)
+    if member.rank == 0:
+        with socket.create_server((address or "127.0.0.1", 0)) as probe:
+            port[0] = probe.getsockname()[1]
+    port = cc.broadcast(port, 0)
+    place = member.peers[0].address or "127.0.0.1"
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://{place}:{port[0]}", rank=member.rank, world_size=member.size)
+
+
+#: The engine's own sides, then the peers by the names that --peers knows.
+OWN: tuple[Callable[[], Any], ...] = (Ours,)
+PEERS: dict[str, Callable[[], Any]] = {"mpi": OpenMpi, "gloo": Gloo}
+
+
+def assemble(peers: tuple[str, ...]) -> tuple[list[Any], dict[str, str]]:
+    """The sides that can run here, and for each missing peer the reason."""
+    sides: list[Any] = [own() for own in OWN]
+    missing: dict[str, str] = {}
+    for peer in peers:
+        try:
+            sides.append(PEERS[peer]())
+        except (ImportError, RuntimeError) as error:
+            missing[peer] = str(error)
+    return sides, missing

@@ -1,0 +1,104 @@
+"""The command line of the benchmark: what was asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NamedTuple, NoReturn, Sequence
+
+COLLECTIVE_PEERS = ("mpi", "gloo")
+TRAINING_PEERS = ("ddp",)
+TRAININGS = ("mnist", "mlp")
+DEFAULT_SIZES = "4K,64K,1M,8M,64M"
+DEFAULT_RANKS = 2
+#: Rounds whose median counts: odd, so that the median is one of them.
+DEFAULT_ROUNDS = 9
+MOST_RANKS = 1024
+MOST_BYTES = 1 << 40
+ELEMENT_BYTES = 4  # float32
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Options(NamedTuple):
+    """A checked command line. ``ranks`` is None when it was not given; ``train`` is None for collectives."""
+
+    ranks: int | None
+    sizes: tuple[int, ...]
+    peers: tuple[str, ...]
+    train: str | None
+    batch: int | None
+    rounds: int
+    json: bool
+
+
+class UsageError(Exception):
+    """A command line that makes no sense; the text says why."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _whole(text: str, what: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"\d+", text.strip()) or not least <= int(text) <= most:
+        raise UsageError(f"{what} {text!r}: a whole number from {least} to {most} is needed")
+    return int(text)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``4K,1M`` in bytes, K, M and G binary. Each must be a multiple of float32's four bytes."""
+    sizes = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", part.strip(), re.IGNORECASE)
+        if not found:
+            raise UsageError(f"--sizes {text!r}: {part.strip()!r} is not a size; write for example 4K,64K,1M")
+        size = int(found[1]) * UNITS[found[2].upper()]
+        if size < ELEMENT_BYTES or size % ELEMENT_BYTES or size > MOST_BYTES:
+            raise UsageError(
+                f"--sizes {text!r}: {part.strip()!r} must be a multiple of {ELEMENT_BYTES} bytes, from {ELEMENT_BYTES} to 1024G"
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def parse_peers(text: str | None, train: str | None) -> tuple[str, ...]:
+    """Names of peers, all that there are unless told otherwise; ``none`` for no peer."""
+    known = TRAINING_PEERS if train else COLLECTIVE_PEERS
+    if text is None:
+        return known
+    if text.strip() == "none":
+        return ()
+    peers = tuple(part.strip() for part in text.split(","))
+    for peer in peers:
+        if peer not in known:
+            where = f"--train {train}" if train else "the collectives"
+            raise UsageError(f"--peers: {peer!r} is not a peer of {where}; choose from {', '.join(known)}, or none")
+    return tuple(dict.fromkeys(peers))
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises :class:`UsageError` for what cannot be run, SystemExit after ``--help``."""
+    parser = _Parser(
+        prog="python -m collective_core.bench",
+        description="Measures the engine, its peers and the machine's own limit in one run. Under mpirun it uses the ranks that are there.",
+    )
+    parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
+    parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
+    parser.add_argument("--peers", metavar="LIST", help="mpi,gloo (all); with --train: ddp; none: only the engine itself")
+    parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
+    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 8 for mlp)")
+    parser.add_argument("--rounds", default=str(DEFAULT_ROUNDS), metavar="N", help=f"rounds whose median counts ({DEFAULT_ROUNDS})")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
+    given = parser.parse_args(arguments)
+    if given.batch is not None and not given.train:
+        raise UsageError("--batch goes with --train")
+    return Options(
+        ranks=None if given.np is None else _whole(given.np, "--np", 1, MOST_RANKS),
+        sizes=parse_sizes(given.sizes),
+        peers=parse_peers(given.peers, given.train),
+        train=given.train,
+        batch=None if given.batch is None else _whole(given.batch, "--batch", 1, 1 << 20),
+        rounds=_whole(given.rounds, "--rounds", 1, 10_001),
+        json=given.json,
+    )

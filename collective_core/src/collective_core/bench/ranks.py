@@ -1,0 +1,84 @@
+"""What every rank does; rank 0 prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+import collective_core as cc
+from collective_core import context
+from collective_core.bench import engines, limits, measure, report
+from collective_core.bench.options import ELEMENT_BYTES, Options, UsageError
+
+
+def main(wanted: Options) -> int:
+    """Measures what was asked for. Raises :class:`UsageError` when --np and the ranks that mpirun started disagree."""
+    cc.init()
+    if wanted.ranks is not None and wanted.ranks != cc.size():
+        raise UsageError(f"--np {wanted.ranks}, but mpirun started {cc.size()} ranks; leave --np away under mpirun")
+    if wanted.train:
+        from collective_core.bench import training
+
+        document = training.run(wanted)
+    else:
+        document = collectives(wanted)
+    if cc.rank() == 0:
+        print(json.dumps(document) if wanted.json else report.text(document), flush=True)
+    cc.shutdown()
+    return 0
+
+
+def collectives(wanted: Options) -> dict[str, Any]:
+    """The document of a run: every side, every size, and the limit."""
+    sides, missing = engines.assemble(wanted.peers)
+    limit = limits.of_this_job()
+    hosts = len({peer.host_id for peer in context.current().peers})
+    results: list[dict[str, Any]] = []
+    limit_seconds: list[float] = []
+    for size in wanted.sizes:
+        arrays = [side.array(size // ELEMENT_BYTES) for side in sides]
+        steps = [side.step(array) for side, array in zip(sides, arrays)]
+        for side, array, step in zip(sides, arrays, steps):
+            must_be_right(side, array, step)
+        *seconds, at_limit = measure.alternate([*steps, limit.step], wanted.rounds)
+        limit_seconds.append(at_limit)
+        results += [row(side, size, spent) for side, spent in zip(sides, seconds)]
+        if cc.rank() == 0 and sys.stderr.isatty():
+            print(f"{size} bytes done", file=sys.stderr)
+    figures = limit.figures(sorted(limit_seconds)[len(limit_seconds) // 2])
+    return {
+        "schema": report.SCHEMA,
+        "np": cc.size(),
+        "hosts": hosts,
+        "rounds": wanted.rounds,
+        "results": results,
+        "missing": missing,
+        "limit_of": limit.what,
+        **{name: round(value, 3) for name, value in figures.items()},
+    }
+
+
+def row(side: Any, size: int, seconds: float) -> dict[str, Any]:
+    return {
+        "engine": side.name,
+        "op": "allreduce",
+        "memory": side.memory,
+        "bytes": size,
+        "np": cc.size(),
+        "median_us": round(seconds * 1e6, 3),
+        "busbw_gbs": round(report.bus_bandwidth(size, seconds, cc.size()), 4),
+    }
+
+
+def must_be_right(side: Any, array: Any, step: measure.Step) -> None:
+    """One sum of known numbers on every rank; then zeros, which no number of sums makes larger."""
+    size = cc.size()
+    array[:] = cc.rank() + 1
+    step()
+    wrong = np.array([int((array != size * (size + 1) // 2).sum())])
+    array[:] = 0
+    if cc.allreduce(wrong, op=cc.Max)[0]:
+        raise cc.CollectiveError(f"{side.name} ({side.memory}) returned wrong sums of {array.nbytes} bytes; nothing was measured")

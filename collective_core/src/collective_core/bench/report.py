@@ -1,0 +1,81 @@
+"""The figures as text. Pure: reads the document that ``--json`` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEMA = 1
+UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
+    """S/t * 2(n-1)/n in GB/s, as nccl-tests define it: comparable with a link's speed whatever the number of ranks."""
+    return size / seconds * 2 * (ranks - 1) / ranks / 1e9
+
+
+def spelled(size: int) -> str:
+    """1048576 as "1 MiB"."""
+    for unit, name in UNITS:
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def duration(microseconds: float) -> str:
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"
+
+
+def text(document: dict[str, Any]) -> str:
+    """The document as a table for people."""
+    lines = training_table(document) if "train" in document else collective_table(document)
+    lines += [f"missing: {name} ({reason})" for name, reason in document["missing"].items()]
+    return "\n".join(lines)
+
+
+def collective_table(document: dict[str, Any]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("size", "engine", "memory", "time", "bus GB/s", "of limit", "against the faster peer")]
+    limit = document["limit_gbs"]
+    for result in document["results"]:
+        peers = [r for r in document["results"] if r["bytes"] == result["bytes"] and r["engine"] != "collective_core"]
+        ours = result["engine"] == "collective_core"
+        fastest = min((r["median_us"] for r in peers), default=0.0)
+        rows.append(
+            (
+                spelled(result["bytes"]),
+                result["engine"],
+                result["memory"],
+                duration(result["median_us"]),
+                f"{result['busbw_gbs']:.2f}",
+                f"{100 * result['busbw_gbs'] / limit:.0f} %" if limit else "",
+                f"{fastest / result['median_us']:.2f} x" if ours and fastest else "",
+            )
+        )
+    hosts = "1 host" if document["hosts"] == 1 else f"{document['hosts']} hosts"
+    head = f"allreduce, float32 sum in place, {document['np']} ranks on {hosts}, median of {document['rounds']} rounds"
+    if "memory_gbs" in document:
+        derived = f"from {document['memory_gbs']:.1f} GB/s of memory bandwidth, measured in the same rounds"
+    else:
+        derived = f"from {document['network_gbs_each_way']:.2f} GB/s over the network each way at once, measured in the same rounds"
+    return [head, f"the machine's own limit: {limit:.2f} GB/s of bus bandwidth, {derived}", "", *columns(rows)]
+
+
+def training_table(document: dict[str, Any]) -> list[str]:
+    alone = next(r["samples_per_second"] for r in document["results"] if r["engine"] == "none")
+    rows: list[tuple[str, ...]] = [("engine", "step", "samples/s", "of not communicating")]
+    for result in document["results"]:
+        share = f"{result['samples_per_second'] / alone:.3f}"
+        name = "no communication" if result["engine"] == "none" else result["engine"]
+        rows.append((name, duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
+    head = f"training steps of {document['train']}: {document['parameters']} parameters"
+    return [
+        f"{head}, {document['np']} ranks, batch {document['batch']} per rank, median of {document['rounds']} rounds",
+        "",
+        *columns(rows),
+    ]
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows under each other; a rule below the first."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

@@ -1,0 +1,128 @@
+"""Training steps: the engine, DDP over Gloo, and the same processes without any communication, in turn."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import collective_core.torch as hvd
+from collective_core import context
+from collective_core.bench import engines, measure, report
+from collective_core.bench.options import Options
+
+
+class Mnist(nn.Module):
+    """The network of Horovod's MNIST example: 21,840 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 10, kernel_size=5)
+        self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(images), 2))
+        x = F.relu(F.max_pool2d(F.dropout2d(self.conv2(x), training=self.training), 2))
+        x = F.dropout(F.relu(self.fc1(x.flatten(1))), training=self.training)
+        return F.log_softmax(self.fc2(x), dim=1)
+
+
+class Mlp(nn.Sequential):
+    """Six layers with 25 million parameters: much to send for little to compute."""
+
+    width, layers = 2048, 6
+
+    def __init__(self) -> None:
+        super().__init__(*[part for _ in range(self.layers) for part in (nn.Linear(self.width, self.width), nn.ReLU())])
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(super().forward(rows), dim=1)
+
+
+class Task(NamedTuple):
+    """What is trained: the model, one row of its input, the number of classes, and the usual options."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    momentum: float
+    batch: int
+
+
+TASKS = {"mnist": Task(Mnist, (1, 28, 28), 10, 0.5, 64), "mlp": Task(Mlp, (Mlp.width,), Mlp.width, 0.0, 8)}
+Side = Callable[[nn.Module, torch.optim.Optimizer], "tuple[nn.Module, torch.optim.Optimizer]"]
+
+
+def ours(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    engines.start_gloo()
+    return nn.parallel.DistributedDataParallel(model), optimizer
+
+
+def alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, optimizer
+
+
+SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "none": alone}
+
+
+def training_step(side: str, task: Task, batch: int) -> measure.Step:
+    """One whole step, as a script would write it: gradients to None, forward, backward, optimizer. The input is invented."""
+    model = task.model()
+    model, optimizer = SIDES[side](model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=task.momentum))
+    inputs, labels = torch.randn(batch, *task.shape), torch.randint(0, task.classes, (batch,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.nll_loss(model(inputs), labels).backward()  # type: ignore[no-untyped-call,unused-ignore]
+        optimizer.step()
+
+    return step
+
+
+def run(wanted: Options) -> dict[str, Any]:
+    """The document of ``--train``. A peer that cannot start is named as missing."""
+    member = context.current()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // member.local_size))
+    torch.manual_seed(member.rank)
+    task = TASKS[str(wanted.train)]
+    batch = wanted.batch or task.batch
+    names, steps, missing = [], [], {}
+    for side in ("collective_core", *wanted.peers, "none"):
+        try:
+            steps.append(training_step(side, task, batch))
+            names.append(side)
+        except (ImportError, RuntimeError) as error:
+            if side not in wanted.peers:
+                raise
+            missing[side] = str(error)
+    # Ranks that do not communicate do not wait for each other either: what they do together is the mean of their speeds.
+    seconds = measure.alternate(steps, wanted.rounds, independent=frozenset({len(steps) - 1}))
+    return {
+        "schema": report.SCHEMA,
+        "train": wanted.train,
+        "np": member.size,
+        "batch": batch,
+        "rounds": wanted.rounds,
+        "parameters": sum(p.numel() for p in task.model().parameters()),
+        "results": [
+            {
+                "engine": name,
+                "np": member.size,
+                "median_us": round(spent * 1e6, 1),
+                "steps_per_second": round(1 / spent, 2),
+                "samples_per_second": round(batch * member.size / spent, 1),
+            }
+            for name, spent in zip(names, seconds)
+        ],
+        "missing": missing,
+    }

@@ -1,0 +1,102 @@
+"""The benchmark: what it accepts, what it computes, and that a small run gives the promised document."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from collective_core.bench import limits, options, report
+
+
+def bench(*arguments):
+    return subprocess.run([sys.executable, "-m", "collective_core.bench", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_sizes_are_binary():
+    assert options.parse_sizes("4K,64k,1M,8MiB,1G,12") == (4096, 65536, 1 << 20, 8 << 20, 1 << 30, 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--sizes", "4Q"], "is not a size"),
+        (["--sizes", "4K,,1M"], "is not a size"),
+        (["--sizes", "7"], "multiple of 4"),
+        (["--sizes", "0"], "multiple of 4"),
+        (["--np", "0"], "--np '0'"),
+        (["--np", "two"], "--np 'two'"),
+        (["--rounds", "-1"], "--rounds '-1'"),
+        (["--peers", "mpi,nccl"], "'nccl' is not a peer of the collectives"),
+        (["--train", "mnist", "--peers", "mpi"], "'mpi' is not a peer of --train mnist"),
+        (["--train", "imagenet"], "--train"),
+        (["--batch", "8"], "--batch goes with --train"),
+        (["--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_2(arguments, complaint):
+    with pytest.raises(options.UsageError) as caught:
+        options.parse(arguments)
+    assert complaint in str(caught.value)
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("collective_core.bench: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_peers_are_all_unless_told_otherwise():
+    assert options.parse([]).peers == ("mpi", "gloo")
+    assert options.parse(["--train", "mlp"]).peers == ("ddp",)
+    assert options.parse(["--peers", "none"]).peers == ()
+    assert options.parse(["--peers", "gloo,gloo"]).peers == ("gloo",)
+
+
+def test_limits_and_bus_bandwidth_agree():
+    """An allreduce that takes exactly the time of the limit has exactly the limit's bus bandwidth."""
+    size, bandwidth = 1 << 20, 40.0
+    for ranks in (2, 3, 4):
+        seconds = 2 * ranks * size / (bandwidth * 1e9)
+        assert report.bus_bandwidth(size, seconds, ranks) == pytest.approx(limits.bus_limit_of_memory(bandwidth, ranks))
+    for hosts, ranks in ((2, 2), (2, 4), (3, 6)):
+        seconds = 2 * (hosts - 1) / hosts * size / (bandwidth * 1e9)
+        assert report.bus_bandwidth(size, seconds, ranks) == pytest.approx(limits.bus_limit_of_network(bandwidth, ranks, hosts))
+
+
+def test_a_small_run_gives_the_document():
+    done = bench("--np", "2", "--sizes", "4K,1M", "--peers", "mpi", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["limit_gbs"] > 0
+    assert document["missing"] == {}
+    for size in (4096, 1 << 20):
+        rows = {(r["engine"], r["memory"]): r for r in document["results"] if r["bytes"] == size}
+        assert set(rows) == {("collective_core", "ordinary"), ("mpi", "ordinary")}
+        for row in rows.values():
+            assert (row["op"], row["np"]) == ("allreduce", 2)
+            assert row["busbw_gbs"] == pytest.approx(size / row["median_us"] / 1e3, abs=1e-3)
+
+
+def test_a_missing_peer_is_named(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = bench("--np", "2", "--sizes", "4K", "--peers", "gloo", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "missing: gloo (no torch here)" in done.stdout
+
+
+def test_ranks_that_mpirun_started_must_be_those_of_np(launch):
+    outcome = launch("collective_core.bench", 2, arguments=["--np", "3"])
+    assert outcome.returncode == 2
+    assert "mpirun started 2 ranks" in outcome.stderr
+
+
+def test_training_steps_are_measured():
+    pytest.importorskip("torch")
+    done = bench("--np", "2", "--train", "mnist", "--batch", "4", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["parameters"] == 21840
+    assert {r["engine"] for r in document["results"]} == {"collective_core", "ddp", "none"}
+    assert all(r["samples_per_second"] > 0 for r in document["results"])
