@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from provision import __version__, facts, install, launch, main_job, progress, report, sandbox
 from provision import inventory as inventories
+from provision import remove as removing
 from provision import survey as surveying
 from provision.errors import ProvisionError, UsageError
 from provision.session import Session
@@ -173,7 +174,7 @@ def plan(
         report.show_plan(made, _console())
     main_job.refuse_conflicts(made)
     if out is not None and made.hosts:
-        playbook = install.render(made, inventory, sources, out.resolve())
+        playbook = install.render(made, inventory, found, sources, out.resolve())
         Console(stderr=True).print(Text(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check"))
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
@@ -200,6 +201,39 @@ def smoke(
     with progress.make() as shown:
         result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
     _print_report(result, json_)
+
+
+@app.command()
+def remove(
+    hosts: Hosts,
+    limit: Limit = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    ask_become_pass: AskBecome = False,
+    ask_pass: AskPass = False,
+    become_password_file: BecomeFile = None,
+    json_: Json = False,
+) -> None:
+    """Take off the hosts exactly what `provision up` put there: its packages, files, keys and folders, and nothing else."""
+    inventory = _inventory(hosts, limit)
+    if not (yes or check or sys.stdin.isatty()):
+        raise UsageError("no terminal to ask on whether to remove it", todo="say --yes, or look first with --check")
+    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
+
+    def wanted(found: list[removing.HostRemoval]) -> bool:
+        if check or yes:
+            return not check
+        report.show_removals(found, Console(stderr=True))
+        return typer.confirm("Remove all that?", err=True)
+
+    with progress.make() as shown:
+        found = main_job.remove(inventory, shown, passwords, wanted)
+    if json_:
+        _print_json(removing.as_dict(found))
+    else:
+        report.show_removals(found, _console())
+    if any(one.bad for one in found):
+        raise typer.Exit(1)
 
 
 @sandbox_app.command("up")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import jinja2
 from provision import __version__, catalog, resources
 from provision.engine_source import EngineSource
 from provision.inventory import Inventory
+from provision.members import Member, cluster_id, members, networks, remembered
 from provision.plan import Plan
 from provision.playbook import Outcome
 from provision.session import Session
@@ -25,6 +26,11 @@ ROLES = ("guard", "packages", "hwloc", "python", "openmpi", "cmake", "nccl", "li
 
 # Of these, the ones that are about the set of hosts and not about one.
 OF_THE_SET = ("mpi_network",)
+
+
+MANIFEST_SCHEMA = 2
+
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,42 +47,35 @@ class Sources:
     openmpi_tarball: Path | None = None
 
 
-def cluster_id(inventory: Inventory) -> str:
-    """Names the set of hosts: the mark of our lines in files that several clusters may share."""
-    members = ",".join(sorted(f"{host.address}:{host.port or 22}" for host in inventory.hosts))
-    return hashlib.sha256(members.encode()).hexdigest()[:12]
-
-
-def networks(plan: Plan) -> list[str]:
-    """The networks that MPI may use, each once, in the hosts' order."""
-    return list(dict.fromkeys(host.network.cidr for host in plan.hosts.values()))
-
-
 def without_credentials(url: str) -> str:
     """``https://user:token@host/simple`` → ``https://host/simple``."""
     return re.sub(r"(?<=://)[^/@]+@", "", url)
 
 
-def manifest(plan: Plan, name: str, cluster: str) -> dict[str, Any]:
-    """What one host is to hold, as it is written down there for everyone to read."""
+def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
+    """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
     host = plan.as_dict()["hosts"][name]
     for component in host.values():
         if isinstance(component, dict) and component.get("index"):
             component["index"] = without_credentials(component["index"])
-    return {"schema": 1, "cluster": cluster, "host": host}
+    return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known)}
 
 
-def variables(plan: Plan, sources: Sources, engine_archive: Path, cluster: str) -> dict[str, Any]:
+def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, engine_archive: Path) -> dict[str, Any]:
     """What the playbook needs besides itself, as Ansible variables."""
-    build = catalog.load("python_packages")["build"]
     wheels = sorted(path.name for path in sources.wheels.glob("torch-*.whl")) if sources.wheels else []
     wanted = {host.torch.version for host in plan.hosts.values() if host.torch}
+    cluster, together = cluster_id(inventory), members(plan, inventory, facts)
+    complete = is_complete(plan, inventory)
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(),
         "provision_cluster": cluster,
-        "provision_manifests": {name: manifest(plan, name, cluster) for name in plan.hosts},
-        "provision_networks": networks(plan),
-        "provision_build_packages": [f"{name}=={version}" for name, version in build.items()],
+        "provision_members": together,
+        "provision_manifests": {
+            name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name, {}))) for name in plan.hosts
+        },
+        "provision_networks": networks(together),
+        "provision_build_packages": build_packages(),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
         "provision_wheels": str(sources.wheels or ""),
         "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
@@ -86,19 +85,30 @@ def variables(plan: Plan, sources: Sources, engine_archive: Path, cluster: str) 
     return found
 
 
-def render(plan: Plan, inventory: Inventory, sources: Sources, folder: Path) -> Path:
+def build_packages() -> list[str]:
+    """What builds the engine, as exact pins."""
+    return [f"{name}=={version}" for name, version in catalog.load("python_packages")["build"].items()]
+
+
+def is_complete(plan: Plan, inventory: Inventory) -> bool:
+    """Whether no host of the run is missing; what concerns the set of hosts is left as it is otherwise, instead of shrinking it."""
+    return {host.name for host in inventory.hosts} == set(plan.hosts)
+
+
+def render(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, folder: Path) -> Path:
     """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path.
 
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does.
     """
     origin = resources.folder("playbooks")
     folder.mkdir(parents=True, exist_ok=True)
-    for part in ("roles", "library"):
+    for part in ("roles", "library", "module_utils"):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     archive = sources.engine.save(folder)
+    made = variables(plan, inventory, facts, sources, archive)
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
-    given.write_text(json.dumps(variables(plan, sources, archive, cluster_id(inventory)), indent=2) + "\n", encoding="utf-8")
+    given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     # Other delimiters than Ansible's own, so that the playbook's templates stay as they are.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(origin),
@@ -114,18 +124,22 @@ def render(plan: Plan, inventory: Inventory, sources: Sources, folder: Path) -> 
     )
     playbook = folder / "site.yml"
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
-    complete = {host.name for host in inventory.hosts} == set(plan.hosts)
+    complete = is_complete(plan, inventory)
     roles = [role for role in ROLES if complete or role not in OF_THE_SET]
     text = environment.get_template("site.yml.j2").render(
-        hosts=plan.hosts, roles=roles, complete=complete, notes=plan.notes, version=__version__
+        hosts=plan.hosts,
+        roles=roles,
+        connect=complete and len(made["provision_members"]) > 1,
+        notes=plan.notes,
+        version=__version__,
     )
     playbook.write_text(text, encoding="utf-8")
     return playbook
 
 
-def install(session: Session, plan: Plan, sources: Sources, *, check: bool = False) -> Outcome:
+def install(session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False) -> Outcome:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
-    playbook = render(plan, session.inventory, sources, session.folder / "playbook")
+    playbook = render(plan, session.inventory, facts, sources, session.folder / "playbook")
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     title = "Install (dry run)" if check else "Install"

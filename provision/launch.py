@@ -13,7 +13,6 @@ from typing import Any
 from provision import mnist, mpirun, paths, remote, resources
 from provision import smoke as judging
 from provision.errors import ProvisionError
-from provision.install import networks
 from provision.plan import HostPlan, Plan
 from provision.remote import Job
 from provision.session import Session
@@ -105,14 +104,14 @@ def _job(plan: Plan, np: int, placed: Sequence[tuple[str, int]], script: list[st
     """The job as the first host runs it: mpirun over all hosts, its hostfile in the job's private folder."""
     first = next(iter(plan.hosts.values()))
     alone = len(placed) == 1
-    environment = {"COLLECTIVE_NETWORK": ",".join(networks(plan)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {"COLLECTIVE_NETWORK": ",".join(plan.networks), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     argv = mpirun.command(
         mpirun=first.mpirun,
         prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
         hosts=placed,
         hostfile="{job}/hostfile",
         np=np,
-        networks=networks(plan),
+        networks=plan.networks,
         ssh_config="" if alone else "{home}/.ssh/provision_config",
         environment={**environment, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
         python=f"{first.prefix}/venv/bin/python",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from provision import engine_source, hold, install, launch, paths
+from provision import remove as removing
 from provision import survey as surveying
 from provision.errors import ProvisionError
 from provision.install import Sources
@@ -17,6 +18,7 @@ from provision.inventory import Host, Inventory
 from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
+from provision.remove import HostRemoval
 from provision.report import Failure, HostReport, Report
 from provision.resolve import HostWishes, Wishes, resolve
 from provision.session import Interrupted, Session
@@ -72,7 +74,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             report.notes += plan.notes
             _add_conflicts(report, plan)
             if plan.hosts:
-                outcome = install.install(session, plan, sources, check=options.check)
+                outcome = install.install(session, plan, usable, sources, check=options.check)
                 _add_outcome(report, inventory, plan, outcome, check=options.check)
             if options.smoke and not options.check and not report.failures:
                 _add_smoke(report, session, plan, options.smoke)
@@ -93,6 +95,24 @@ def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress
             report.hosts = [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
             _add_smoke(report, session, plan, options)
     return report
+
+
+def remove(
+    inventory: Inventory,
+    progress: Progress,
+    passwords: Mapping[str, str],
+    wanted: Callable[[list[HostRemoval]], bool],
+) -> list[HostRemoval]:
+    """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
+    with hold_hosts(inventory, "provision remove"):
+        session = Session(inventory, progress, passwords)
+        try:
+            found = removing.remove(session, dry_run=True)
+            if any(one.state == "would remove" for one in found) and wanted(found):
+                found = removing.remove(session, dry_run=False)
+            return found
+        finally:
+            session.close()
 
 
 @contextmanager

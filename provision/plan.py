@@ -168,6 +168,11 @@ class Plan:
     conflicts: tuple[Conflict, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def networks(self) -> list[str]:
+        """The networks of its hosts, each once, in their order: MPI may use these."""
+        return list(dict.fromkeys(host.network.cidr for host in self.hosts.values()))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ``{"schema": 1, "hosts": {NAME: {...}}, "conflicts": [...], "notes": [...]}``."""
         return {"schema": SCHEMA, **asdict(self)}

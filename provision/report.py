@@ -12,6 +12,7 @@ from rich.text import Text
 
 from provision.facts import Problem
 from provision.plan import COMPONENTS, Plan
+from provision.remove import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
@@ -92,6 +93,20 @@ def show(report: Report, console: Console) -> None:
         "ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red"
     )
     _line(console, verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
+
+
+def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
+    """Print per host what went or would go, what stays and why, and what went wrong."""
+    for one in removals:
+        _line(console, Text(f"{one.host}: {one.state}", style="bold red" if one.bad else "bold"))
+        for what in one.removed:
+            _line(console, Text(f"    {what}"))
+        for kept in one.left:
+            _line(console, Text(f"  stays: {kept['what']}: {kept['why']}", style="yellow"))
+        if one.error:
+            _line(console, Text(f"  {one.error}", style="red"))
+        if one.todo:
+            _line(console, Text(f"  → {one.todo}", style="bold"))
 
 
 def show_plan(plan: Plan, console: Console) -> None:

@@ -108,19 +108,29 @@ def prefix_of(host: Host) -> str:
     return host.prefix or DEFAULT_PREFIX
 
 
-def _command() -> str:
-    """The survey as one shell command, as an Ansible template: interpreter and prefix are each host's own.
+def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
+    """A script of ours as one shell command, as an Ansible template: interpreter and prefix are each host's own.
 
     The templates hold no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
+
+    Args:
+        script: a file of ``hostside``.
+        variable: the environment variable that it reads its options from, as JSON; ``@prefix@`` in them stands for the host's prefix.
+        missing_python: what the host says where there is no Python.
     """
     given = 'ansible_python_interpreter if (ansible_python_interpreter | default("")) is match("/") else "python3"'
     interpreter = "{{ provision_python | default(" + given + ", true) }}"
     prefix = '{{ provision_prefix | default("' + DEFAULT_PREFIX + '") }}'
-    options = shlex.quote(json.dumps({"prefix": "@"})).replace("@", prefix)
-    absent = shlex.quote('===PROVISION-FACTS-BEGIN===\n{"missing_python": true}\n===END===\n')
-    script = resources.inline_command(resources.hostside("survey.py"), interpreter='"$python"')
-    command = f"python=$(command -v {interpreter}) || {{ printf %s {absent}; exit 0; }}; PROVISION_SURVEY_OPTIONS={options} {script}"
+    stated = shlex.quote(json.dumps(options)).replace("@prefix@", prefix)
+    inline = resources.inline_command(resources.hostside(script), interpreter='"$python"')
+    absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
+    command = f"python=$(command -v {interpreter}) || {{ {absent}; }}; {variable}={stated} {inline}"
     return f"/bin/sh -c {shlex.quote(command)}"
+
+
+def _command() -> str:
+    absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
+    return command_on_host("survey.py", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@"}, absent)
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -73,7 +73,16 @@ DEFAULTS: Mapping[str, Any] = {
     "ninja": None,
     "network": {"interfaces": [], "default_route_interface": None, "ssh_connection": None},
     "infiniband": [],
-    "ssh": {"sshd": None, "ports": [], "configured_ports": [], "settings": {}, "client": None, "host_keys": [], "files": []},
+    "ssh": {
+        "sshd": None,
+        "ports": [],
+        "configured_ports": [],
+        "settings": {},
+        "client": None,
+        "host_keys": [],
+        "mesh_key": None,
+        "files": [],
+    },
     "installed": {
         "prefix": None,
         "exists": False,

@@ -17,27 +17,29 @@ BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="
 
 
-def parse(stdout: str) -> Facts:
-    """The document out of what the survey printed, whatever banners stand around it.
+def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Facts:
+    """The document out of what one of our scripts printed on a host, whatever banners stand around it.
+
+    Args:
+        mark: the line before the document.
+        what: the script, for messages.
 
     Raises:
         ProvisionError: the output is something else, or breaks off.
     """
-    _, begin, rest = stdout.rpartition(BEGIN)
+    _, begin, rest = stdout.rpartition(mark)
     if not begin:
         said = _last_line(stdout)
-        raise ProvisionError("the survey did not run" + (f"; the host said: {said}" if said else "; the host said nothing"))
+        raise ProvisionError(f"{what} did not run" + (f"; the host said: {said}" if said else "; the host said nothing"))
     body, end, _ = rest.partition(END)
     if not end:
-        raise ProvisionError("the survey's answer breaks off before its end", todo="run it again; if it stays so, look at the connection")
+        raise ProvisionError(f"{what}'s answer breaks off before its end", todo="run it again; if it stays so, look at the connection")
     try:
         document = json.loads(body)
     except ValueError as error:
-        raise ProvisionError(
-            f"the survey's answer is damaged: {error}", todo="run it again; if it stays so, look at the connection"
-        ) from error
+        raise ProvisionError(f"{what}'s answer is damaged: {error}", todo="run it again; if it stays so, look at the connection") from error
     if not isinstance(document, dict):
-        raise ProvisionError("the survey's answer is no JSON object")
+        raise ProvisionError(f"{what}'s answer is no JSON object")
     harmless: Facts = defused(document)
     return harmless
 

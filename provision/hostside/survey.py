@@ -1241,6 +1241,7 @@ def ssh(machine):
         "settings": {key: values[0] for key, values in settings.items()},
         "client": {"path": machine.which("ssh"), "version": version.group(1) if version else None} if machine.which("ssh") else None,
         "host_keys": [text for text in (machine.line(path) for path in machine.glob("/etc/ssh/ssh_host_*_key.pub")) if text],
+        "mesh_key": machine.line(home + "/.ssh/provision_ed25519.pub"),
         "files": [state for state in (file_state(machine, os.path.join(home, name).rstrip("/")) for name in names) if state],
     }
 

@@ -76,6 +76,7 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
         source=source,
         ansible_argument=str(source),
         hosts=tuple(host for host in hosts if host.name in selected),
+        everyone=tuple(hosts),
         findings=tuple(findings),
         places=places,
     )
@@ -147,6 +148,7 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
     defaults = reading.defaults()
     hosts = [_listed(entry, defaults) for entry in entries]
     findings += checks.duplicate_addresses(hosts, {}, argument)
+    everyone = tuple(hosts)
     if limit is not None:
         read = reading.read(",".join(host.name for host in hosts) + ",", limit=limit)
         findings += checks.bad_limit(read, limit)
@@ -159,6 +161,7 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
         ansible_argument=",".join(entry.name for entry in entries) + "," if simple else None,
         hosts=tuple(hosts),
         findings=tuple(findings),
+        everyone=everyone,
     )
 
 

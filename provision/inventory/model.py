@@ -87,6 +87,7 @@ class Inventory:
         ansible_argument: what goes behind ``ansible-playbook -i``. None when no such argument can say it (users, ports, local
             connections in a comma list): write `as_ansible_yaml` into a file and pass that.
         hosts: in the order of the inventory, after ``--limit``.
+        everyone: all of them, before ``--limit``.
         findings: warnings; errors never get this far.
         places: (host, variable) → ``file:line``.
     """
@@ -97,6 +98,11 @@ class Inventory:
     hosts: tuple[Host, ...]
     findings: tuple[Finding, ...] = ()
     places: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
+    everyone: tuple[Host, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.everyone:
+            object.__setattr__(self, "everyone", self.hosts)
 
     def host(self, name: str) -> Host:
         """The host of that name; KeyError when there is none."""

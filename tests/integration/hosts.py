@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +111,11 @@ class Running:
         """Wait for its end."""
         out, err = self.process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, "".join(self.said) + err)
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:
+    """Look again and again until ``condition`` holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -11,11 +11,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from hosts import container, good, marked_processes, provision, report, root, running
+from hosts import container, good, marked_processes, provision, report, root, running, wait_until
 
 from provision import paths
 from provision.sandbox import Sandbox
@@ -161,13 +160,6 @@ def test_a_user_without_sudo_rights_is_told_so(sandbox_factory, tmp_path):
     assert "node1: survey" in result.stdout
     assert "the sudo password is wrong" in result.stdout or "sudo rights" in result.stdout or "may not use sudo" in result.stdout
     assert "provision" not in root(box.hosts[0], "ls /opt")
-
-
-def wait_until(condition, timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 # --- away from the checkout ----------------------------------------------------------------------------------------------------------

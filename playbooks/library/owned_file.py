@@ -1,0 +1,117 @@
+#!/usr/bin/python
+"""Ansible module: a file, or a marked block in somebody else's file, that `provision remove` takes off again. Python 3.7+."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: owned_file
+short_description: Write a file or a block and note it in the host's record
+description:
+  - Notes first, writes then. With C(claimed), only notes that what will be there is ours, if nothing is there yet.
+author: [the provision authors]
+options:
+  record: {description: The record that notes it., type: path, required: true}
+  path: {description: The file., type: path}
+  claimed: {description: Paths that something else will make., type: list, elements: path, default: []}
+  content: {description: Its text, or the block's., type: str}
+  marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
+  mode: {description: The file's permissions., type: str, default: "0644"}
+  state: {description: There or not., choices: [present, absent], default: present}
+"""
+
+EXAMPLES = r"""
+- name: Name our library folders to the linker
+  owned_file:
+    record: /opt/provision/record.json
+    path: /etc/ld.so.conf.d/provision.conf
+    content: "/opt/provision/venv/lib\n"
+"""
+
+RETURN = r"""
+"""
+
+import os  # noqa: E402
+
+from ansible.module_utils import host_record  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def block_of(text, marker):
+    """(what stands before the block, the block without its markers or None, what follows)"""
+    begin, end = marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")
+    lines = text.splitlines(keepends=True)
+    plain = [line.rstrip("\n") for line in lines]
+    if begin not in plain or end not in plain:
+        return text, None, ""
+    first, last = plain.index(begin), plain.index(end)
+    return "".join(lines[:first]), "".join(lines[first + 1 : last]), "".join(lines[last + 1 :])
+
+
+def with_block(text, marker, block):
+    """``text`` with the block put where it was, else at the end; None for ``block`` takes it out."""
+    before, _found, after = block_of(text, marker)
+    if block is None:
+        return before + after
+    if before and not before.endswith("\n"):
+        before += "\n"
+    return before + marker.replace("{mark}", "BEGIN") + "\n" + block + marker.replace("{mark}", "END") + "\n" + after
+
+
+def note(record, path, content, marker, exists):
+    """Write down what the file or block will be; the one before it is remembered, too, in case the write does not happen."""
+    key = path if marker is None else path + "\n" + marker
+    entry = record["files"].get(key)
+    if entry is None:
+        entry = record["files"][key] = {"path": path, "marker": marker, "sha256": [], "made": not exists}
+    entry["sha256"] = [*[one for one in entry["sha256"] if one != host_record.digest(content)][-1:], host_record.digest(content)]
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "path", "required": True},
+            "path": {"type": "path"},
+            "claimed": {"type": "list", "elements": "path", "default": []},
+            "content": {"type": "str"},
+            "marker": {"type": "str"},
+            "mode": {"type": "str", "default": "0644"},
+            "state": {"choices": ["present", "absent"], "default": "present"},
+        },
+        required_one_of=[("path", "claimed")],
+        supports_check_mode=True,
+    )
+    given = module.params
+    record = host_record.load(given["record"])
+    noted = host_record.load(given["record"])
+    for claimed in given["claimed"]:
+        host_record.claim(record, claimed)
+    text, wanted = None, None
+    if given["path"]:
+        text = host_record.read(given["path"])
+        content = given["content"] or ""
+        if given["state"] == "absent":
+            content = None
+        if given["marker"] is None:
+            wanted = content
+        elif text is not None or content is not None:
+            wanted = with_block(text or "", given["marker"], content)
+        if content is not None:
+            note(record, given["path"], content, given["marker"], text is not None)
+    mode = int(given["mode"], 8)
+    other_mode = text is not None and given["marker"] is None and os.stat(given["path"]).st_mode & 0o7777 != mode
+    changed = bool(given["path"]) and (wanted != text or (wanted is not None and other_mode))
+    if not module.check_mode:
+        if record != noted:
+            host_record.save(given["record"], record)
+        if changed and wanted is None:
+            os.unlink(given["path"])
+        elif changed:
+            host_record.write(
+                given["path"], wanted, mode if text is None or given["marker"] is None else os.stat(given["path"]).st_mode & 0o7777
+            )
+    shown = {"before": text or "", "after": wanted or "", "before_header": given["path"], "after_header": given["path"]}
+    module.exit_json(changed=changed, diff=shown if changed else {})
+
+
+if __name__ == "__main__":
+    main()

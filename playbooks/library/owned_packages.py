@@ -1,0 +1,74 @@
+#!/usr/bin/python
+"""Ansible module: brackets an installation of system packages, so that the host's record knows which of them came with us. Python 3.7+."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: owned_packages
+short_description: Note which system packages an installation brings
+description:
+  - C(state=before) writes down what is installed; C(state=after) takes the difference as ours. An installation that was cut off in
+    between is closed by the next C(before), C(after), or by C(provision remove).
+author: [the provision authors]
+options:
+  record: {description: The record that notes it., type: path, required: true}
+  state: {description: Before or after the installation., choices: [before, after], required: true}
+  held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
+  taken_off: {description: Packages that were there before us and were taken off., type: list, elements: str, default: []}
+"""
+
+EXAMPLES = r"""
+- name: Remember what was there
+  owned_packages:
+    record: /opt/provision/record.json
+    state: before
+"""
+
+RETURN = r"""
+added:
+  description: All packages so far that came with us.
+  returned: always
+  type: list
+"""
+
+from ansible.module_utils import host_record  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def installed(module):
+    if module.get_bin_path("dpkg-query"):
+        command = ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"]
+        pairs = [line.partition(" ") for line in module.run_command(command, check_rc=True)[1].splitlines()]
+        return sorted(name for state, _, name in pairs if state not in ("not-installed", "config-files"))
+    _rc, out, _err = module.run_command(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"], check_rc=True)
+    return sorted(set(out.split()))
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "path", "required": True},
+            "state": {"choices": ["before", "after"], "required": True},
+            "held": {"type": "list", "elements": "str", "default": []},
+            "taken_off": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    record = host_record.load(given["record"])
+    noted = host_record.load(given["record"])
+    packages = record["packages"]
+    now = installed(module)
+    if packages["before"] is not None:
+        packages["added"] = sorted(set(packages["added"]) | (set(now) - set(packages["before"])))
+    packages["before"] = now if given["state"] == "before" else None
+    packages["added"] = sorted(set(packages["added"]) & set(now))
+    record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
+    record["taken_off"] = sorted(set(record["taken_off"]) | set(given["taken_off"]))
+    if record != noted and not module.check_mode:
+        host_record.save(given["record"], record)
+    module.exit_json(changed=False, added=packages["added"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The host's record: what provision has put here and what was here before. `provision remove` takes off what stands in it.
+
+It is written before a change is made, so that a run which is cut off leaves nothing unknown. Python 3.7+, standard library only.
+
+    {"schema": 1,
+     "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file
+     "claimed": [PATH, ...],                      was not there before us, whatever it holds: a key, a folder
+     "packages": {"added": [NAME, ...], "before": [NAME, ...] or null},                  "before": an installation is under way
+     "held": [NAME, ...], "taken_off": [...]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+
+EMPTY = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "taken_off": []}
+
+
+def load(path):
+    try:
+        with open(path) as file:
+            return {**json.loads(json.dumps(EMPTY)), **json.load(file)}
+    except FileNotFoundError:
+        return json.loads(json.dumps(EMPTY))
+
+
+def save(path, record):
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    write(path, json.dumps(record, indent=1, sort_keys=True) + "\n", 0o644)
+
+
+def write(path, text, mode):
+    """Replace a file in one step; a link is followed, and an owner that it had stays."""
+    path = os.path.realpath(path)
+    descriptor, draft = tempfile.mkstemp(prefix=".provision-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.chmod(draft, mode)
+        if os.path.exists(path) and os.geteuid() == 0:
+            before = os.stat(path)
+            os.chown(draft, before.st_uid, before.st_gid)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def read(path):
+    """A file's text, or None where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def claim(record, path):
+    """Note that ``path``, and folders above it, are ours because they are not there yet; what was there before is not ours."""
+    while not os.path.lexists(path) and path not in record["claimed"]:
+        record["claimed"].append(path)
+        path = os.path.dirname(path)

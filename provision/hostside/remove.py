@@ -1,0 +1,268 @@
+"""Takes off one host what provision has put there, by the record that was kept of it, and nothing else.
+
+It is sent over SSH as it stands (``python3 -c``): one file, standard library only, Python 3.6 and later. It prints ONE JSON document
+between two marker lines:
+
+    {"nothing": true or false, "removed": [...], "left": [{"what": ..., "why": ...}], "error": null or a sentence}
+
+Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
+    record     the record to go by (see playbooks/module_utils/host_record.py); ~ is the user's home
+    prefix     the folder that the record lies in; what provision makes there goes as a whole. Empty: there is none
+    dry_run    change nothing; "removed" is then what would go
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+BEGIN = "===PROVISION-REMOVED-BEGIN==="
+END = "===END==="
+
+# What the roles and the smoke job make in the prefix. Anything else there is somebody else's and stays.
+OURS = ("venv", "nccl", "openmpi", "openmpi-source", "src", "smoke", "wheels", "repositories", "bundle", "manifest.json")
+# What apt keeps only because another package suggests or recommends it may go.
+HARD = ["-o", "APT::AutoRemove::RecommendsImportant=false", "-o", "APT::AutoRemove::SuggestsImportant=false"]
+
+
+class Removal:
+    """One host's removal and what it comes to."""
+
+    def __init__(self, record_path, prefix, dry_run):
+        self.record_path, self.prefix, self.dry_run = record_path, prefix, dry_run
+        self.removed, self.left, self.kept_files = [], [], set()
+        with open(record_path) as file:
+            self.record = json.load(file)
+
+    def gone(self, what):
+        self.removed.append(what)
+
+    def leave(self, what, why):
+        self.left.append({"what": what, "why": why})
+
+    def run(self, argv, check=True, **environment):
+        done = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(os.environ, LC_ALL="C", DEBIAN_FRONTEND="noninteractive", **environment),
+            universal_newlines=True,
+        )
+        said = done.communicate()[0]
+        if check and done.returncode != 0:
+            raise RuntimeError("%s: %s" % (" ".join(argv[:3]), " ".join(said.split())[-500:]))
+        return done.returncode, said
+
+    # ------------------------------------------------------------------------------------------------------------ files
+
+    def files(self):
+        linker = False
+        for entry in self.record["files"].values():
+            path, marker = entry["path"], entry["marker"]
+            try:
+                with open(path) as file:
+                    text = file.read()
+            except OSError:
+                continue  # gone already
+            before, ours, after = "", text, ""
+            if marker is not None:
+                before, ours, after = block_of(text, marker)
+                if ours is None:
+                    continue
+            if hashlib.sha256(ours.encode()).hexdigest() not in entry["sha256"]:
+                self.kept_files.add(path)
+                self.leave(path, "it was changed since provision wrote it" if marker is None else "our lines in it were changed since")
+                continue
+            rest = before + after
+            self.gone(path if marker is None else "our lines in %s" % path)
+            linker = linker or path.startswith("/etc/ld.so.conf.d/")
+            if self.dry_run:
+                continue
+            if entry["made"] and not rest.strip():
+                os.unlink(path)
+            else:
+                rewrite(path, rest)
+        if linker and not self.dry_run:
+            self.run(["ldconfig"])
+
+    def prefix_contents(self):
+        if not self.prefix:
+            return
+        kept = {os.path.realpath(path) for path in self.kept_files}
+        for name in OURS:
+            path = os.path.join(self.prefix, name)
+            if os.path.lexists(path):
+                self.gone(path)
+                if not self.dry_run:
+                    remove_tree(path, kept)
+        record = os.path.basename(self.record_path)
+        for name in sorted(os.listdir(self.prefix)):
+            path = os.path.join(self.prefix, name)
+            if name not in OURS and name != record and os.path.realpath(path) not in kept:
+                self.leave(path, "provision did not put it there")
+
+    def claimed(self):
+        """Single things that were not there before us. They were noted from the inside out."""
+        for path in sorted(self.record["claimed"], key=lambda path: -path.count("/")):
+            if not os.path.lexists(path):
+                continue
+            if self.dry_run:
+                if not os.path.isdir(path):
+                    self.gone(path)
+                continue
+            try:
+                os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+                self.gone(path)
+            except OSError:
+                if not any(entry["what"].startswith(path) for entry in self.left):
+                    self.leave(path, "there is something in it that provision did not put there")
+
+    # --------------------------------------------------------------------------------------------------------- packages
+
+    def packages(self):
+        noted = self.record["packages"]
+        installed = self.installed()
+        ours = set(noted["added"])
+        if noted["before"] is not None:  # an installation that was cut off
+            ours |= set(installed) - set(noted["before"])
+        ours &= set(installed)
+        for name in self.record["taken_off"]:
+            self.leave(name, "provision took it off because it breaks Open MPI; it is not brought back")
+        if not ours:
+            return
+        going = self.without_dependants(ours)
+        for name in sorted(ours - going):
+            self.leave("package " + name, "other packages depend on it")
+        if not going:
+            return
+        self.gone("%d packages: %s" % (len(going), " ".join(sorted(going))))
+        if self.dry_run:
+            return
+        names = sorted(going)
+        if shutil.which("dpkg"):
+            held = sorted(going & set(self.record["held"]))
+            if held:
+                self.run(["apt-mark", "unhold"] + held)
+            self.run(["dpkg", "--configure", "--pending"])
+            self.run(["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "--no-auto-remove", "purge"] + names)
+        else:
+            self.run(["rpm", "--erase"] + names)
+
+    def installed(self):
+        if shutil.which("dpkg-query"):
+            said = self.run(["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"])[1]
+            pairs = (line.partition(" ") for line in said.splitlines())
+            return [name for state, _, name in pairs if state not in ("not-installed", "config-files")]
+        return sorted(set(self.run(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()))
+
+    def without_dependants(self, ours):
+        """Those of our packages that no package of somebody else's needs."""
+        return self.without_dependants_apt(ours) if shutil.which("dpkg") else self.without_dependants_rpm(ours)
+
+    def without_dependants_apt(self, ours):
+        """apt itself is asked, with a copy of its notes in which ours count as dependencies: what would nobody miss?"""
+        native = self.run(["dpkg", "--print-architecture"])[1].strip()
+        plain = {re.sub(":%s$" % native, "", name): name for name in ours}
+        states = tempfile.NamedTemporaryFile(prefix="provision-", delete=False)
+        try:
+            with states:
+                if os.path.exists("/var/lib/apt/extended_states"):
+                    with open("/var/lib/apt/extended_states", "rb") as file:
+                        states.write(file.read())
+            options = ["-o", "Dir::State::extended_states=" + states.name] + HARD
+            self.run(["apt-mark"] + options + ["auto"] + sorted(ours))
+            said = self.run(["apt-get", "-s", "-q"] + options + ["--purge", "autoremove"])[1]
+        finally:
+            os.unlink(states.name)
+        missed_by_nobody = set(re.findall(r"^(?:Purg|Remv) (\S+)", said, re.M))
+        going = {full for short, full in plain.items() if short in missed_by_nobody}
+        if going:
+            said = self.run(["apt-get", "-s", "-q", "--allow-change-held-packages", "--no-auto-remove", "purge"] + sorted(going))[1]
+            others = set(re.findall(r"^(?:Purg|Remv) (\S+)", said, re.M)) - set(plain)
+            if others:
+                raise RuntimeError("apt would take off %s, too, which provision did not install" % ", ".join(sorted(others)))
+        return going
+
+    def without_dependants_rpm(self, ours):
+        going = set(ours)
+        while going:
+            code, said = self.run(["rpm", "--test", "--erase"] + sorted(going), check=False)
+            if code == 0:
+                return going
+            needed = set()
+            for capability in re.findall(r"^\s*(.+?) is needed by ", said, re.M):
+                needed |= set(self.run(["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", capability], check=False)[1].split())
+            if not needed & going:
+                raise RuntimeError("rpm: " + " ".join(said.split())[-500:])
+            going -= needed
+        return going
+
+    def all(self):
+        self.packages()
+        self.files()
+        self.prefix_contents()
+        if not self.dry_run:
+            os.unlink(self.record_path)
+        self.claimed()
+
+
+def block_of(text, marker):
+    """(what stands before our block, the block without its markers or None, what follows)"""
+    lines = text.splitlines(True)
+    plain = [line.rstrip("\n") for line in lines]
+    begin, end = marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")
+    if begin not in plain or end not in plain:
+        return text, None, ""
+    first, last = plain.index(begin), plain.index(end)
+    return "".join(lines[:first]), "".join(lines[first + 1 : last]), "".join(lines[last + 1 :])
+
+
+def rewrite(path, text):
+    """Replace a file in one step; mode, owner and a link to it stay."""
+    path = os.path.realpath(path)
+    before = os.stat(path)
+    descriptor, draft = tempfile.mkstemp(prefix=".provision-", dir=os.path.dirname(path))
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.chmod(draft, before.st_mode & 0o7777)
+    os.chown(draft, before.st_uid, before.st_gid)
+    os.replace(draft, path)
+
+
+def remove_tree(path, kept):
+    """Remove ``path`` but for the files in ``kept`` and the folders that lead to them."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        if os.path.realpath(path) not in kept:
+            os.unlink(path)
+        return
+    inside = os.path.realpath(path) + os.sep
+    if not any(one.startswith(inside) for one in kept):
+        shutil.rmtree(path)
+        return
+    for name in os.listdir(path):
+        remove_tree(os.path.join(path, name), kept)
+
+
+def main():
+    options = json.loads(os.environ["PROVISION_REMOVE_OPTIONS"])
+    path = os.path.expanduser(options["record"])
+    answer = {"nothing": True, "removed": [], "left": [], "error": None}
+    if os.path.exists(path):
+        removal = None
+        try:
+            removal = Removal(path, options.get("prefix"), options["dry_run"])
+            removal.all()
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
+        if removal is not None:
+            answer.update(nothing=False, removed=removal.removed, left=removal.left)
+    sys.stdout.write("\n%s\n%s\n%s\n" % (BEGIN, json.dumps(answer, sort_keys=True), END))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""`provision remove` on real hosts: what came with us goes, what others put there or changed stays. No PyTorch: the steps are the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import textwrap
+
+import pytest
+from hosts import good, provision, report, root, running, wait_until
+
+from provision.sandbox import Sandbox, SandboxHost
+
+LEAN = ("--without-torch", "--no-smoke")
+
+# Packages with their marks and holds, every path with owner and mode, every file's content, and what the linker finds.
+STATE = r"""
+dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
+apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
+find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort
+find /etc /opt /usr/local /root /home -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort
+ldconfig -p
+"""
+
+
+def state(host: SandboxHost) -> list[str]:
+    return root(host, STATE).splitlines()
+
+
+@pytest.fixture(scope="module")
+def bare(sandbox_factory) -> tuple[Sandbox, dict[str, list[str]]]:
+    """Two bare hosts, and what they were before anything ran."""
+    sandbox = sandbox_factory(2, "debian:12", name="remove", slots=1)
+    return sandbox, {host.name: state(host) for host in sandbox.hosts}
+
+
+def own_package(host: SandboxHost, name: str, depends: str) -> None:
+    """Install a package of the host's owner."""
+    root(
+        host,
+        textwrap.dedent(f"""
+            set -e
+            mkdir -p /var/tmp/pkg/DEBIAN
+            printf 'Package: {name}\\nVersion: 1\\nArchitecture: all\\nDepends: {depends}\\n' > /var/tmp/pkg/DEBIAN/control
+            printf 'Maintainer: test <test@example.org>\\nDescription: stand-in\\n' >> /var/tmp/pkg/DEBIAN/control
+            dpkg-deb --build /var/tmp/pkg /var/tmp/{name}.deb >/dev/null && dpkg --install /var/tmp/{name}.deb
+            rm -rf /var/tmp/pkg /var/tmp/{name}.deb
+        """),
+    )
+
+
+def test_without_a_terminal_it_wants_a_yes(bare):
+    sandbox, _before = bare
+    result = provision("remove", str(sandbox.inventory))
+    assert result.returncode == 2
+    assert "--yes" in result.stderr
+
+
+def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare):
+    sandbox, before = bare
+    host = sandbox.hosts[0]
+    with running("up", str(sandbox.inventory), "--limit", host.name, *LEAN) as run:
+        run.wait_for("packages: Note what was there before")
+        wait_until(lambda: "installed g++" in root(host, "dpkg-query -W -f '${db:Status-Status} ${Package}\\n' | sort"))
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish(timeout=90).returncode == 1
+    assert json.loads(root(host, "cat /opt/provision/record.json"))["packages"]["before"] is not None
+    removed = report(good(provision("remove", str(sandbox.inventory), "--limit", host.name, "--yes", "--json")))
+    assert [(entry["state"], entry["left"]) for entry in removed["hosts"]] == [("removed", [])]
+    assert state(host) == before[host.name]
+
+
+def test_what_came_with_us_goes_and_what_others_did_stays(bare):
+    sandbox, before = bare
+    one, two = sandbox.hosts
+    good(provision("up", str(sandbox.inventory), *LEAN))
+    own_package(two, "simulator", "cpp")
+    root(two, "echo /usr/lib/own >> /etc/ld.so.conf.d/provision.conf; echo mine > /opt/provision/notes.txt")
+    root(two, "echo '# own line' >> ~trainer/.ssh/authorized_keys")
+    installed = {host.name: state(host) for host in sandbox.hosts}
+
+    looked = report(good(provision("remove", str(sandbox.inventory), "--check", "--json")))
+    assert {entry["state"] for entry in looked["hosts"]} == {"would remove"}
+    assert {host.name: state(host) for host in sandbox.hosts} == installed
+
+    removed = good(provision("remove", str(sandbox.inventory), "--yes"))
+    assert state(one) == before[one.name]
+    left = [line for line in removed.stdout.splitlines() if line.startswith("  stays: ")]
+    assert [line.split(": ")[1] for line in left] == ["package cpp", "package cpp-12", *[line.split(": ")[1] for line in left[2:]]]
+    for named in ("/etc/ld.so.conf.d/provision.conf: it was changed", "/opt/provision/notes.txt: provision did not put it there"):
+        assert any(named in line for line in left), removed.stdout
+    assert (
+        root(two, "cat /opt/provision/notes.txt; ls /opt/provision; tail -1 ~trainer/.ssh/authorized_keys") == "mine\nnotes.txt\n# own line"
+    )
+    assert "/usr/lib/own" in root(two, "cat /etc/ld.so.conf.d/provision.conf")
+    assert "installed" in root(two, "dpkg-query -W -f '${db:Status-Status}' simulator cpp")
+    assert "not-installed" in root(two, "dpkg-query -W -f '${db:Status-Status}\\n' g++ 2>/dev/null || echo not-installed")
+
+
+def test_a_second_removal_has_nothing_to_do(bare):
+    sandbox, before = bare
+    again = report(good(provision("remove", str(sandbox.inventory), "--yes", "--json")))
+    assert [(entry["state"], entry["removed"]) for entry in again["hosts"]] == [("nothing to do", [])] * 2
+    assert state(sandbox.hosts[0]) == before["node1"]
+
+
+def test_a_damaged_record_is_named_and_nothing_is_touched(bare):
+    sandbox, _before = bare
+    root(sandbox.hosts[0], "mkdir -p /opt/provision/venv && echo '{ broken' > /opt/provision/record.json")
+    damaged = provision("remove", str(sandbox.inventory), "--limit", "node1", "--yes")
+    assert damaged.returncode == 1
+    assert "/opt/provision/record.json" in damaged.stdout
+    assert "Traceback" not in damaged.stdout + damaged.stderr
+    assert root(sandbox.hosts[0], "ls /opt/provision") == "record.json\nvenv"
