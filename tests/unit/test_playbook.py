@@ -116,6 +116,27 @@ def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["made"]
 
 
+def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    file = next((tmp_path / "wheels").iterdir())
+    keep(tmp_path, "pvdemo==1.0", no_index=True)
+    noted = json.loads((tmp_path / "venv/provision-files.json").read_text())["pvdemo"]
+    assert noted["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert noted["url"] == f"file://{file}"
+    locked = [{"name": "pvdemo", **noted}]
+    shutil.rmtree(tmp_path / "venv")
+    assert keep(tmp_path, "pvdemo==1.0", locked=locked).kind == "changed"
+    file.unlink()
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")  # the same version with other content: and another checksum
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("pvextra.py", "")
+    shutil.rmtree(tmp_path / "venv")
+    event = keep(tmp_path, "pvdemo==1.0", locked=locked)
+    assert event.kind == "failed"
+    assert "nothing of it was used" in event.text
+    assert not list((tmp_path / "venv/lib").glob("python3*/site-packages/pvdemo*"))
+
+
 def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     event = keep(tmp_path, "pvdemo-that-exists-nowhere==1.0")
