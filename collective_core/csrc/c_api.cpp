@@ -34,6 +34,8 @@ struct Process {
   std::map<int32_t, std::shared_ptr<cc::Engine>> engines;  // by process set
   std::map<int64_t, Submitted> tasks;                      // by handle
   int64_t next_handle = 1;
+  std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
+  std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
 };
 Process& process() {
   static auto* state = new Process;  // NOLINT: leaked on purpose
@@ -182,7 +184,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     }
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
                                              std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
-                                             start_timeout);
+                                             start_timeout, process_set == 0 ? nullptr : state.arena);
+    if (process_set == 0) state.arena = group->arena();
     state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group));
     state.owner = getpid();
     return 0;
@@ -202,6 +205,7 @@ int32_t cc_close(int32_t process_set) {
       return 0;
     }
     closing.swap(state.engines);
+    state.arena.reset();
     state.owner = 0;
     return 0;
   });
@@ -267,6 +271,30 @@ int32_t cc_release(int64_t handle) {
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
     state.tasks.erase(handle);
+    return 0;
+  });
+}
+
+int32_t cc_allocate(uint64_t bytes, void** address) {
+  return guarded([&] {
+    const std::shared_ptr<cc::Arena> arena = engine(0)->arena();
+    *address = arena->allocate(bytes);
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.blocks[*address] = arena;
+    return 0;
+  });
+}
+
+int32_t cc_free(void* address) {
+  return guarded([&] {
+    Process& state = process();
+    if (state.owner != 0 && state.owner != getpid()) return 0;  // a forked child has no part in the arena
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    const auto found = state.blocks.find(address);
+    if (found == state.blocks.end()) return 0;
+    found->second->release(address);
+    state.blocks.erase(found);
     return 0;
   });
 }

@@ -76,6 +76,10 @@ CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
 CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity);
 CC_API int32_t cc_release(int64_t handle);
 
+// Memory that all ranks of the host reduce where it lies, page-aligned; valid until cc_free, also after cc_close.
+CC_API int32_t cc_allocate(uint64_t bytes, void** address);
+CC_API int32_t cc_free(void* address);
+
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
                          const void* const* in, int32_t inputs, uint64_t count);

@@ -30,6 +30,9 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
 }
 
 void allreduce_local(Group& group, const Operation& operation, Deadline& deadline);
+// For tensors that lie in the arena on every rank of this host: `headers` (by rank) tell where.
+void allreduce_arena(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                     Deadline& deadline);
 void allreduce_ring(Group& group, const Operation& operation, Deadline& deadline);
 
 // Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series

@@ -154,6 +154,10 @@ void Engine::ask(Task& task, Deadline& deadline) {
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->layout().inline_bytes);
   header.inline_bytes = payload.length;
+  if (header.kind == Kind::allreduce) {
+    header.input_place = group_->arena()->place_of(task.operation.input, header.bytes());
+    header.output_place = group_->arena()->place_of(task.operation.output, header.bytes());
+  }
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
@@ -237,8 +241,9 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allreduce: {
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      return topology().host_count() == 1 ? allreduce_local(*group_, operation, deadline)
-                                          : allreduce_ring(*group_, operation, deadline);
+      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, deadline);
+      return all_in_arena() ? allreduce_arena(*group_, operation, headers_, deadline)
+                            : allreduce_local(*group_, operation, deadline);
     }
     case Kind::broadcast: {
       const bool root = header.root == topology().rank;
@@ -260,6 +265,11 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::alltoall:
       return alltoall(*group_, operation, splits_of_all(), deadline);
   }
+}
+
+bool Engine::all_in_arena() const {
+  return std::all_of(topology().local_ranks().begin(), topology().local_ranks().end(),
+                     [this](int r) { return headers_[r]->input_place && headers_[r]->output_place; });
 }
 
 // Small tensors came with the headers; a single rank's needs no travelling. A reducescatter keeps its rows only.

@@ -43,6 +43,7 @@ class Engine {
   // Returns is_done after at most `seconds`.
   bool wait(const Task& task, double seconds);
   const Topology& topology() const { return group_->topology(); }
+  const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -58,6 +59,8 @@ class Engine {
                                        const Deadline& deadline);
   void transfer(Operation& operation, Deadline& deadline);
   void reduce_inline(Operation& operation);
+  // Whether every rank of this host has its tensor where the others reach it.
+  bool all_in_arena() const;
   void gather(Operation& operation, Deadline& deadline);
   Splits splits_of_all() const;
   void settle(Task& task, const Failure& failure);

@@ -20,13 +20,15 @@ constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
 
 }  // namespace
 
-Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout)
+Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
+             std::shared_ptr<Arena> arena)
     : topology_(std::move(topology)),
       layout_(topology_),
       timeout_(timeout),
       patience_(choose_patience(topology_)),
       connections_(connect_all(topology_, std::move(listeners), secret, start_timeout)),
       control_(share_memory(start_timeout)),
+      arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
       liveness_(topology_, connections_, control_) {}
 
 ControlBlock& Group::share_memory(double start_timeout) {

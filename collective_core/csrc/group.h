@@ -2,9 +2,11 @@
 // use.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "arena.h"
 #include "connections.h"
 #include "deadline.h"
 #include "layout.h"
@@ -19,13 +21,16 @@ class Group {
  public:
   // Connects to all peers; returns when every rank that this one talks to has proven itself.
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
-  Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout);
+  // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
+  Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
+        std::shared_ptr<Arena> arena = nullptr);
 
   const Topology& topology() const { return topology_; }
   const Layout& layout() const { return layout_; }
   Liveness& liveness() { return liveness_; }
   Connections& connections() { return connections_; }
   ControlBlock& control() { return control_; }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   double timeout() const { return timeout_; }
   const Patience& patience() const { return patience_; }
 
@@ -64,6 +69,7 @@ class Group {
   Connections connections_;
   SharedMemory memory_;
   ControlBlock& control_;
+  std::shared_ptr<Arena> arena_;
   Liveness liveness_;
   uint32_t steps_ = 0;
 

@@ -28,6 +28,9 @@ struct Kernels {
   void (*finish)(const Reduction&, void* out, const void* acc, size_t n);
   // Both in one pass, in blocks that stay in the first-level cache. out must not overlap any input but may equal in[0].
   void (*reduce)(const Reduction&, void* out, const void* const* in, int inputs, size_t n);
+  // Copies past the caches: for what is not read again soon. What it wrote is visible to others after stream_done().
+  void (*stream)(void* out, const void* in, size_t bytes);
+  void (*stream_done)();
 };
 
 // The fastest set that this processor runs. COLLECTIVE_SIMD=default|avx2|avx512 asks for a lesser one (for tests).

@@ -60,7 +60,9 @@ struct Header {
   uint8_t reserved;
   int32_t root;  // as a rank of the process set
   int32_t padding;
-  uint64_t count;  // elements on this rank
+  uint64_t count;        // elements on this rank
+  uint64_t input_place;  // where input and output lie in this rank's part of the arena (arena.h), or 0
+  uint64_t output_place;
   uint64_t name_hash;
   double prescale;
   double postscale;
@@ -74,7 +76,7 @@ struct Header {
   }
   uint64_t bytes() const { return count * size_of(dtype); }
 };
-static_assert(sizeof(Header) == 192, "the header is a wire format");
+static_assert(sizeof(Header) == 208, "the header is a wire format");
 
 inline uint64_t hash_of(const char* text) {  // FNV-1a, 64 bits
   uint64_t hash = 1469598103934665603ULL;

@@ -5,6 +5,7 @@
 // well.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -62,6 +63,14 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
     for (int r = 1; r < size; ++r) want += value(r, i);
     if (out[i] != want) return "wrong sum at " + std::to_string(i);
   }
+
+  auto* shared = static_cast<float*>(engine.arena()->allocate(count * sizeof(float)));
+  std::copy(mine.begin(), mine.end(), shared);
+  task = make_task(Kind::allreduce, DType::f32, count, shared, shared, "sum in the arena");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  if (!std::equal(out.begin(), out.end(), shared)) return "wrong sum in the arena";
+  engine.arena()->release(shared);
 
   const int root = size - 1;
   task =

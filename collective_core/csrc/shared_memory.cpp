@@ -60,12 +60,17 @@ void SharedMemory::create(size_t bytes) {
 }
 
 void SharedMemory::adopt(Fd fd, size_t bytes) {
-  struct stat status{};
-  if (fstat(fd.get(), &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
+  adopt(std::move(fd));
+  if (bytes_ != bytes) {
     throw Failure(Fault::internal, "the ranks of this host disagree on the size of their shared memory");
   }
+}
+
+void SharedMemory::adopt(Fd fd) {
+  struct stat status{};
+  if (fstat(fd.get(), &status) != 0) throw Failure(Fault::internal, system_error("fstat of shared memory"));
   fd_ = std::move(fd);
-  map(bytes);
+  map(static_cast<size_t>(status.st_size));
 }
 
 void SharedMemory::map(size_t bytes) {
@@ -75,6 +80,7 @@ void SharedMemory::map(size_t bytes) {
   bytes_ = bytes;
   // A forked data loader must not write into it by accident, nor keep its pages alive.
   madvise(address, bytes, MADV_DONTFORK);
+  madvise(address, bytes, MADV_DONTDUMP);  // the arena's range is as large as the host's memory
 }
 
 void send_fd(int unix_fd, int fd, const Deadline& deadline) {

@@ -18,10 +18,13 @@ class SharedMemory {
 
   // Zeroed by the system; pages are allocated on first touch, by the rank that touches.
   void create(size_t bytes);
+  // `bytes`: the size that it must have.
   void adopt(Fd fd, size_t bytes);
+  void adopt(Fd fd);  // of any size
 
   const Fd& fd() const { return fd_; }
   char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
   // The mapping stays; no further rank can receive it.
   void close_fd() { fd_.reset(); }
 

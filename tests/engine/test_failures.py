@@ -17,7 +17,15 @@ def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
 
 @pytest.mark.parametrize(
     ("n", "hosts", "victim", "phase"),
-    [(3, 1, 2, "waiting"), (3, 1, 0, "busy"), (4, 2, 3, "waiting"), (4, 2, 2, "busy"), (3, 3, 0, "waiting")],
+    [
+        (3, 1, 2, "waiting"),
+        (3, 1, 0, "busy"),
+        (3, 1, 1, "arena"),
+        (4, 2, 1, "arena"),
+        (4, 2, 3, "waiting"),
+        (4, 2, 2, "busy"),
+        (3, 3, 0, "waiting"),
+    ],
 )
 def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, phase):
     reports = launch("killed.py", n, hosts, [str(victim), phase], keep_going=True).reports()

@@ -13,6 +13,7 @@ agree. No operation hangs: see :mod:`collective_core.config` for the timeouts an
 
 from __future__ import annotations
 
+from collective_core.arena import empty
 from collective_core.arrays import Average, Max, Min, Product, Sum, allgather, allreduce, barrier, broadcast
 from collective_core.context import (
     cross_rank,
@@ -44,6 +45,7 @@ __all__ = [
     "broadcast",
     "cross_rank",
     "cross_size",
+    "empty",
     "init",
     "is_homogeneous",
     "is_initialized",

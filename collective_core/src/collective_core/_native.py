@@ -118,6 +118,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
+    lib.cc_allocate.argtypes = [c_uint64, POINTER(c_void_p)]
+    lib.cc_free.argtypes = [c_void_p]
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
     lib.cc_hmac_sha256.argtypes = [c_char_p, c_uint64, c_char_p, c_uint64, c_char_p]
     lib.cc_hmac_sha256.restype = None
@@ -228,3 +230,14 @@ def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:
 
 def release(handle: int) -> None:
     library().cc_release(handle)
+
+
+def allocate(length: int) -> int:
+    """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`."""
+    address = c_void_p()
+    check(library().cc_allocate(length, byref(address)))
+    return address.value or 0
+
+
+def free(address: int) -> None:
+    library().cc_free(address)

@@ -1,4 +1,4 @@
-"""One rank kills itself; the others must raise soon, naming it. argv: victim, phase (idle, busy or waiting)."""
+"""One rank kills itself; the others must raise soon, naming it. argv: victim, phase (waiting, busy or arena)."""
 
 import os
 import signal
@@ -15,15 +15,18 @@ cc.init()
 rank = cc.rank()
 cc.barrier()
 data = np.ones(4_000_000, dtype=np.float32)
+if phase == "arena":
+    data = cc.empty(4_000_000)
+    data[:] = 0
 if rank == victim:
-    common.report(pid=os.getpid(), victim=True, dies_at=time.time() + (0.3 if phase == "busy" else 0.5))
-    if phase == "busy":
+    common.report(pid=os.getpid(), victim=True, dies_at=time.time() + (0.3 if phase != "waiting" else 0.5))
+    if phase != "waiting":
         # In the middle of a collective, from another thread.
         import threading
 
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         while True:
-            cc.allreduce(data, op=cc.Sum, name="gradient")
+            cc.allreduce(data, op=cc.Sum, name="gradient", out=data)
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 try:
@@ -32,7 +35,7 @@ try:
         cc.barrier("alive")
     else:
         while True:
-            cc.allreduce(data, op=cc.Sum, name="gradient")
+            cc.allreduce(data, op=cc.Sum, name="gradient", out=data)
 except cc.CollectiveError as error:
     waited = time.monotonic() - started
     try:

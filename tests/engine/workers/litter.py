@@ -10,5 +10,8 @@ import collective_core as cc
 
 cc.init()
 cc.allreduce(np.ones(1_000_000))
+array = cc.empty(1_000_000)
+array[:] = 1
+cc.allreduce(array, out=array)
 common.report(done=True)
 os.kill(os.getpid(), signal.SIGKILL)

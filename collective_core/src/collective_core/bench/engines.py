@@ -28,6 +28,15 @@ class Ours:
         return lambda: cc.allreduce(array, op=cc.Sum, out=array)
 
 
+class OursInArena(Ours):
+    """The engine, on arrays of its own memory."""
+
+    memory = "arena"
+
+    def array(self, elements: int) -> Array:
+        return cc.empty(elements, np.float32)
+
+
 class OpenMpi:
     """MPI_Allreduce through mpi4py."""
 
@@ -85,7 +94,7 @@ def start_gloo() -> None:
 
 
 #: The engine's own sides, then the peers by the names that --peers knows.
-OWN: tuple[Callable[[], Any], ...] = (Ours,)
+OWN: tuple[Callable[[], Any], ...] = (OursInArena, Ours)
 PEERS: dict[str, Callable[[], Any]] = {"mpi": OpenMpi, "gloo": Gloo}
 
 
