@@ -19,6 +19,7 @@ from provision import __version__, facts, install, launch, main_job, progress, r
 from provision import inventory as inventories
 from provision import remove as removing
 from provision import survey as surveying
+from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
 from provision.session import Session
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(doctor_app, name="doctor")
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
 Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group.")]

@@ -1,0 +1,105 @@
+"""Finds the few lines of a log that are worth a look, at hundreds of megabytes a second.
+
+Logs repeat themselves: with digits taken out, the lines of a training loop are all the same line. So a block is reduced (lower case, no
+digits), split, and only reduced lines that were never seen before are searched, for the words that patterns need, with one combined
+expression. A line's verdict is kept, within bounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
+_DIGITS = b"0123456789"
+_KEPT_LINES = 100_000  # reduced lines whose verdict is kept: some 20 MB
+_KEPT_BYTES = 20 << 20
+# From frequent to rare in logs: the search jumps from one possible first letter to the next, so rare ones make it fast.
+_FREQUENCY = " etaoinrslcdpmuhgfbyw.-:=/,_[]()vk'\"<>jxqz"
+
+
+class Prefilter:
+    """Lines with any of the words."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = sorted({word.encode() for word in words})
+        tails = {word: _tail(word) for word in self._words}
+        self._any = re.compile(_trie(tails.values()))
+        # The expression stops at the shortest tail that fits, so a tail stands for all words whose tails begin with it.
+        self._words_behind = {tail: [word for word in self._words if tails[word].startswith(tail)] for tail in tails.values()}
+        self._seen: dict[bytes, None] = {}
+        self._seen_bytes = 0
+        self._words_of: dict[bytes, tuple[bytes, ...]] = {}
+
+    def reduced(self, block: bytes) -> list[bytes]:
+        """The lines of a block in lower case and without digits."""
+        return block.translate(_LOWER, _DIGITS).split(b"\n")
+
+    def candidates(self, lines: list[bytes]) -> list[int]:
+        """Indexes of the (reduced) lines that hold a word."""
+        new = set(lines).difference(self._seen).difference(self._words_of)
+        if new:
+            self._look_at(new)
+        if self._words_of.keys().isdisjoint(lines):
+            return []
+        known = self._words_of
+        return [index for index, line in enumerate(lines) if line in known]
+
+    def words_in(self, line: bytes) -> tuple[bytes, ...]:
+        """Which words stand in a reduced line that is a candidate."""
+        found = self._words_of.get(line)
+        if not found:
+            found = tuple(word for word in self._words if word in line)
+            self._words_of[line] = found
+        return found
+
+    def forget(self, line: bytes) -> None:
+        """The line is no candidate any more, wherever it comes again."""
+        self._words_of.pop(line, None)
+        self._seen[line] = None
+
+    def _look_at(self, new: set[bytes]) -> None:
+        if len(self._seen) > _KEPT_LINES or self._seen_bytes > _KEPT_BYTES:
+            self._seen.clear()
+            self._seen_bytes = 0
+        if len(self._words_of) > _KEPT_LINES:
+            self._words_of.clear()
+        joined = b"\n".join(new)
+        position = 0
+        while match := self._any.search(joined, position):
+            begin = joined.rfind(b"\n", 0, match.start()) + 1
+            end = joined.find(b"\n", match.end())
+            line = joined[begin : end if end >= 0 else len(joined)]
+            if any(word in line for word in self._words_behind[match.group()]):
+                self._words_of[line] = ()
+                position = begin + len(line)
+            else:
+                position = match.start() + 1
+        self._seen.update(dict.fromkeys(line for line in new if line not in self._words_of and len(line) < 4096))
+        self._seen_bytes += len(joined)
+
+
+def _tail(word: bytes) -> bytes:
+    """The word from its rarest letter on; at least three letters stay."""
+    text = word.decode("utf-8", "replace")
+    starts = range(max(1, len(text) - 2))
+    best = max(starts, key=lambda index: (_FREQUENCY.find(text[index]) if text[index] in _FREQUENCY else 99, -index))
+    return text[best:].encode()
+
+
+def _trie(words: Iterable[bytes]) -> bytes:
+    """One expression that matches any of the words, letter by letter: alternatives that begin alike are tried once."""
+    root: dict[int, dict[int, object]] = {}
+    for word in words:
+        node: dict[int, object] = root  # type: ignore[assignment]
+        for letter in word:
+            node = node.setdefault(letter, {})  # type: ignore[assignment]
+        node[-1] = {}
+
+    def expression(node: dict[int, object]) -> bytes:
+        if -1 in node:
+            return b""
+        parts = [re.escape(bytes([letter])) + expression(below) for letter, below in sorted(node.items())]  # type: ignore[arg-type]
+        return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
+
+    return expression(root)  # type: ignore[arg-type]

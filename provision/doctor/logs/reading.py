@@ -1,0 +1,41 @@
+"""Opens the logs that the user named and hands back what they say."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from provision.doctor.findings import Finding
+from provision.doctor.logs.judge import judge
+from provision.doctor.logs.scan import Scanner
+from provision.doctor.signatures import all_signatures, harmless
+from provision.errors import UsageError
+
+
+def read(names: Sequence[str]) -> list[Finding]:
+    """The findings of these files together; ``-`` is standard input.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    signatures = all_signatures()
+    scanner = Scanner(signatures.values(), harmless())
+    for name in names:
+        try:
+            with _opened(name) as stream:
+                scanner.read(stream, name)
+        except (OSError, EOFError) as error:
+            said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UsageError(f"cannot read it: {said}", where=name) from error
+    return judge(scanner, signatures)
+
+
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+    if name == "-":
+        return nullcontext(sys.stdin.buffer)
+    path = Path(name)
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")

@@ -1,0 +1,81 @@
+"""How findings are printed for people: roots with their evidence and commands to paste, consequences in one line below each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from provision.doctor.findings import Finding
+from provision.doctor.signatures import LAYERS, Signature, all_signatures
+
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+LONGEST_QUOTE = 300  # letters of a log line
+
+
+def findings(found: Sequence[Finding], console: Console, *, looked_at: str) -> None:
+    """Print all findings, then one closing line."""
+    for finding in found:
+        if finding.role == "root":
+            _root(finding, console)
+        else:
+            where = f" ({_place(finding)})" if finding.evidence else ""
+            _line(console, f"    then: {finding.title}{where}", "dim")
+    roots = [finding for finding in found if finding.role == "root"]
+    if not roots:
+        _line(console, f"nothing found in {looked_at}", "bold green")
+        return
+    counts = {level: sum(each.severity == level for each in roots) for level in STYLES}
+    said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count)
+    _line(console, f"\n{said} in {looked_at}", STYLES[roots[0].severity])
+
+
+def _root(finding: Finding, console: Console) -> None:
+    who = f"{finding.host}: " if finding.host else ""
+    _line(console, f"\n{who}{finding.severity}: {finding.title}  [{finding.id}]", STYLES[finding.severity])
+    _line(console, f"  {finding.plain}")
+    if finding.seen:
+        expected = f"; expected {finding.expected}" if finding.expected else ""
+        _line(console, f"  seen: {finding.seen}{expected}")
+    for each in finding.evidence[:2]:
+        _line(console, f"  {each.file}:{each.line}: {each.text[:LONGEST_QUOTE]}", "cyan")
+    if finding.times > 2:
+        _line(console, f"  … {finding.times} times in all", "dim")
+    for step in finding.fix:
+        _line(console, f"  → {step}")
+
+
+def entry(signature: Signature, console: Console, *, live: bool) -> None:
+    """Print a whole entry of the catalogue."""
+    _line(console, f"{signature.id}  ({signature.layer}, {signature.severity})", "bold")
+    _line(console, signature.title)
+    _line(console, f"\n{signature.plain}")
+    _line(console, f"\nCause: {signature.cause}")
+    _line(console, "\nTo mend it:")
+    for step in signature.fix:
+        _line(console, f"  {step}")
+    if signature.probe:
+        _line(console, f"\nTo see it on a host: {signature.probe}")
+    _line(console, "\nprovision doctor HOSTS looks for it." if live else "\nIt shows in logs only: provision doctor --log FILE")
+    if signature.consequence_of:
+        causes = ", ".join("any other error" if name == "any" else name for name in sorted(signature.consequence_of))
+        _line(console, f"\nIt often follows from: {causes}")
+
+
+def catalogue(console: Console) -> None:
+    """Print the title of every entry, by layer."""
+    for layer in LAYERS:
+        entries = [each for each in all_signatures().values() if each.layer == layer and not each.generic]
+        if entries:
+            _line(console, f"\n{layer}", "bold")
+        for each in entries:
+            _line(console, f"  {each.id:30} {each.title}")
+
+
+def _place(finding: Finding) -> str:
+    return f"{finding.evidence[0].file}:{finding.evidence[0].line}"
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)

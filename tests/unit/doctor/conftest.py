@@ -1,0 +1,34 @@
+"""The whole way of a log: scanned, judged."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.doctor.findings import Finding
+from provision.doctor.logs import Scanner, judge
+from provision.doctor.signatures import all_signatures, harmless
+
+DATA = Path(__file__).parents[2] / "data" / "doctor"
+
+
+@pytest.fixture(scope="session")
+def load() -> Callable[[str], dict[str, Any]]:
+    """``load(NAME)``: a file of logs, id → log or logs."""
+    return lambda name: yaml.safe_load((DATA / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def explain() -> Callable[..., list[Finding]]:
+    """``explain(log, …)``: the findings of one or more logs together."""
+
+    def call(*logs: str | bytes) -> list[Finding]:
+        scanner = Scanner(all_signatures().values(), harmless())
+        for number, log in enumerate(logs):
+            scanner.read(io.BytesIO(log if isinstance(log, bytes) else log.encode()), f"log{number}")
+        return judge(scanner, all_signatures())
+
+    return call

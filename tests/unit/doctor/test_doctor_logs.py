@@ -1,0 +1,158 @@
+"""What logs of known errors are taken for: alone, in other versions' words, mixed, and disguised."""
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.doctor.findings import UNKNOWN
+from provision.doctor.logs import Scanner, judge
+from provision.doctor.logs.scan import BLOCK
+from provision.doctor.signatures import all_signatures, harmless
+
+
+def roots(findings):
+    return [each.id for each in findings if each.role == "root"]
+
+
+def test_every_sample_is_recognised(explain, load) -> None:
+    missed = {name for name, logs in load("samples.yaml").items() for log in logs if name not in {each.id for each in explain(log)}}
+    assert not missed
+
+
+def test_nearly_every_variant_of_other_versions_is_recognised(explain, load) -> None:
+    variants = load("variants.yaml")
+    missed = {name for name, log in variants.items() if name not in {each.id for each in explain(log)}}
+    assert len(missed) <= 0.05 * len(variants), missed
+
+
+def test_harmless_logs_are_silent(explain, load) -> None:
+    told = {name: [(each.id, each.severity) for each in explain(log)] for name, log in load("harmless.yaml").items()}
+    # The one exception is a warning by its nature, and must never be more than that.
+    assert {name: said for name, said in told.items() if said} == {"neg-hwloc-runs-fine": [("hwloc-os-error", "warning")]}
+
+
+REFUSED = "Host key verification failed."
+UNABLE = "ORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not finding the required libraries"
+CLOSING = "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted."
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda line: f"[1,3]<stderr>:{line}",
+        lambda line: f"[3]<stderr>:{line}",
+        lambda line: f"[rank3]:{line}",
+        lambda line: f"[default3]:{line}",
+        lambda line: f"\x1b[31m\x1b[1m{line}\x1b[0m",
+        lambda line: f"2025-03-01T10:11:12.123Z {line}",
+        lambda line: f"[1,3]<stderr>:[2025-03-01 10:11:12] \x1b[31m{line}\x1b[0m\r",
+        lambda line: f"worker-1  | {line}",
+    ],
+)
+def test_prefixes_colours_and_line_ends_do_not_hide_a_message_of_several_lines(explain, disguise) -> None:
+    log = "There are not enough slots available in the\nsystem to satisfy the 2 slots that were requested"
+    found = explain("\n".join(disguise(line) for line in log.splitlines()))
+    assert roots(found) == ["mpi-not-enough-slots"]
+
+
+def test_ranks_that_talk_at_once_are_kept_apart(explain) -> None:
+    mine = ["WARNING: No preset parameters were", "found for the device that Open MPI detected:"]
+    log = "\n".join(f"[1,0]<stderr>:{line}\n[1,1]<stdout>:step 7 loss 0.1" for line in mine)
+    assert roots(explain(log)) == ["openib-no-preset-params"]
+
+
+def test_consequences_are_listed_under_their_cause(explain) -> None:
+    found = explain(f"{REFUSED}\n{'-' * 74}\n{UNABLE}\n{'-' * 74}\n{CLOSING}")
+    assert [(each.id, each.role) for each in found] == [
+        ("ssh-host-key-verification", "root"),
+        ("mpi-daemons-failed", "consequence"),
+        ("mpi-job-aborted", "consequence"),
+    ]
+
+
+def test_a_cause_that_is_printed_last_still_comes_first(explain) -> None:
+    log = "[0]: RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:41\n"
+    log += "kernel: Out of memory: Killed process 71 (python) total-vm:1kB\n"
+    found = explain(log)
+    assert [(each.id, each.under) for each in found] == [("host-oom-kernel-log", None), ("gloo-peer-closed", "host-oom-kernel-log")]
+
+
+def test_cause_and_consequence_may_stand_in_different_files(explain) -> None:
+    found = explain(
+        "[rank0]: ncclRemoteError: A call failed", "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    )
+    assert [(each.id, each.role, each.evidence[0].file) for each in found] == [
+        ("cuda-oom", "root", "log1"),
+        ("nccl-remote-error", "consequence", "log0"),
+    ]
+
+
+def test_an_unknown_error_is_quoted_with_its_rank(explain) -> None:
+    log = "\n".join(
+        [
+            "[1,0]<stdout>:epoch 1",
+            "[1,2]<stderr>:Traceback (most recent call last):",
+            '[1,2]<stderr>:  File "train.py", line 3, in <module>',
+            "[1,2]<stderr>:ValueError: batch size must be even",
+            "[1,0]<stderr>:RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:41",
+            CLOSING,
+        ]
+    )
+    first, *rest = explain(log)
+    assert (first.id, first.severity, first.evidence[0].line) == (UNKNOWN, "error", 4)
+    assert "rank 2" in first.cause
+    assert "ValueError: batch size must be even" in first.cause
+    assert {each.id for each in rest} == {"gloo-peer-closed", "mpi-job-aborted"}
+    assert all(each.under == UNKNOWN for each in rest)
+
+
+def test_what_was_waited_for_and_came_is_no_finding(explain) -> None:
+    waited = "Waiting for cache lock: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 21 (apt-get)\n"
+    assert roots(explain(waited)) == ["apt-lock"]
+    assert explain(waited + "Setting up hello (2.10) ...\n") == []
+
+
+def test_lines_are_numbered_right_across_blocks(explain) -> None:
+    filler = "a line that says nothing in particular\n"
+    before = 3 * BLOCK // len(filler)
+    found = explain(filler * before + f"{REFUSED}\n" + filler * before)
+    assert [(each.evidence[0].line, each.evidence[0].text) for each in found] == [(before + 1, REFUSED)]
+
+
+@pytest.mark.parametrize("offset", range(-60, 8, 4))
+def test_a_message_across_the_end_of_a_block_is_seen(explain, offset) -> None:
+    message = "There are not enough slots available\nin the system"
+    assert roots(explain("x" * 99 + "\n" + "y\n" * ((BLOCK - 100 + offset) // 2) + message)) == ["mpi-not-enough-slots"]
+
+
+def test_an_error_that_repeats_for_ever_is_counted_and_kept_short(explain) -> None:
+    (found,) = explain(f"{REFUSED}\n" * 50_000)
+    assert len(found.evidence) <= 5
+    assert found.times >= 50
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=200), st.sampled_from([b"Traceback (most recent call last):", b"NCCL WARN ", b"\x1b[31m", b"\r\n"]))
+    )
+)
+def test_any_bytes_are_read_without_a_crash(parts) -> None:
+    scanner = Scanner(all_signatures().values(), harmless())
+    scanner.read(io.BytesIO(b"".join(parts)), "log")
+    judge(scanner, all_signatures())
+
+
+def test_a_file_without_line_ends_does_not_fill_the_memory() -> None:
+    class Endless(io.RawIOBase):
+        left = 64
+
+        def read(self, size: int = -1) -> bytes:
+            self.left -= 1
+            return b"\xff" * size if self.left > 0 else b""
+
+    scanner = Scanner(all_signatures().values(), harmless())
+    scanner.read(Endless(), "log")  # type: ignore[arg-type]
+    assert judge(scanner, all_signatures()) == []

@@ -1,0 +1,57 @@
+"""The data files: their shape, and that no two entries claim the same line without saying which one counts."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from provision.doctor.logs.literals import required
+from provision.doctor.logs.unknown import MARKERS
+from provision.doctor.signatures import FOLDER, LAYERS, all_signatures, harmless, named
+from provision.errors import UsageError
+
+FILES = sorted((FOLDER / "signatures").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_of_signatures_keeps_to_the_schema(file: Path) -> None:
+    schema = json.loads((FOLDER / "signatures.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(yaml.safe_load(file.read_text(encoding="utf-8")), schema)
+    assert file.stem in LAYERS
+
+
+def test_ids_are_unique_and_what_entries_name_exists() -> None:
+    ids = [entry["id"] for file in FILES for entry in yaml.safe_load(file.read_text(encoding="utf-8"))]
+    assert len(ids) == len(set(ids)) == 115
+    for each in all_signatures().values():
+        assert each.over <= set(ids), each.id
+        assert each.consequence_of <= {*ids, *LAYERS, "any"}, each.id
+
+
+def test_every_pattern_has_a_word_that_it_can_be_found_by() -> None:
+    patterns = [pattern for each in all_signatures().values() for pattern in (*each.patterns, *each.recovered_by)]
+    for pattern in (*patterns, *harmless(), *MARKERS.values()):
+        assert required(pattern)
+
+
+def test_no_two_entries_claim_one_line_without_a_precedence(load) -> None:
+    texts = [text for logs in load("samples.yaml").values() for text in logs] + list(load("variants.yaml").values())
+    lines = [line for text in texts for line in (*text.splitlines(), " ".join(text.split()))]
+    known = [each for each in all_signatures().values() if not each.generic]
+    quarrels = set()
+    for line in lines:
+        claims = [each for each in known if any(pattern.search(line) and len(line) < 400 for pattern in each.patterns)]
+        for one, other in combinations(claims, 2):
+            related = {other.id, other.layer, "any"} & one.consequence_of or {one.id, one.layer, "any"} & other.consequence_of
+            if not (related or one.id in other.over or other.id in one.over):
+                quarrels.add((one.id, other.id, line))
+    assert not quarrels
+
+
+def test_an_unknown_id_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no known error") as caught:
+        named("libopen-missing")
+    assert "libopen-rte-missing" in str(caught.value)
