@@ -54,7 +54,7 @@ def without_credentials(url: str) -> str:
 
 def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
     """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
-    host = plan.as_dict()["hosts"][name]
+    host = plan.hosts[name].as_dict()
     for component in host.values():
         if isinstance(component, dict) and component.get("index"):
             component["index"] = without_credentials(component["index"])

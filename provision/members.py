@@ -68,7 +68,7 @@ def public_key(text: Any) -> str | None:
 
 def networks(members: Mapping[str, Member]) -> list[str]:
     """The networks that MPI may use, each once, in the members' order."""
-    return list(dict.fromkeys(member["network"] for member in members.values()))
+    return list(dict.fromkeys(member["network"] for member in members.values() if member["network"]))
 
 
 def _member(host: HostPlan, facts: Mapping[str, Any]) -> Member:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 SCHEMA = 1
@@ -35,9 +35,11 @@ class Repository:
         name: of the file it is written down in, without its ending, e.g. ``cuda-ubuntu2204-x86_64``.
         url: its base address.
         entry: what the file holds: apt's line, or the whole text of dnf's file.
-        key_url: where the key that signs it is fetched from.
+        key_url: where the key that signs it is fetched from. For apt it is NVIDIA's keyring package (``.deb``), which lays the key down at
+            ``keyring`` and writes a list of its own; for dnf it is the armoured key.
         key_fingerprint: of that key, 40 hexadecimal digits; None where it is not known.
-        key_sha256: of the file at ``key_url``; None where it is not known.
+        key_sha256: of the file at ``key_url``; for dnf of that file without its line ``Version``, as NVIDIA states it. The resolver names
+            no repository whose checksum is not known.
         keyring: the path on the host where the key goes; ``entry`` names it.
     """
 
@@ -63,7 +65,7 @@ class Component:
         index: an extra package index it comes from, or None for the host's own.
         url: of the tarball that it is built from; None where the user gave the file.
         sha256: of the file, where we make or know it.
-        cuda: the CUDA that the build is for, e.g. ``12.4``.
+        cuda: the CUDA that the build is for, e.g. ``12.4``; of Open MPI from source the lowest of the hosts' drivers.
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
         repository: what the package manager must be told of before.
         options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda=/usr/local/cuda``.
@@ -105,7 +107,10 @@ class Network:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Everything that one host gets. ``None`` stands for "not on this host"."""
+    """Everything that one host gets. ``None`` stands for "not on this host".
+
+    ``interpreter`` is the Python that is there already and runs Ansible's modules; ``python`` is the one that everything is made with.
+    """
 
     name: str
     hostname: str
@@ -128,6 +133,7 @@ class HostPlan:
     torch: Component | None = None
     nccl: Component | None = None
     hwloc: Component | None = None
+    interpreter: str = ""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> HostPlan:
@@ -139,6 +145,11 @@ class HostPlan:
         values["network"] = Network(**values["network"])
         values["packages"], values["ssh_host_keys"] = tuple(values["packages"]), tuple(values["ssh_host_keys"])
         return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        made: dict[str, Any] = _plain(self, {})
+        return made
 
     @property
     def openmpi_home(self) -> str:
@@ -171,8 +182,33 @@ class Plan:
     @property
     def networks(self) -> list[str]:
         """The networks of its hosts, each once, in their order: MPI may use these."""
-        return list(dict.fromkeys(host.network.cidr for host in self.hosts.values()))
+        return list(dict.fromkeys(host.network.cidr for host in self.hosts.values() if host.network.cidr))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: ``{"schema": 1, "hosts": {NAME: {...}}, "conflicts": [...], "notes": [...]}``."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """Plain data for JSON: ``{"schema": 1, "hosts": {NAME: {...}}, "conflicts": [...], "notes": [...]}``.
+
+        What hosts have in common is one object in it, as in the plan: for reading, not for changing.
+        """
+        seen: dict[int, Any] = {}
+        return {
+            "schema": SCHEMA,
+            "hosts": {name: _plain(host, seen) for name, host in self.hosts.items()},
+            "conflicts": [_plain(conflict, seen) for conflict in self.conflicts],
+            "notes": list(self.notes),
+        }
+
+
+def _plain(value: Any, seen: dict[int, Any]) -> Any:
+    """Dataclasses and tuples as mappings and lists. ``seen`` keeps what was made for an object, so that shared ones are made once."""
+    if isinstance(value, str) or value is None:
+        return value
+    if id(value) in seen:
+        return seen[id(value)]
+    made: Any = value
+    if is_dataclass(value):
+        made = {each.name: _plain(getattr(value, each.name), seen) for each in fields(value)}
+    elif isinstance(value, tuple):
+        made = [_plain(each, seen) for each in value]
+    if made is not value:
+        seen[id(value)] = made
+    return made

@@ -15,7 +15,7 @@ from provision.errors import ProvisionError
 from provision.facts import Problem
 from provision.inventory import Host, check_against_facts
 from provision.playbook import Event
-from provision.resolve import DEFAULT_PREFIX
+from provision.resolve.wishes import DEFAULT_PREFIX
 from provision.session import Session
 
 # The names under which an inventory may hold the sudo password, in Ansible's order.

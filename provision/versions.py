@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 
+@cache
 def key(version: str) -> tuple[int, ...]:
     """The numbers of the upstream version, for comparing: epoch, Debian revision and local part do not count."""
     upstream = version.split(":", 1)[-1].split("+", 1)[0].split("-", 1)[0]
@@ -17,10 +19,21 @@ def key(version: str) -> tuple[int, ...]:
 
 
 def matches(version: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a catalogue entry (``versions: […]`` or ``below: …``) covers ``version``."""
+    """Whether a catalogue entry covers ``version``: ``versions: […]``, ``from: …`` with ``to: …`` (both included) or ``below: …``.
+
+    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16.
+    """
     if "versions" in entry:
         return any(key(version)[: len(key(listed))] == key(listed) for listed in entry["versions"])
+    if "from" in entry:
+        return key(entry["from"]) <= key(version) and key(version)[: len(key(entry["to"]))] <= key(entry["to"])
     return key(version) < key(str(entry["below"]))
+
+
+def troubles(version: str, entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a catalogue's list knows against ``version``, each with its source, in the list's order."""
+    found = [entry for entry in entries if matches(version, entry)]
+    return [f"{entry['why']} ({entry['source']}{'' if entry.get('confirmed', True) else '; not confirmed'})" for entry in found]
 
 
 def minor(version: str) -> str:

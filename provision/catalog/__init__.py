@@ -6,13 +6,15 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
+from provision.catalog import reading, schemas
 
 
 @cache
 def load(name: str) -> dict[str, Any]:
-    """The catalogue file ``name`` (without ``.yaml``) as a mapping. Callers must not change it: it is read once."""
-    data = yaml.safe_load(resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    if not isinstance(data, dict):
-        raise TypeError(f"catalogue file {name}.yaml must hold a mapping")
-    return data
+    """The catalogue file ``name`` (without ``.yaml``) as a mapping. Callers must not change it: it is read once.
+
+    Raises:
+        CatalogError: the file is no YAML or does not hold to its schema; it names the line.
+    """
+    text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return reading.read(text, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))

@@ -50,6 +50,7 @@ DEFAULTS: Mapping[str, Any] = {
     "held_packages": [],
     "broken_packages": [],
     "dpkg_interrupted": False,
+    "candidates": {},
     "driver": None,
     "gpus": [],
     "nvidia": {

@@ -77,6 +77,8 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
         elif isinstance(default, dict) and default:
             stated = facts[key] or {}
             facts[key] = default | {name: value for name, value in stated.items() if value is not None or default.get(name) is None}
+    if host_facts.get("driver") and "gpus" not in host_facts:  # a driver is there for a GPU; which one, nobody said
+        missing.append("gpus")
     facts["arch"] = _architecture(facts["arch"])
     facts["os"] = _system(facts["os"])
     if facts["driver"] is not None:

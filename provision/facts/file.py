@@ -75,6 +75,7 @@ def _wrong_in_host(at: str, facts: Any) -> Iterator[str]:
         yield from _wrong_system(at, facts)
         yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
         yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
+        yield from _wrong_candidates(f"{at}.candidates", facts.get("candidates"))
         yield from _wrong_kinds(at, facts)
 
 
@@ -126,6 +127,12 @@ def _wrong_gpus(at: str, gpus: Any) -> Iterator[str]:
             yield f"`{at}[{index}]` must be an object with `name` and `compute_capability`"
         elif gpu.get("compute_capability") is not None and not _CAPABILITY.fullmatch(str(gpu["compute_capability"])):
             yield f'`{at}[{index}].compute_capability` must look like "8.0"'
+
+
+def _wrong_candidates(at: str, candidates: Any) -> Iterator[str]:
+    for package, versions in candidates.items() if isinstance(candidates, dict) else ():
+        if not isinstance(versions, list) or not all(isinstance(version, str) and re.search(r"\d", version) for version in versions):
+            yield f"`{at}.{package}` must be a list of versions in quotes"
 
 
 def _wrong_kinds(at: str, facts: dict[str, Any]) -> Iterator[str]:

@@ -747,6 +747,45 @@ def packages(machine):
     return {"packages": {}, "held_packages": [], "broken_packages": [], "dpkg_interrupted": False}
 
 
+# What the plan chooses between, as the host's own package index has it.
+CANDIDATES = {
+    "apt-cache": ["libnccl2", "libnccl-dev", "openmpi-bin", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
+    "dnf": ["libnccl", "libnccl-devel", "openmpi", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
+}
+
+
+def read_madison(text):
+    """package -> versions, newest first as apt lists them, from `apt-cache madison`."""
+    found = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 3 and fields[2].endswith(" Packages") and fields[1] not in found.setdefault(fields[0], []):
+            found[fields[0]].append(fields[1])
+    return found
+
+
+def read_dnf_list(text):
+    """package -> versions from `dnf list --showduplicates`; what is installed (its repository begins with @) is no candidate."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 3 and "." in fields[0] and not fields[2].startswith("@"):
+            versions = found.setdefault(fields[0].rsplit(".", 1)[0], [])
+            if fields[1] not in versions:
+                versions.append(fields[1])
+    return found
+
+
+@section("candidates")
+def candidates(machine):
+    """What the package index that is on the host offers. Nothing is fetched: an index that was never fetched offers nothing."""
+    if machine.which("apt-cache"):
+        return read_madison(machine.run(["apt-cache", "madison"] + CANDIDATES["apt-cache"])[1])
+    if machine.which("dnf"):
+        return read_dnf_list(machine.run(["dnf", "-C", "-q", "list", "--showduplicates"] + CANDIDATES["dnf"])[1])
+    return {}
+
+
 # ------------------------------------------------------------------------------------------------------------ NVIDIA, CUDA
 
 # Run in a process of its own: a broken driver can crash or hang whoever loads its library.

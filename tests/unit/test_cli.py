@@ -74,10 +74,10 @@ def test_the_rendered_playbook_stands_alone(tmp_path: Path) -> None:
 
 def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
     document = json.loads((DATA / "lint-facts.json").read_text())
-    document["hosts"]["node1"]["python"]["version"] = "3.8.10"
+    document["hosts"]["gpu1"]["driver"] = {"version": "390.157", "cuda": "9.1"}
     (tmp_path / "facts.json").write_text(json.dumps(document))
     done = provision("plan", str(DATA / "lint.ini"), "--facts", str(tmp_path / "facts.json"), code=1)
-    assert "node1: no plan fits: PyTorch" in done.stderr
+    assert "gpu1: no plan fits: no build of PyTorch" in done.stderr
     assert "→" in done.stderr
 
 

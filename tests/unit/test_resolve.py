@@ -52,7 +52,7 @@ def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
     assert made.torch.package == "torch==2.13.0+cpu"
     assert made.torch.index.endswith("/whl/cpu")
     assert made.nccl is None
-    assert made.hwloc is None
+    assert made.hwloc.source == "bundled"
     assert "g++" in made.packages
     assert "python3-venv" in made.packages
 
@@ -117,7 +117,7 @@ def test_the_distributions_open_mpi_on_request_where_all_have_the_same() -> None
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [(("debian", "13"), "not a 4.x"), (("ubuntu", "22.04"), "the distributions differ"), (("arch", "rolling"), "no 4.x known")],
+    [(("debian", "13"), "not a 4.x"), (("ubuntu", "22.04"), "the distributions differ"), (("ubuntu", "26.04"), "no 4.x known")],
 )
 def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str, str], said: str) -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=other)}, Wishes(openmpi="distribution"))
@@ -129,30 +129,35 @@ def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str
 
 @pytest.mark.parametrize(
     ("cuda", "tag", "nccl"),
-    [("12.2", "cu126", "nvidia-nccl-cu12"), ("12.8", "cu128", "nvidia-nccl-cu12"), ("13.1", "cu130", "nvidia-nccl-cu13")],
+    [
+        ("12.2", "cu126", "nvidia-nccl-cu12==2.26.2"),
+        ("12.8", "cu126", "libnccl2=2.26.2-1+cuda12.8"),
+        ("12.9", "cu126", "nvidia-nccl-cu12==2.31.2"),
+        ("13.1", "cu130", "nvidia-nccl-cu13==2.28.9"),
+    ],
 )
 def test_a_driver_decides_build_and_nccl(cuda: str, tag: str, nccl: str) -> None:
     made = plan_for({"a": host(cuda=cuda, gpus=4)}).hosts["a"]
     assert made.torch.version.endswith("+" + tag)
-    assert made.nccl.package.startswith(nccl + "==")
+    assert made.nccl.package == nccl
     assert made.slots == 4
 
 
 def test_an_old_driver_moves_the_whole_inventory_to_an_older_release() -> None:
     made = plan_for({"old": host(cuda="11.8", gpus=1), "new": host("10.0.0.2", cuda="12.8", gpus=1)})
     assert made.hosts["old"].torch.version == "2.7.1+cu118"
-    assert made.hosts["new"].torch.version == "2.7.1+cu128"
+    assert made.hosts["new"].torch.version == "2.7.1+cu118"  # its builds bring different NCCLs, which would refuse each other
 
 
 def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() -> None:
     made = plan_for({"a": host(), "ancient": host("10.0.0.2", cuda="10.2", gpus=1)})
-    assert [conflict.host for conflict in made.conflicts] == ["ancient"]
-    assert "10.2" in made.conflicts[0].constraint
+    assert {conflict.host for conflict in made.conflicts} == {"ancient"}
+    assert all("10.2" in conflict.constraint and len(conflict.ways_out) == 2 for conflict in made.conflicts)
 
 
 def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
-    made = plan_for({"a": host(python="3.8.10")})
-    assert "Python 3.8" in made.conflicts[0].constraint
+    made = plan_for({"a": host(python="3.7.3")})
+    assert "Python 3.7" in made.conflicts[0].constraint
     assert len(made.conflicts[0].ways_out) == 2
 
 
@@ -183,7 +188,7 @@ def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() ->
 )
 def test_only_a_bad_hwloc_goes_and_only_what_is_installed(packages: dict[str, str], removed: str | None) -> None:
     hwloc = plan_for({"a": host(packages=packages)}).hosts["a"].hwloc
-    assert (hwloc.package if hwloc else None) == removed
+    assert (hwloc.package if hwloc.source == "remove" else None) == removed
 
 
 DOCKER = {"name": "docker0", "addresses": ["172.17.0.1/16"], "up": True, "virtual": True}

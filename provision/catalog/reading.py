@@ -1,0 +1,67 @@
+"""Reads a catalogue file: YAML without double keys, held against its shape. The first mistake is said with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from provision.catalog.shapes import Path, Shape
+from provision.errors import UsageError
+
+_TODO = "correct the file, or install provision anew"
+
+
+class CatalogError(UsageError):
+    """A catalogue file that cannot be used; nothing was read from it."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML silently keeps the last of two equal keys; here the second one is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read(text: str, where: str, shape: Shape | None) -> dict[str, Any]:
+    """The mapping that ``text`` holds. ``where`` is the file's name for messages; without a shape any mapping will do.
+
+    Raises:
+        CatalogError: it is no YAML, no mapping, or has another shape; the message names the line.
+    """
+    try:
+        data = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise CatalogError(f"this is no catalogue: {error.problem}", where=f"{where}{line}", todo=_TODO) from error
+    if not isinstance(data, dict):
+        raise CatalogError("a catalogue file must hold a mapping", where=where, todo=_TODO)
+    for path, complaint in shape(data) if shape else ():
+        named = ".".join(str(step) for step in path)
+        at = f"{where}:{_line(yaml.compose(text, yaml.SafeLoader), path)}"
+        raise CatalogError(f"{named}: {complaint}" if named else complaint, where=at, todo=_TODO)
+    return data
+
+
+def _line(node: yaml.Node | None, path: Path) -> int:
+    """The line (from 1) of the deepest entry of ``path`` that is there."""
+    line = 1
+    for step in path:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if yaml.SafeLoader("").construct_object(key) == step), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

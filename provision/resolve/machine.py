@@ -1,0 +1,157 @@
+"""What the choices depend on, out of a host's facts. Hosts that agree in it get the same, and are decided once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision import catalog
+from provision.versions import key
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python 3 of a host. ``packages`` bring it where it is not installed."""
+
+    version: str
+    path: str
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of host.
+
+    Attributes:
+        os_id, os_version, family: as the host says, e.g. ``ubuntu``, ``22.04``, ``debian``.
+        repository: what NVIDIA calls the system in its repositories, e.g. ``ubuntu2204``; None where there is none.
+        arch: ``x86_64`` or ``aarch64``.
+        driver: version of the NVIDIA driver, None without one.
+        cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
+        cuda_why: where ``cuda`` is known from.
+        capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
+        python: the interpreter that everything is made with unless another is chosen.
+        others: further ones that are installed or that the distribution has.
+        candidates: package → versions that the host's own package index offers, newest first.
+        torch_wheels: names of wheels in folders that the host's pip knows.
+        hwloc: installed packages of hwloc with their versions.
+    """
+
+    os_id: str
+    os_version: str
+    family: str
+    arch: str
+    repository: str | None
+    driver: str | None
+    cuda: str | None
+    cuda_why: str
+    capabilities: tuple[str, ...]
+    python: Interpreter
+    others: tuple[Interpreter, ...]
+    candidates: tuple[tuple[str, tuple[str, ...]], ...]
+    torch_wheels: tuple[str, ...]
+    hwloc: tuple[tuple[str, str], ...]
+
+    @property
+    def system(self) -> str:
+        """``ubuntu 22.04``"""
+        return f"{self.os_id} {self.os_version}"
+
+    def offered(self, package: str) -> tuple[str, ...]:
+        """The versions of a package that the host's own package index offers, newest first; empty when it was not or could not be asked."""
+        return dict(self.candidates).get(package, ())
+
+    def of_system(self, table: Mapping[str, Any]) -> Any:
+        """The entry of ``ubuntu 22.04`` or, where point releases do not count, of ``debian 12``; None without one."""
+        return table.get(self.system, table.get(f"{self.os_id} {self.os_version.split('.')[0]}"))
+
+
+def machine(facts: Facts) -> Machine:
+    """The kind of host that these normalised facts describe."""
+    system = facts["os"]
+    os_id, version, family, arch = system["id"], system["version"], system["family"], str(facts["arch"])
+    driver = facts["driver"] or {}
+    cuda, why = _cuda(facts)
+    python, others = _interpreters(facts)
+    return Machine(
+        os_id=os_id,
+        os_version=version,
+        family=family,
+        arch=arch,
+        repository=_repository(os_id, version),
+        driver=driver.get("version"),
+        cuda=cuda,
+        cuda_why=why,
+        capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
+        python=python,
+        others=others,
+        candidates=tuple(
+            (name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(facts["candidates"].items())
+        ),
+        torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
+        hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
+    )
+
+
+def cuda_of_driver(version: str) -> str | None:
+    """The newest CUDA that this driver runs natively, by NVIDIA's table; None for one that is older than the table."""
+    known = catalog.load("cuda")["toolkits"]["drivers"]
+    fitting = [cuda for cuda, oldest in known.items() if key(oldest) <= key(version)]
+    return max(fitting, key=key) if fitting else None
+
+
+def driver_for(cuda: str) -> str | None:
+    """The oldest driver that runs this CUDA natively."""
+    oldest = catalog.load("cuda")["toolkits"]["drivers"].get(cuda)
+    return str(oldest) if oldest else None
+
+
+def has_gpu(facts: Facts) -> bool:
+    """Whether there is a GPU: one that was listed, one on the bus, or, where nothing is said of GPUs, a driver that must be for one."""
+    return bool(facts["gpus"]) or (bool(facts["driver"]) and (bool(facts["nvidia"]["pci_devices"]) or "gpus" in facts["missing"]))
+
+
+def _cuda(facts: Facts) -> tuple[str | None, str]:
+    driver = facts["driver"]
+    if not has_gpu(facts):
+        return None, "it has no GPU"
+    if not driver:
+        return None, "its GPUs have no NVIDIA driver"
+    if driver["cuda"]:
+        return str(driver["cuda"]), f"the driver's CUDA is {driver['cuda']}"
+    if driver["version"]:
+        cuda = cuda_of_driver(driver["version"])
+        return cuda, f"driver {driver['version']} runs CUDA {cuda} by NVIDIA's table"
+    return None, "neither version nor CUDA of its driver is known"
+
+
+def _repository(os_id: str, version: str) -> str | None:
+    template = catalog.load("cuda_repositories")["systems"].get(os_id)
+    return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
+
+
+def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
+    python, system = facts["python"], facts["os"]
+    asked = python.get("asked_for")
+    if asked and asked.get("version"):  # the inventory's word: no other comes into question
+        return Interpreter(".".join(map(str, key(asked["version"]))), asked["path"]), ()
+    entry = catalog.load("os")["distributions"].get(system["id"]) or {}
+    release: str = system["version"]
+    brought = entry.get("pythons", {}).get(release) or entry.get("pythons", {}).get(release.split(".")[0]) or []
+    version = python["version"] or (brought[0] if brought else None)
+    own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3")
+    found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("has_venv") and each.get("version")]
+    templates = catalog.load("system_packages")["other_python"].get(system["family"], [])
+    found += [
+        Interpreter(each, f"/usr/bin/python{each}", tuple(name.format(python=each) for name in templates))
+        for each in brought[1:]
+        if not facts["candidates"] or f"python{each}" in facts["candidates"]
+    ]
+    others: dict[tuple[int, ...], Interpreter] = {}
+    for each in found:
+        others.setdefault(key(each.version)[:2], each)
+    others.pop(key(own.version)[:2] if version else (), None)
+    return own, tuple(others.values())

@@ -1,0 +1,249 @@
+"""NCCL: ONE version for the whole inventory, since versions do not talk to each other; per host the largest CUDA build of it that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from provision import catalog
+from provision.plan import Component, Rejected
+from provision.resolve.blocked import Blocked, leave_out, some
+from provision.resolve.machine import Machine, driver_for
+from provision.resolve.nccl_builds import SOURCES, Build, builds
+from provision.resolve.wishes import Wishes
+from provision.versions import key, troubles
+
+_SOURCE_OF_WISH = {"wheel": "wheel", "repository": "repository", "local": "local_repository", "distribution": "distribution"}
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A build for every kind of host, all of one version."""
+
+    version: str
+    builds: Mapping[Machine, Build]
+
+
+def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
+    """(NCCL for every kind of host that has a GPU and a driver, notes about where hosts and catalogue differ)
+
+    Args:
+        kinds: kind of host → the names of its hosts.
+
+    Raises:
+        Blocked: no version fits all; it names the host that blocks.
+    """
+    wanting = {kind: names for kind, names in kinds.items() if kind.cuda is not None}
+    if not wanting:
+        return {}, []
+    known = {kind: builds(kind, wishes) for kind in wanting}
+    fitting = {kind: [build for build in known[kind][0] if misfit(build, kind, wishes) is None] for kind in wanting}
+    choice = _choose(fitting)
+    if choice is None:
+        raise _blocked(wanting, fitting, wishes)
+    alone = {kind: {build.version for build in found} for kind, found in fitting.items()}
+    everywhere = set.intersection(*alone.values())
+    notes = [f"{some(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
+    return {kind: _component(kind, choice, known[kind][0], known[kind][1], wishes, everywhere, wanting, alone) for kind in wanting}, notes
+
+
+def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
+    """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
+    known = catalog.load("nccl")
+    asked = build.version == wishes.nccl_version
+    if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
+        return f"newer than the driver's CUDA {kind.cuda}"
+    unfit = _wrong_gpu(build, kind)
+    if unfit:
+        return unfit
+    bad = troubles(build.version, known["known_bad"])
+    if bad and not (wishes.allow_bad and asked):
+        return f"known bad: {bad[0]}"
+    if wishes.nccl_version is not None and not asked:
+        return f"--nccl {wishes.nccl_version} was asked for"
+    if wishes.nccl_source != "auto" and build.source != _SOURCE_OF_WISH[wishes.nccl_source]:
+        return f"--nccl-source {wishes.nccl_source} was asked for"
+    if key(build.version) > key(known["known_bad_covers"]) and not asked:
+        return f"newer than what the list of known bad releases covers ({known['known_bad_covers']}); --nccl {build.version} takes it"
+    return None
+
+
+def _wrong_gpu(build: Build, kind: Machine) -> str | None:
+    known = catalog.load("cuda")
+    floor = known["gpu_floors"]["lowest"].get(build.cuda.split(".")[0])
+    if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
+        return f"built for CUDA {build.cuda}, which has no code for compute capability {kind.capabilities[0]} any more ({floor} or newer)"
+    for capability, oldest in known["gpu_ceilings"]["oldest"].items():
+        if kind.capabilities and key(kind.capabilities[-1]) >= key(capability) and key(build.cuda) < key(oldest):
+            return f"built for CUDA {build.cuda}, which does not know compute capability {kind.capabilities[-1]} yet ({oldest} or newer)"
+    return None
+
+
+def _choose(fitting: Mapping[Machine, list[Build]]) -> _Choice | None:
+    """The best version that every kind of host can have.
+
+    Best is: on most kinds for the driver's CUDA major; builds that are known to exist; the fewest troubles that a newer release has
+    fixed; the source that is preferred; the newest.
+    """
+    versions = set.intersection(*({build.version for build in found} for found in fitting.values()))
+    majors = {kind: max((key(build.cuda)[0] for build in found), default=0) for kind, found in fitting.items()}
+    best: tuple[tuple[int, ...], _Choice] | None = None
+    for version in sorted(versions, key=key, reverse=True):
+        made = _Choice(version, {kind: _largest(build for build in found if build.version == version) for kind, found in fitting.items()})
+        score = (
+            sum(key(build.cuda)[0] < majors[kind] for kind, build in made.builds.items()),
+            any(build.weak for build in made.builds.values()),
+            len(_known_weak(version)),
+            max(SOURCES.index(build.source) for build in made.builds.values()),
+        )
+        if best is None or score < best[0]:
+            best = score, made
+    return best[1] if best else None
+
+
+def _largest(found: Iterable[Build]) -> Build:
+    """The build for the largest CUDA; of those that are equal in it the surest, then the preferred source."""
+    return min(found, key=lambda build: (tuple(-part for part in key(build.cuda)), build.weak, SOURCES.index(build.source)))
+
+
+def _known_weak(version: str) -> list[str]:
+    return troubles(version, catalog.load("nccl")["known_weak"])
+
+
+def _component(
+    kind: Machine,
+    choice: _Choice,
+    known: list[Build],
+    lost: list[Rejected],
+    wishes: Wishes,
+    everywhere: set[str],
+    wanting: Mapping[Machine, list[str]],
+    alone: Mapping[Machine, set[str]],
+) -> Component:
+    build = choice.builds[kind]
+    why = [kind.cuda_why, f"{choice.version} is the one version for all hosts with GPUs"]
+    if kind.capabilities:
+        why.append(f"the lowest compute capability is {kind.capabilities[0]}")
+    why.append(f"the build for CUDA {build.cuda} is the largest of it that fits" + (f" ({build.evidence})" if build.evidence else ""))
+    if build.weak:
+        why.append("weak: not known for certain to exist; the host's package index decides")
+    why += [f"known trouble, fixed only in newer ones: {said}" for said in _known_weak(choice.version)]
+    bad = troubles(choice.version, catalog.load("nccl")["known_bad"])
+    why += [f"known bad, taken because of --allow-bad: {said}" for said in bad]
+
+    def reason(other: Build) -> str:
+        said = misfit(other, kind, wishes)
+        if said:
+            return said
+        if other.version == choice.version:
+            if other.cuda != build.cuda:
+                return f"a build for a larger CUDA fits: {build.cuda}"
+            return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"
+        if other.version not in everywhere:
+            blocking = next(each for each in wanting if other.version not in alone[each])
+            return f"no build of it fits {some(wanting[blocking])}"
+        if key(other.version) < key(choice.version):
+            return f"older than {choice.version}"
+        if key(other.cuda)[0] < key(build.cuda)[0]:
+            return f"{choice.version} has a build for the driver's CUDA major on more hosts"
+        if other.weak:
+            return f"weak: known from {other.evidence} only"
+        return f"{choice.version} has builds that are surer, or less known trouble, or comes from a preferred source"
+
+    return Component(
+        build.version,
+        build.package,
+        build.source,
+        tuple(why),
+        tuple(_grouped(known, lost, build, reason)),
+        cuda=build.cuda,
+        packages=build.packages,
+        repository=build.repository,
+        sha256=build.sha256,
+    )
+
+
+def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason) -> Iterable[Rejected]:  # type: ignore[no-untyped-def]
+    """What lost: newer ones and other builds of the chosen version one by one, what is simply older in one line."""
+    older: list[Build] = []
+    for build in sorted(known, key=lambda each: (key(each.version), key(each.cuda), each.source), reverse=True):
+        if build == chosen:
+            continue
+        said = reason(build)
+        if said.startswith("older than"):
+            older.append(build)
+        else:
+            yield Rejected(build.name, said)
+    yield from lost
+    if older:
+        span = f"{older[-1].version} to {older[0].version}" if len(older) > 1 else older[0].version
+        yield Rejected(f"{len(older)} builds of NCCL {span}", f"older than {chosen.version}")
+
+
+# --- when nothing fits ---------------------------------------------------------------------------------------------------------------
+
+
+def _blocked(wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes) -> Blocked:
+    """The conflict: the kind of host without which the others would have a version, else the one with the oldest driver."""
+    order = sorted(wanting, key=lambda kind: (bool(fitting[kind]), len(wanting[kind]), key(kind.cuda or "0"), wanting[kind][0]))
+    blocking = next((kind for kind in order if _works({other: fitting[other] for other in wanting if other != kind})), order[0])
+    if not fitting[blocking] or len(wanting) == 1:
+        constraint = f"no build of NCCL fits {_described(blocking)}: {_main_reason(blocking, wishes)}"
+    else:
+        others = {other: fitting[other] for other in wanting if other != blocking}
+        rest = sorted({build.version for found in others.values() for build in found} & _shared(others), key=key)
+        versions = {build.version for build in fitting[blocking]}
+        theirs = f"the others need {rest[0]} to {rest[-1]}" if rest else "the others have none in common either"
+        constraint = f"NCCL must be the same everywhere; {_described(blocking)} allows up to {max(versions, key=key)}, {theirs}"
+    return Blocked(wanting[blocking][0], constraint, *_ways_out(blocking, wanting, fitting, wishes))
+
+
+def _ways_out(
+    blocking: Machine, wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes
+) -> Iterable[str]:
+    """Cheapest first: an option less, hosts less, a newer driver."""
+    freed = replace(wishes, nccl_version=None, nccl_source="auto")
+    if freed != wishes and _works(_refit(wanting, freed)):
+        yield "leave --nccl and --nccl-source out: the plan finds one that fits"
+    if wishes.nccl_version and not wishes.allow_bad and _works(_refit(wanting, replace(wishes, allow_bad=True))):
+        yield f"--allow-bad takes {wishes.nccl_version} all the same"
+    yield leave_out(wanting[blocking])
+    names = some(wanting[blocking])
+    for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
+        if key(cuda) <= key(blocking.cuda or "0"):
+            continue
+        newer = replace(blocking, cuda=cuda)
+        if _works({**{kind: found for kind, found in fitting.items() if kind != blocking}, **_refit({newer: []}, wishes)}):
+            yield f"update the NVIDIA driver of {names} to {driver_for(cuda)} or newer (CUDA {cuda})"
+            break
+    yield f"give {names} a GPU and a driver that NVIDIA still builds NCCL for"
+
+
+def _refit(kinds: Iterable[Machine], wishes: Wishes) -> dict[Machine, list[Build]]:
+    return {kind: [build for build in builds(kind, wishes)[0] if misfit(build, kind, wishes) is None] for kind in kinds}
+
+
+def _works(fitting: Mapping[Machine, list[Build]]) -> bool:
+    return not fitting or bool(_shared(fitting))
+
+
+def _shared(fitting: Mapping[Machine, list[Build]]) -> set[str]:
+    return set.intersection(*({build.version for build in found} for found in fitting.values())) if fitting else set()
+
+
+def _described(kind: Machine) -> str:
+    gpu = f", compute capability {kind.capabilities[0]}" if kind.capabilities else ""
+    return f"{kind.system} on {kind.arch} with a driver for CUDA {kind.cuda}{gpu}"
+
+
+def _main_reason(kind: Machine, wishes: Wishes) -> str:
+    """What stands in the way of the builds that the driver would run, of the newest first; without any, the driver itself."""
+    found = [(build, misfit(build, kind, wishes)) for build in builds(kind, wishes)[0]]
+    runs = [(build, said) for build, said in found if said and key(build.cuda) <= key(kind.cuda or "0")]
+    said_of: dict[str, str] = {}
+    for build, said in sorted(runs, key=lambda each: key(each[0].version), reverse=True):
+        said_of.setdefault(said.split(":")[0].split(" (")[0], f"{build.version} for CUDA {build.cuda}: {said}")
+    if said_of:
+        return "; ".join(list(said_of.values())[:3])
+    oldest = min((build.cuda for build, _ in found), key=key, default="10.2")
+    return f"the oldest build is for CUDA {oldest}"

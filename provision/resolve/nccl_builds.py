@@ -1,0 +1,205 @@
+"""Which builds of NCCL there are for a kind of host: wheels, NVIDIA's repository, a local repository package, the distribution's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision import catalog
+from provision.plan import Rejected, Repository, Source
+from provision.resolve.machine import Machine
+from provision.resolve.repositories import repository
+from provision.resolve.wishes import Wishes
+from provision.versions import key
+
+# In the order in which they are preferred, all else being equal.
+SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution")
+
+_LOCAL = re.compile(
+    r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)[_-]1\.0-1[_.](?P<arch>amd64|arm64|x86_64|aarch64)"
+    r"\.(?P<kind>deb|rpm)"
+)
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Build:
+    """One version of NCCL, built for one CUDA, from one place.
+
+    Attributes:
+        revision: of the package, e.g. ``2.21.5-1``; the version itself for a wheel.
+        package: what is asked for; ``packages`` are the exact strings for the package manager.
+        evidence: how it is known that it exists.
+        weak: whether that is not much.
+    """
+
+    version: str
+    cuda: str
+    source: Source
+    revision: str
+    package: str
+    evidence: str
+    weak: bool = False
+    packages: tuple[str, ...] = ()
+    repository: Repository | None = None
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the user would ask for it."""
+        return f"{self.package} (CUDA {self.cuda})" if self.source in ("wheel", "local_repository") else self.package
+
+
+@dataclass(frozen=True)
+class LocalRepository:
+    """What the name of a ``nccl-local-repo-*`` file says."""
+
+    system: str
+    version: str
+    cuda: str
+    arch: str
+
+
+def local_repository(name: str) -> LocalRepository | None:
+    """What the file's name says; None when it is none of NVIDIA's."""
+    found = _LOCAL.fullmatch(name)
+    if not found:
+        return None
+    return LocalRepository(found["system"], found["version"], found["cuda"], _ARCHITECTURES.get(found["arch"], found["arch"]))
+
+
+def builds(kind: Machine, wishes: Wishes) -> tuple[list[Build], list[Rejected], list[str]]:
+    """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)"""
+    found: list[Build] = []
+    lost: list[Rejected] = []
+    differences: list[str] = []
+    for each in (*_wheels(kind), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind)):
+        if isinstance(each, Build):
+            found.append(each)
+        else:
+            lost.append(each)
+    return found, lost, differences
+
+
+def _wheels(kind: Machine) -> Iterator[Build | Rejected]:
+    wheels = catalog.load("nccl")["wheels"]
+    for package, versions in wheels["builds"].items():
+        first = wheels["aarch64_from"].get(package)
+        for version, cuda in versions.items():
+            exact = f"{package}=={version}"
+            if kind.arch == "x86_64" or (first and key(version) >= key(first)):
+                yield Build(version, cuda, "wheel", version, exact, "the CUDA is read out of the library in the wheel")
+            else:
+                yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
+
+
+def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
+    """NVIDIA's repository. What the host's own package index says wins over the catalogue."""
+    known = catalog.load("nccl")
+    names = _names(kind)
+    offered = [version for version in kind.offered(names[0]) if "+cuda" in version]
+    place = repository(kind)
+    listed = dict(_catalogued(kind))
+    if not offered and isinstance(place, str):
+        yield Rejected("NVIDIA's package repository", place)
+        return
+    there = place if isinstance(place, Repository) else None
+    for version in offered:
+        revision, _, cuda = version.partition("+cuda")
+        yield _package(kind, revision, cuda, there, "the host's own package index offers it")
+    if offered:
+        new = [version for version in offered if version not in listed]
+        gone = [version for version, entry in listed.items() if entry["proof"] and version not in offered]
+        if new:
+            differences.append(f"offers {names[0]} {', '.join(new)}, which the catalogue does not know")
+        if gone:
+            differences.append(f"does not offer {len(gone)} builds of {names[0]} that the catalogue lists: what the host says counts")
+        return
+    for version, entry in listed.items():
+        revision, _, cuda = version.partition("+cuda")
+        if not entry["proof"]:
+            yield Rejected(_strings(kind, version)[0], f"{entry['what']}: no proof that it exists")
+        elif entry["absent"]:
+            yield Rejected(_strings(kind, version)[0], entry["absent"])
+        else:
+            yield _package(kind, revision, cuda, there, entry["what"], weak=entry["weak"])
+    for entry in known["absent"]:  # strings that people copy, though no such build was ever listed
+        for cuda in entry["cuda"]:
+            version = f"{entry['version']}+cuda{cuda}"
+            if version not in listed and kind.repository in entry.get("systems", [kind.repository]):
+                yield Rejected(_strings(kind, version)[0], _absence(entry))
+
+
+def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    known = catalog.load("nccl")
+    absent = {
+        f"{entry['version']}+cuda{cuda}": _absence(entry)
+        for entry in known["absent"]
+        for cuda in entry["cuda"]
+        if kind.repository in entry.get("systems", [kind.repository])
+    }
+    for revision, by_cuda in known["repository"]["builds"].items():
+        for cuda, letter in by_cuda.items():
+            version = f"{revision}+cuda{cuda}"
+            yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version)}
+
+
+def _absence(entry: Mapping[str, Any]) -> str:
+    return f"it does not exist ({entry['source']})"
+
+
+def _local(kind: Machine, wishes: Wishes) -> Iterator[Build | Rejected]:
+    if wishes.nccl_local is None:
+        return
+    said = local_repository(wishes.nccl_local)
+    if said is None:
+        yield Rejected(wishes.nccl_local, "its name is not that of one of NVIDIA's local repository packages")
+    elif (said.system, said.arch) != (kind.repository, kind.arch):
+        yield Rejected(
+            wishes.nccl_local, f"it is for {said.system} on {said.arch}, not for {kind.repository or kind.system} on {kind.arch}"
+        )
+    else:
+        revision = f"{said.version}-1"
+        yield Build(
+            said.version,
+            said.cuda,
+            "local_repository",
+            revision,
+            wishes.nccl_local,
+            "the file that was given",
+            packages=_strings(kind, f"{revision}+cuda{said.cuda}"),
+            sha256=wishes.nccl_local_sha256,
+        )
+
+
+def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
+    """The distribution's own package: without a CUDA in its name, so that only the catalogue can say what it was built for."""
+    entry = catalog.load("nccl")["distribution"]["builds"].get(kind.repository or "")
+    own = [version for version in kind.offered(_names(kind)[0]) if "+cuda" not in version]
+    version = own[0] if own else entry["version"] if entry else None
+    if version is None:
+        return
+    if entry is None or entry["cuda"] is None or key(entry["version"]) != key(version):
+        yield Rejected(_strings(kind, version)[0], "the distribution's own; which CUDA it was built for is not known")
+        return
+    strings = _strings(kind, version)
+    number = ".".join(map(str, key(version)))
+    yield Build(number, entry["cuda"], "distribution", version, strings[0], "the distribution's list of files", weak=True, packages=strings)
+
+
+def _package(kind: Machine, revision: str, cuda: str, place: Repository | None, evidence: str, *, weak: bool = False) -> Build:
+    strings = _strings(kind, f"{revision}+cuda{cuda}")
+    number = ".".join(map(str, key(revision)))
+    return Build(number, cuda, "repository", revision, strings[0], evidence, weak, strings, place)
+
+
+def _names(kind: Machine) -> list[str]:
+    names: list[str] = catalog.load("nccl")["repository"]["rpm" if kind.family == "rhel" else "apt"]
+    return names
+
+
+def _strings(kind: Machine, version: str) -> tuple[str, ...]:
+    """What the package manager is asked for, exactly: ``libnccl2=2.21.5-1+cuda12.4`` or ``libnccl-2.21.5-1+cuda12.4``."""
+    return tuple(f"{name}{'-' if kind.family == 'rhel' else '='}{version}" for name in _names(kind))

