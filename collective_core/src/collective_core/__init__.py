@@ -14,7 +14,20 @@ agree. No operation hangs: see :mod:`collective_core.config` for the timeouts an
 from __future__ import annotations
 
 from collective_core.arena import empty
-from collective_core.arrays import Average, Max, Min, Product, Sum, allgather, allreduce, barrier, broadcast
+from collective_core.arrays import (
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    join,
+    reducescatter,
+)
 from collective_core.context import (
     cross_rank,
     cross_size,
@@ -28,6 +41,7 @@ from collective_core.context import (
     size,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __version__ = "0.1.0"
 
@@ -37,21 +51,28 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "cross_rank",
     "cross_size",
     "empty",
+    "global_process_set",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "rank",
+    "reducescatter",
+    "remove_process_set",
     "shutdown",
     "size",
 ]

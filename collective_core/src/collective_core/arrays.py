@@ -1,35 +1,33 @@
 """The collectives on NumPy arrays. Works without PyTorch.
 
-Every function is collective: all ranks call it, with the same name (or none), type and shape, in the same order. A
-disagreement raises :class:`CollectiveError` (kind ``mismatch``) on every rank, and the engine stays usable.
+Every function is collective: all ranks of the process set (by default of the job) call it, with the same name (or none), type
+and shape. A disagreement raises :class:`CollectiveError` (kind ``mismatch``) on every rank, and the engine stays usable.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
 from collective_core import _native, context
 from collective_core.errors import CollectiveError
+from collective_core.process_sets import Members, ProcessSet, members
 
-#: Ways to combine the ranks' values, under Horovod's names. Adasum is not in this version.
+#: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"
 REDUCTIONS = {Sum: _native.SUM, Average: _native.AVERAGE, Min: _native.MIN, Max: _native.MAX, Product: _native.PRODUCT}
 
 
-def reduction_number(op: Any, dtype: str, prescale: float, postscale: float) -> int:
+def reduction_number(op: Any, dtype: str) -> int:
     """The engine's number for ``op``, after checking that it makes sense for ``dtype``."""
     if op not in REDUCTIONS:
-        raise CollectiveError(f"op={op!r} is not in this version; choose from {', '.join(REDUCTIONS)}", "invalid")
-    floating = "float" in dtype
-    if not floating and (prescale != 1.0 or postscale != 1.0):
-        raise CollectiveError(f"prescale_factor and postscale_factor need a floating-point tensor, not {dtype}", "invalid")
+        raise CollectiveError(f"op={op!r} is not possible here; choose from {', '.join(REDUCTIONS)}", "invalid")
     if dtype == "bool" and op == Average:
         raise CollectiveError("the average of booleans is not defined; cast the tensor first", "invalid")
-    number: int = REDUCTIONS[op]
-    return number
+    return REDUCTIONS[op]
 
 
 def run(operation: _native.Operation) -> None:
@@ -42,11 +40,65 @@ def run(operation: _native.Operation) -> None:
 
 
 def wait(handle: int) -> None:
+    """Waits for a submitted collective; if it failed, releases its handle and raises."""
     try:
         _native.wait(handle)
-    except CollectiveError as error:
-        context.note_failure(error)
+    except BaseException as error:
+        if isinstance(error, CollectiveError):
+            context.note_failure(error)
+        _native.release(handle)
         raise
+
+
+def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """The bytes of a finished allgather or alltoall as uint8, without a copy, and the rows of each rank. Ends the handle."""
+    address, length, rows = _native.gathered(handle, size)
+    if length == 0:
+        _native.release(handle)
+        return np.empty(0, dtype=np.uint8), rows
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
+    weakref.finalize(memory, _native.release, handle).atexit = False
+    return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
+
+
+def objection_to_root(root_rank: int, who: Members) -> str:
+    """Why ``root_rank``, a rank of the job, cannot be the root; empty if it can."""
+    if root_rank in who.ranks:
+        return ""
+    where = "this job" if who.id == 0 else f"process set {who.id} of ranks {who.ranks}"
+    return f"root rank {root_rank} is not in {where}"
+
+
+def objection_to_rows(shape: Sequence[int], what: str) -> str:
+    """Why a tensor of this shape has no rows to hand out; empty if it has."""
+    return "" if shape else f"{what} needs at least one dimension; reshape the scalar to (1,)"
+
+
+def choose_splits(shape: Sequence[int], splits: Sequence[int] | None, who: Members) -> tuple[list[int], str]:
+    """Rows for each rank of an alltoall, and why they are impossible (empty: they are not)."""
+    nothing = [0] * who.size
+    problem = objection_to_rows(shape, "alltoall")
+    if problem:
+        return nothing, problem
+    rows = shape[0]
+    if splits is None:
+        if rows % who.size:
+            return nothing, f"the first dimension, {rows}, is not divisible by {who.size} ranks: pass splits"
+        return [rows // who.size] * who.size, ""
+    chosen = [int(split) for split in splits]
+    if len(chosen) != who.size:
+        return nothing, f"splits {chosen} has {len(chosen)} entries for {who.size} ranks"
+    if min(chosen) < 0:
+        return nothing, f"splits {chosen} has negative entries"
+    if sum(chosen) != rows:
+        return nothing, f"splits {chosen} add up to {sum(chosen)}, but the first dimension is {rows}"
+    return chosen, ""
+
+
+def scattered_rows(rows: int, number: int, size: int) -> int:
+    """Rows of a reducescatter that a rank gets: as even as can be, the first ranks get one more."""
+    return rows // size + (1 if number < rows % size else 0)
 
 
 def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str]:
@@ -56,6 +108,12 @@ def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str]:
     if dtype not in _native.DTYPES or not contiguous.dtype.isnative:
         raise CollectiveError(f"arrays of {contiguous.dtype} cannot be sent; types: {', '.join(_native.DTYPES)}", "invalid")
     return contiguous, dtype
+
+
+def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members, name: str | None, **rest: Any) -> _native.Operation:
+    number = getattr(_native, kind.upper())
+    chosen = name or context.next_name(kind, who.id)
+    return _native.operation(number, chosen, dtype, source.shape, source.size, source.ctypes.data, process_set=who.id, **rest)
 
 
 def _writable(out: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -70,97 +128,93 @@ def allreduce(
     op: str = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
     out: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape, or ``out``.
 
     ``out``: a contiguous array of the same type and shape, which may be ``array`` itself. float16 and bfloat16 are summed in
     float32 and rounded once. The average of integers is rounded down; integers wrap on overflow as in NumPy.
-    ``prescale_factor`` multiplies each input, ``postscale_factor`` the result.
+    ``prescale_factor`` multiplies each input, ``postscale_factor`` the result; of integers, both round towards zero.
     """
-    context.current()
+    who = members(process_set)
     source, dtype = _contiguous(array)
     result = np.empty_like(source) if out is None else _writable(out, source)
-    number = reduction_number(op, dtype, prescale_factor, postscale_factor)
-    run(
-        _native.operation(
-            _native.ALLREDUCE,
-            name or context.next_name("allreduce"),
-            dtype,
-            source.shape,
-            source.size,
-            source.ctypes.data,
-            result.ctypes.data,
-            reduce=number,
-            prescale=prescale_factor,
-            postscale=postscale_factor,
-        )
-    )
+    number = reduction_number(op, dtype)
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor}
+    run(_operation("allreduce", source, dtype, who, name, target=result.ctypes.data, reduce=number, **factors))
     return result
 
 
-def broadcast(array: Any, root_rank: int = 0, name: str | None = None) -> np.ndarray[Any, Any]:
+def reducescatter(
+    array: Any,
+    name: str | None = None,
+    op: str = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> np.ndarray[Any, Any]:
+    """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one row more."""
+    who = members(process_set)
+    source, dtype = _contiguous(array)
+    problem = objection_to_rows(source.shape, "reducescatter")
+    result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
+    number = reduction_number(op, dtype)
+    more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
+    run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more))
+    return result
+
+
+def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
     """The root's array on every rank, as a new array; all ranks pass one of the same type and shape."""
-    context.current()
+    who = members(process_set)
     source, dtype = _contiguous(array)
     result = source.copy()
-    run(
-        _native.operation(
-            _native.BROADCAST,
-            name or context.next_name("broadcast"),
-            dtype,
-            source.shape,
-            source.size,
-            result.ctypes.data,
-            result.ctypes.data,
-            root=root_rank,
-        )
-    )
+    root, problem = who.number_of(root_rank), objection_to_root(root_rank, who)
+    run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem))
     return result
 
 
-def allgather(array: Any, name: str | None = None) -> np.ndarray[Any, Any]:
+def allgather(array: Any, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
     """All ranks' arrays one after the other along the first dimension, which may differ between ranks."""
-    context.current()
+    who = members(process_set)
     source, dtype = _contiguous(array)
-    handle = submit_allgather(source.ctypes.data, dtype, source.shape, source.size, name, blocking=True)
-    wait_and_release_on_error(handle)
-    buffer, rows = take_gathered(handle)
-    result: np.ndarray[Any, Any] = buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:]))
-    return result
+    problem = objection_to_rows(source.shape, "allgather")
+    handle = _native.submit(_operation("allgather", source, dtype, who, name, objection=problem), blocking=True)
+    return _received(handle, source, who)[0]
 
 
-def submit_allgather(address: int, dtype: str, shape: tuple[int, ...], count: int, name: str | None, blocking: bool) -> int:
-    """Starts an allgather and returns its handle."""
-    if not shape:
-        raise CollectiveError("allgather needs at least one dimension; reshape the scalar to (1,)", "invalid")
-    chosen = name or context.next_name("allgather")
-    return _native.submit(_native.operation(_native.ALLGATHER, chosen, dtype, shape, count, address), blocking)
+def alltoall(
+    array: Any, splits: Sequence[int] | None = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Sends ``splits[r]`` rows to every rank r (default: the same number); returns what came, in rank order, and rows per rank."""
+    who = members(process_set)
+    source, dtype = _contiguous(array)
+    chosen, problem = choose_splits(source.shape, splits, who)
+    handle = _native.submit(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=problem), blocking=True)
+    return _received(handle, source, who)
 
 
-def wait_and_release_on_error(handle: int) -> None:
-    try:
-        wait(handle)
-    except BaseException:
-        _native.release(handle)
-        raise
+def _received(handle: int, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
+    wait(handle)
+    buffer, rows = take_received(handle, who.size)
+    return buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:])), rows
 
 
-def take_gathered(handle: int) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """The bytes of a finished allgather as an array of uint8, without a copy, and each rank's rows. Ends the handle."""
-    import ctypes
-
-    address, length, rows = _native.gathered(handle, context.size())
-    if length == 0:
-        _native.release(handle)
-        return np.empty(0, dtype=np.uint8), rows
-    memory = (ctypes.c_ubyte * length).from_address(address)
-    # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
-    weakref.finalize(memory, _native.release, handle).atexit = False
-    return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
+def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
+    """Returns when every rank of the process set has called it."""
+    who = members(process_set)
+    run(_native.operation(_native.BARRIER, name or context.next_name("barrier", who.id), "uint8", (), 0, process_set=who.id))
 
 
-def barrier(name: str | None = None) -> None:
-    """Returns when every rank has called it."""
-    context.current()
-    run(_native.operation(_native.BARRIER, name or context.next_name("barrier"), "uint8", (), 0))
+def join(process_set: ProcessSet | None = None) -> int:
+    """For a rank without further data: takes part in what the others still do, until all have joined.
+
+    It adds nothing to sums, an average divides by the ranks that have not joined, and it contributes no rows. Returns the
+    rank (of the job) that joined last.
+    """
+    who = members(process_set)
+    handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=who.id), blocking=True)
+    wait(handle)
+    _, received = take_received(handle, who.size)
+    return who.ranks[received[0]]

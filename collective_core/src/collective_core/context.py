@@ -28,21 +28,21 @@ _lock = threading.Lock()
 _membership: Membership | None = None
 _launcher: Any | None = None
 _healthy = True
-_counters: dict[str, int] = {}
+_counters: dict[tuple[str, int], int] = {}
 
 
-def init(comm: Any | None = None) -> None:
+def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     """Joins the job that this process was started in. Collective; a second call does nothing.
 
-    ``comm``: an mpi4py communicator other than ``COMM_WORLD``. Raises :class:`CollectiveError` naming the rank and the
+    ``comm``: an mpi4py communicator, or a list of ranks of ``COMM_WORLD``, that is the whole job. ``process_sets``: a list of
+    ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told.
     """
     global _membership, _launcher
     with _lock:
         if _membership is not None and _membership.pid == os.getpid():
             return
-        if comm is not None and not hasattr(comm, "Get_rank"):
-            raise CollectiveError("init(comm=...) takes an mpi4py communicator; lists of ranks are not in this version", "invalid")
+        comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
         settings = config.from_environment()
         if _launcher is None or comm is not None:
             _launcher = rendezvous.find_launcher(comm)
@@ -50,6 +50,9 @@ def init(comm: Any | None = None) -> None:
         peers = rendezvous.meet(_launcher, settings)
         _counters.clear()
         _membership = _place(_launcher.rank, peers, settings)
+    from collective_core import process_sets as sets  # which needs a membership
+
+    sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
 
 
 def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) -> Membership:
@@ -67,6 +70,9 @@ def shutdown() -> None:
     global _membership
     with _lock:
         if _membership is not None and _membership.pid == os.getpid():
+            from collective_core import process_sets as sets
+
+            sets.end()
             _native.close()
         _membership = None
 
@@ -93,10 +99,11 @@ def current() -> Membership:
     return _membership
 
 
-def next_name(kind: str) -> str:
-    """The name of an unnamed operation: the same on all ranks that call the same operations."""
+def next_name(kind: str, process_set: int = 0) -> str:
+    """The name of an unnamed operation: the same on all ranks of the process set that call the same operations."""
+    key = (kind, process_set)
     with _lock:
-        number = _counters[kind] = _counters.get(kind, 0) + 1
+        number = _counters[key] = _counters.get(key, 0) + 1
     return f"{kind}.noname.{number}"
 
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from typing import Any
+from typing import Any, Sequence
 
 from collective_core import _native
 from collective_core.config import Config
@@ -38,6 +38,15 @@ class Single:
         """Nothing to finish."""
 
 
+def _communicator_of(ranks: list[int]) -> Any:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.Get_rank() not in ranks:
+        raise CollectiveError(f"init(comm={ranks}) was called by rank {world.Get_rank()}, which is not in the list", "invalid")
+    return world.Create_group(world.Get_group().Incl(ranks))
+
+
 class Mpi:
     """The ranks of an MPI communicator. MPI is used here and nowhere else."""
 
@@ -60,6 +69,8 @@ class Mpi:
                 ) from error
             self._finalize = ours
             communicator = MPI.COMM_WORLD
+        elif not hasattr(communicator, "Get_rank"):
+            communicator = _communicator_of(list(communicator))
         self._communicator = communicator
         self.rank = int(communicator.Get_rank())
         self.size = int(communicator.Get_size())
@@ -87,7 +98,7 @@ class Mpi:
 
 
 def find_launcher(communicator: Any | None = None) -> Any:
-    """The launcher that started this process."""
+    """The launcher that started this process. ``communicator``: of mpi4py, or a list of ranks of its COMM_WORLD."""
     if communicator is not None or any(name in os.environ for name in MPI_VARIABLES):
         return Mpi(communicator)
     return Single()
@@ -110,8 +121,8 @@ def host_identity(override: str | None = None) -> str:
     return "/".join(parts)
 
 
-def meet(launcher: Any, config: Config) -> list[_native.PeerInfo]:
-    """Tells the ranks about each other and connects them. Returns the table of peers, by rank.
+def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None) -> list[_native.PeerInfo]:
+    """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
 
     Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
     then the addresses and the secret, which rank 0 draws afresh for every job.
@@ -123,33 +134,39 @@ def meet(launcher: Any, config: Config) -> list[_native.PeerInfo]:
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
     }
-    everyone = _exchange(launcher, mine)
+    everyone = exchange_documents(launcher, mine)
+    ranks = list(range(launcher.size)) if members is None else members
+    included = launcher.rank in ranks
     first_of_host: dict[str, dict[str, Any]] = {}
-    for info in everyone:
+    for info in (everyone[rank] for rank in ranks):
         first_of_host.setdefault(info["host_id"], info)
     address = None
     error = ""
     port, socket_name = 0, ""
     try:
-        if len(first_of_host) > 1:
+        if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
-        port, socket_name = _native.open_listeners(address)
+        if included:
+            port, socket_name = _native.open_listeners(address)
     except CollectiveError as failure:
         error = str(failure)
 
     secret = secrets.token_bytes(SECRET_BYTES).hex() if launcher.rank == 0 else ""
-    places = _exchange(launcher, {"address": address or "", "port": port, "socket": socket_name, "secret": secret, "error": error})
+    places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "secret": secret, "error": error})
     _raise_first_error(places, everyone)
     peers = [
         _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])
-        for rank, (info, place) in enumerate(zip(everyone, places))
+        for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
     ]
-    _native.connect(launcher.rank, peers, bytes.fromhex(places[0]["secret"]), config.timeout, config.start_timeout)
+    if included:
+        secret_bytes = bytes.fromhex(places[0]["secret"])
+        _native.connect(ranks.index(launcher.rank), peers, secret_bytes, config.timeout, config.start_timeout, process_set)
     return peers
 
 
-def _exchange(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
+def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks' JSON documents, by rank."""
     return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
 
 

@@ -43,7 +43,6 @@ expect_mismatch("columns", lambda: cc.allgather(np.zeros((2, 3 + different)), na
 # Wrong on this rank alone: nothing is sent, the others are not disturbed.
 for call in (
     lambda: cc.allreduce(np.zeros(3), op="Adasum"),
-    lambda: cc.allreduce(np.zeros(3, np.int32), op=cc.Sum, prescale_factor=0.5),
     lambda: cc.allreduce(np.zeros(3, np.complex64)),
     lambda: cc.broadcast(np.zeros(3), root_rank=size),
     lambda: cc.allgather(np.float32(1)),

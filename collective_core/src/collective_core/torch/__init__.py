@@ -5,8 +5,7 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Not in this version: Adasum, process sets, sparse gradients, join, reduce-scatter, alltoall, elastic jobs. They raise an error
-that says so.
+docs/horovod.md lists what differs from Horovod.
 """
 
 from __future__ import annotations
@@ -27,45 +26,64 @@ from collective_core.context import (
     size,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    process_set_by_id,
+    remove_process_set,
+)
 from collective_core.torch.compression import Compression
-from collective_core.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from collective_core.torch.ops import (
+from collective_core.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from collective_core.torch.ops.allreduce import (
     Adasum,
     Average,
     Max,
     Min,
     Product,
     Sum,
-    allgather,
-    allgather_async,
     allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
     grouped_allreduce,
     grouped_allreduce_,
-    poll,
-    synchronize,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
+from collective_core.torch.ops.alltoall import alltoall, alltoall_async
+from collective_core.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from collective_core.torch.ops.handles import poll, synchronize
+from collective_core.torch.ops.membership import (
+    barrier,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    join,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from collective_core.torch.ops.reducescatter import grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async
+from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer import DistributedOptimizer
-
-
-def _false() -> bool:
-    """Not part of this engine: it links no MPI, NCCL, Gloo, CUDA or ROCm."""
-    return False
-
-
-mpi_built = mpi_enabled = mpi_threads_supported = nccl_built = gloo_built = gloo_enabled = _false
-cuda_built = rocm_built = ddl_built = ccl_built = _false
+from collective_core.torch.sync_batch_norm import SyncBatchNorm
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("join", "alltoall", "reducescatter", "ProcessSet", "add_process_set", "SyncBatchNorm", "elastic", "start_timeline"):
+    if name in ("elastic", "run"):
         raise AttributeError(f"hvd.{name} is not in this version of collective_core ({__version__})")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -79,8 +97,11 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -88,26 +109,53 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "broadcast_object_fn",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
+    "process_set_by_id",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -6,15 +6,18 @@ Objects are pickled; they are unpickled only from ranks that have proven that th
 from __future__ import annotations
 
 import pickle
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 
 from collective_core import context
-from collective_core.torch import ops
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.allgather import allgather
+from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_
+from collective_core.torch.ops.handles import synchronize
 
 
-def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
+def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:
     """Overwrites parameters with the root's: ``model.state_dict()`` or ``model.named_parameters()``. Non-tensors are skipped.
 
     Raises ValueError for anything else, :class:`CollectiveError` when names or shapes differ between ranks.
@@ -25,9 +28,10 @@ def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], roo
         pairs = [p if isinstance(p, tuple) else (None, p) for p in params]
         if any(name is None for name, _ in pairs):
             raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
-    handles = [ops.broadcast_async_(tensor, root_rank, f"broadcast.parameter.{name}") for name, tensor in pairs if torch.is_tensor(tensor)]
+    tensors = [(f"broadcast.parameter.{name}", value) for name, value in pairs if torch.is_tensor(value)]
+    handles = [broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
     for handle in handles:
-        ops.synchronize(handle)
+        synchronize(handle)
 
 
 class _TensorPlace:
@@ -63,44 +67,54 @@ def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,  # noqa: ARG001 - Horovod's parameter; the state travels without it
+    process_set: ProcessSet | None = None,
+) -> None:
     """Overwrites the optimizer's state and options with the root's. Other ranks need not have any state yet."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = context.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton")
+    skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton", process_set)
     if is_root:
         # Contiguous copies, because a state tensor may be a view with gaps that cannot be overwritten in place.
         tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
     else:
         state = _put_tensors(skeleton, tensors)
-    handles = [ops.broadcast_async_(t, root_rank, f"broadcast.optimizer.{i}") for i, t in enumerate(tensors)]
+    handles = [broadcast_async_(t, root_rank, f"broadcast.optimizer.{i}", process_set) for i, t in enumerate(tensors)]
     for handle in handles:
-        ops.synchronize(handle)
+        synchronize(handle)
     if not is_root:
         optimizer.load_state_dict(state)  # moves tensors to their parameters' devices
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
-    name = name or context.next_name("broadcast_object")
+    name = name or context.next_name("broadcast_object", members(process_set).id)
     is_root = context.rank() == root_rank
     payload = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = ops.broadcast_(torch.tensor([payload.numel()], dtype=torch.int64), root_rank, name + ".length")
+    length = broadcast_(torch.tensor([payload.numel()], dtype=torch.int64), root_rank, name + ".length", process_set)
     if not is_root:
         payload = torch.empty(int(length), dtype=torch.uint8)
-    ops.broadcast_(payload, root_rank, name + ".bytes")
+    broadcast_(payload, root_rank, name + ".bytes", process_set)
     return obj if is_root else _from_bytes(payload)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Callable[[Any], Any]:
+    """A function of an object that calls :func:`broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """Every rank's object, by rank."""
-    name = name or context.next_name("allgather_object")
+    name = name or context.next_name("allgather_object", members(process_set).id)
     payload = _to_bytes(obj)
-    lengths = ops.allgather(torch.tensor([payload.numel()], dtype=torch.int64), name + ".lengths").tolist()
-    everyone = ops.allgather(payload, name + ".bytes")
+    lengths = allgather(torch.tensor([payload.numel()], dtype=torch.int64), name + ".lengths", process_set).tolist()
+    everyone = allgather(payload, name + ".bytes", process_set)
     return [_from_bytes(part) for part in everyone.split(lengths)]
 
 

@@ -15,9 +15,9 @@ import torch
 
 from collective_core import context
 from collective_core.errors import CollectiveError
-from collective_core.torch import ops
 from collective_core.torch.buckets import Bucket, make_buckets
 from collective_core.torch.compression import Compression
+from collective_core.torch.ops import allreduce, handles
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -94,7 +94,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _launch_complete(self) -> None:
         while self._launched < len(self._buckets) and not self._buckets[self._launched].waiting:
             bucket = self._buckets[self._launched]
-            bucket.handle = ops.allreduce_async_(
+            bucket.handle = allreduce.allreduce_async_(
                 bucket.flat,
                 name=bucket.name,
                 op=self._op,
@@ -114,7 +114,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             try:
                 with torch.no_grad():
                     for bucket in self._buckets:
-                        ops.synchronize(bucket.handle)
+                        handles.synchronize(bucket.handle)
                         bucket.empty(self._compression)
             finally:
                 self._launched = 0
@@ -193,7 +193,7 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    op: str = ops.Average,
+    op: str = allreduce.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any | None = None,
@@ -207,9 +207,9 @@ def DistributedOptimizer(
     splits the division of an average: by the factor before the sum, by size / factor after it. ``num_groups`` and ``groups``
     are accepted and have no effect: buckets are of COLLECTIVE_FUSION_MB.
     """
-    if op not in (ops.Average, ops.Sum):
+    if op not in (allreduce.Average, allreduce.Sum):
         raise CollectiveError(f"DistributedOptimizer with op={op!r} is not in this version; use Average or Sum", "invalid")
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
+    if gradient_predivide_factor != 1.0 and op != allreduce.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if process_set is not None or sparse_as_dense:
         raise CollectiveError("process_set and sparse_as_dense are not in this version", "invalid")

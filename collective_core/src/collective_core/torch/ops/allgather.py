@@ -1,0 +1,85 @@
+"""Allgather on torch tensors: blocking, asynchronous, in groups, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+from collective_core import _native, arrays, context
+from collective_core.arrays import Sum
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.allreduce import allreduce
+from collective_core.torch.ops.handles import First, Group, Work, handle_of
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, received_tensor
+
+
+def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Work:
+    """The result of the work is the gathered tensor and the rows of each rank."""
+    who = members(process_set)
+    source = host_copy(tensor)
+    operation = _native.operation(
+        _native.ALLGATHER,
+        name or context.next_name("allgather", who.id),
+        dtype_name(tensor),
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        process_set=who.id,
+        objection=arrays.objection_to_rows(tensor.shape, "allgather"),
+        device=device_number(tensor),
+    )
+    handle = _native.submit(operation, blocking)
+
+    def finish() -> tuple[torch.Tensor, list[int]]:
+        buffer, rows = arrays.take_received(handle, who.size)
+        return received_tensor(buffer, rows, tensor), rows
+
+    return Work(handle, finish, (source, operation), keeps_handle=True)
+
+
+class _Allgather(torch.autograd.Function):
+    """The gradient of an allgather is this rank's part of the sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet | None, *tensors: torch.Tensor) -> Any:
+        names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
+        works = [start(tensor, n, process_set, blocking=len(tensors) == 1) for tensor, n in zip(tensors, names)]
+        results = Group(works).result()
+        ctx.rows = [rows for _, rows in results]
+        ctx.process_set = process_set
+        return tuple(gathered for gathered, _ in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        mine = []
+        number = members(ctx.process_set).rank
+        for gradient, rows in zip(gradients, ctx.rows):
+            total = allreduce(gradient, op=Sum, process_set=ctx.process_set)
+            begin = sum(rows[:number])
+            mine.append(total[begin : begin + rows[number]])
+        return None, None, *mine
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
+    """All ranks' tensors one after the other along the first dimension, which may differ between ranks."""
+    output: torch.Tensor = _Allgather.apply(name, process_set, tensor)[0]
+    return output
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Starts an :func:`allgather`; ``synchronize`` returns the new tensor."""
+    return handle_of(First(start(tensor, name, process_set)))
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None
+) -> list[torch.Tensor]:
+    """:func:`allgather` of several tensors, all started before the first is waited for."""
+    return list(_Allgather.apply(name, process_set, *tensors)) if tensors else []
+
+
+def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Starts a :func:`grouped_allgather`; ``synchronize`` returns the list."""
+    works = [First(start(tensor, n, process_set)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]
+    return handle_of(Group(works))

@@ -1,0 +1,230 @@
+"""Allreduce on torch tensors: blocking, in place, asynchronous, in groups, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+from collective_core import _native, arrays, context
+from collective_core.arrays import Average, Max, Min, Product, Sum
+from collective_core.errors import CollectiveError
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compression import Compression
+from collective_core.torch.ops import adasum
+from collective_core.torch.ops.adasum import Adasum
+from collective_core.torch.ops.handles import Group, Work, handle_of
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
+
+
+class _Request:
+    """How to combine: the arguments that all forms of allreduce share."""
+
+    __slots__ = ("op", "postscale", "prescale", "process_set")
+
+    def __init__(self, average: bool | None, op: str | None, prescale: float, postscale: float, process_set: ProcessSet | None) -> None:
+        if average is not None and op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        self.op = op if op is not None else (Average if average in (None, True) else Sum)
+        self.prescale = prescale
+        self.postscale = postscale
+        self.process_set = process_set
+
+
+def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool = False) -> Work:
+    """Reduces ``tensor`` into ``output``, which may be the same."""
+    who = members(request.process_set)
+    dtype = dtype_name(tensor)
+    source = host_copy(tensor)
+    in_place = output.device.type == "cpu" and output.is_contiguous()
+    target = output.detach() if in_place else torch.empty_like(source)
+    chosen = name or context.next_name("allreduce", who.id)
+
+    def finish() -> torch.Tensor:
+        if not in_place:
+            with torch.no_grad():
+                output.copy_(target)
+        return output
+
+    if request.op == Adasum:
+        adasum.combine(source, target, chosen, request.prescale, request.postscale, request.process_set)
+        return Work(0, finish)
+    operation = _native.operation(
+        _native.ALLREDUCE,
+        chosen,
+        dtype,
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        target.data_ptr(),
+        reduce=arrays.reduction_number(request.op, dtype),
+        prescale=request.prescale,
+        postscale=request.postscale,
+        process_set=who.id,
+        device=device_number(tensor),
+    )
+    if blocking:
+        arrays.run(operation)
+        return Work(0, finish)
+    return Work(_native.submit(operation), finish, (source, target, operation))
+
+
+class _Allreduce(torch.autograd.Function):
+    """The gradient of a sum or an average is the same of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, request: _Request) -> torch.Tensor:
+        ctx.request = request
+        result: torch.Tensor = _start(tensor, new_like(tensor), name, request, blocking=True).result()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _backward(ctx.request, gradients[0]), None, None
+
+
+def _backward(request: _Request, gradient: torch.Tensor) -> torch.Tensor:
+    if request.op not in (Sum, Average):
+        raise CollectiveError(f"an allreduce with op={request.op} has no gradient; use Sum or Average", "invalid")
+    result: torch.Tensor = _start(gradient, new_like(gradient), None, request, blocking=True).result()
+    return result
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> torch.Tensor:
+    """Combines the tensors of all ranks element by element; returns a new tensor. ``op`` is Average unless given.
+
+    The average of integer tensors is rounded down. Differentiable for Sum and Average.
+    """
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    small, restore = compression.compress(tensor)
+    output: torch.Tensor = _Allreduce.apply(small, name, request)
+    result: torch.Tensor = compression.decompress(output, restore)
+    return result
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> torch.Tensor:
+    """:func:`allreduce` into ``tensor`` itself, which is returned."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
+    return result
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Starts an :func:`allreduce` into a new tensor; ``synchronize`` returns it. Do not change ``tensor`` meanwhile."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    return handle_of(_start(tensor, new_like(tensor), name, request))
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Starts an :func:`allreduce_`. Do not touch ``tensor`` before ``synchronize``."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    return handle_of(_start(tensor, tensor, name, request))
+
+
+def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
+    names = names_of_group(name, len(tensors))
+    return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names)])
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, request: _Request, *tensors: torch.Tensor) -> Any:
+        ctx.request = request
+        return tuple(_start_group(tensors, [new_like(t) for t in tensors], name, request).result())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *(_backward(ctx.request, gradient) for gradient in gradients)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> list[torch.Tensor]:
+    """:func:`allreduce` of several tensors, all started before the first is waited for."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    outputs = _GroupedAllreduce.apply(name, request, *(small for small, _ in pairs)) if pairs else ()
+    return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> list[torch.Tensor]:
+    """:func:`allreduce_` of several tensors, all started before the first is waited for."""
+    return _start_group(tensors, tensors, name, _Request(average, op, prescale_factor, postscale_factor, process_set)).result()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Starts a :func:`grouped_allreduce`; ``synchronize`` returns the list."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    return handle_of(_start_group(tensors, [new_like(t) for t in tensors], name, request))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Starts a :func:`grouped_allreduce_`; ``synchronize`` returns the list."""
+    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
+    return handle_of(_start_group(tensors, tensors, name, request))

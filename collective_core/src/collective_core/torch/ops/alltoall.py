@@ -1,0 +1,89 @@
+"""All-to-all on torch tensors: every rank sends a part of its rows to every rank."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+from collective_core import _native, arrays, context
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.handles import First, Work, handle_of
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
+
+#: Rows for each rank: a list, or a tensor of integers with one dimension.
+Splits = Any
+
+
+def _list_of(splits: Splits) -> tuple[Sequence[int] | None, str]:
+    """The splits as numbers, and why they cannot be."""
+    if splits is None or (torch.is_tensor(splits) and splits.numel() == 0 and splits.dtype == torch.int32):
+        return None, ""
+    if torch.is_tensor(splits):
+        if splits.dtype not in (torch.int32, torch.int64) or splits.dim() != 1:
+            return None, f"splits must be a tensor of int32 with one dimension, not of {splits.dtype} with {splits.dim()}"
+        return splits.tolist(), ""
+    try:
+        return [int(split) for split in splits], ""
+    except (TypeError, ValueError):
+        return None, f"splits must be a list of numbers or a tensor of int32, not {splits!r}"
+
+
+def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Work:
+    """The result of the work is the received tensor and the rows from each rank."""
+    who = members(process_set)
+    source = host_copy(tensor)
+    wanted, problem = _list_of(splits)
+    chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, who)
+    operation = _native.operation(
+        _native.ALLTOALL,
+        name or context.next_name("alltoall", who.id),
+        dtype_name(tensor),
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        process_set=who.id,
+        splits=chosen,
+        objection=problem or other_problem,
+        device=device_number(tensor),
+    )
+    handle = _native.submit(operation, blocking)
+
+    def finish() -> tuple[torch.Tensor, torch.Tensor]:
+        buffer, rows = arrays.take_received(handle, who.size)
+        return received_tensor(buffer, rows, tensor), torch.tensor(rows, dtype=torch.int32)
+
+    return Work(handle, finish, (source, operation), keeps_handle=True)
+
+
+class _Alltoall(torch.autograd.Function):
+    """Gradients go back the way that the rows came."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None) -> Any:
+        received, rows = _start(tensor, splits, name, process_set, blocking=True).result()
+        ctx.rows = rows
+        ctx.process_set = process_set
+        ctx.mark_non_differentiable(rows)
+        return received, rows
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        returned, _ = _start(gradients[0], ctx.rows, None, ctx.process_set, blocking=True).result()
+        return returned, None, None, None
+
+
+def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
+    """Sends ``splits[r]`` rows to every rank r; returns what came from all ranks, in rank order.
+
+    With ``splits``, returns a pair: the tensor, and the rows from each rank as a tensor of int32. Without, every rank is sent
+    the same number of rows.
+    """
+    received, rows = _Alltoall.apply(tensor, splits, name, process_set)
+    return received if splits is None else (received, rows)
+
+
+def alltoall_async(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Starts an :func:`alltoall`; ``synchronize`` returns what that returns."""
+    work = _start(tensor, splits, name, process_set)
+    return handle_of(First(work) if splits is None else work)

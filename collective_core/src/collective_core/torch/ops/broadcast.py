@@ -1,0 +1,98 @@
+"""Broadcast on torch tensors: blocking, in place, asynchronous, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from collective_core import _native, arrays, context
+from collective_core.arrays import Sum
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.allreduce import allreduce
+from collective_core.torch.ops.handles import Work, handle_of
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like
+
+
+def _start(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet | None,
+    blocking: bool = False,
+) -> Work:
+    """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
+    who = members(process_set)
+    source = host_copy(tensor)
+    in_place = output.device.type == "cpu" and output.is_contiguous()
+    target = output.detach() if in_place else torch.empty_like(source)
+    operation = _native.operation(
+        _native.BROADCAST,
+        name or context.next_name("broadcast", who.id),
+        dtype_name(tensor),
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        target.data_ptr(),
+        root=who.number_of(root_rank),
+        process_set=who.id,
+        objection=arrays.objection_to_root(root_rank, who),
+        device=device_number(tensor),
+    )
+
+    def finish() -> torch.Tensor:
+        # The engine leaves the root's output alone.
+        if who.ranks[who.rank] == root_rank:
+            if output is not tensor:
+                with torch.no_grad():
+                    output.copy_(tensor)
+        elif not in_place:
+            with torch.no_grad():
+                output.copy_(target)
+        return output
+
+    if blocking:
+        arrays.run(operation)
+        return Work(0, finish)
+    return Work(_native.submit(operation), finish, (source, target, operation))
+
+
+class _Broadcast(torch.autograd.Function):
+    """The root's gradient is the sum of all; the others' tensors were not used."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> torch.Tensor:
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        result: torch.Tensor = _start(tensor, new_like(tensor), root_rank, name, process_set, blocking=True).result()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        gradient = allreduce(gradients[0], op=Sum, process_set=ctx.process_set)
+        if context.rank() != ctx.root_rank:
+            gradient = torch.zeros_like(gradient)
+        return gradient, None, None, None
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
+    """The root's tensor on every rank, as a new tensor. ``root_rank`` is a rank of the job, also with a process set."""
+    output: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+    return output
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
+    """Overwrites ``tensor`` with the root's, and returns it."""
+    result: torch.Tensor = _start(tensor, tensor, root_rank, name, process_set, blocking=True).result()
+    return result
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Starts a :func:`broadcast`; ``synchronize`` returns the new tensor."""
+    return handle_of(_start(tensor, new_like(tensor), root_rank, name, process_set))
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
+    """Starts a :func:`broadcast_`."""
+    return handle_of(_start(tensor, tensor, root_rank, name, process_set))

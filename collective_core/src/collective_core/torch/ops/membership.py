@@ -1,0 +1,47 @@
+"""Barrier and join, and what Horovod's programs ask about how it was built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collective_core import arrays
+from collective_core.process_sets import ProcessSet
+
+
+def barrier(process_set: ProcessSet | None = None) -> None:
+    """Returns when every rank of the process set has called it."""
+    arrays.barrier(process_set=process_set)
+
+
+def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GPU of this rank
+    """For a rank that has run out of data: takes part in what the others still do until all have joined.
+
+    Works with every collective; averages are over the ranks that have not joined. Returns the rank that joined last, whose
+    model has seen all data.
+    """
+    return arrays.join()
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI carries the collectives. It is used for the start only."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether the ranks can meet through MPI: mpi4py is installed."""
+    import importlib.util
+
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_threads_supported() -> bool:
+    """Whether collectives and the program's own mpi4py calls may run in different threads: the engine makes no MPI calls."""
+    return True
+
+
+def _no() -> bool:
+    """Not part of this engine."""
+    return False
+
+
+gloo_built = gloo_enabled = nccl_built = cuda_built = rocm_built = ddl_built = ccl_built = _no

@@ -1,0 +1,127 @@
+"""Reduce-scatter on torch tensors: every rank keeps its rows of the reduced tensor."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+from collective_core import _native, arrays, context
+from collective_core.arrays import Average, Sum
+from collective_core.errors import CollectiveError
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compression import Compression
+from collective_core.torch.ops.allgather import allgather
+from collective_core.torch.ops.handles import Group, Work, handle_of
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group
+
+
+class _Request:
+    __slots__ = ("op", "postscale", "prescale", "process_set")
+
+    def __init__(self, op: str, prescale: float, postscale: float, process_set: ProcessSet | None) -> None:
+        self.op = op
+        self.prescale = prescale
+        self.postscale = postscale
+        self.process_set = process_set
+
+
+def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
+    who = members(request.process_set)
+    dtype = dtype_name(tensor)
+    source = host_copy(tensor)
+    problem = arrays.objection_to_rows(tensor.shape, "reducescatter")
+    rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
+    target = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+    operation = _native.operation(
+        _native.REDUCESCATTER,
+        name or context.next_name("reducescatter", who.id),
+        dtype,
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        # A rank without rows still takes part: the engine wants an address, and writes nothing there.
+        target.data_ptr() or source.data_ptr(),
+        reduce=arrays.reduction_number(request.op, dtype),
+        prescale=request.prescale,
+        postscale=request.postscale,
+        process_set=who.id,
+        objection=problem,
+        device=device_number(tensor),
+    )
+    return Work(_native.submit(operation), lambda: target.to(tensor.device), (source, operation))
+
+
+class _Reducescatter(torch.autograd.Function):
+    """Every input element went into one rank's result: the gradients of all ranks, gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, request: _Request, *tensors: torch.Tensor) -> Any:
+        ctx.request = request
+        names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
+        return tuple(Group([_start(tensor, n, request) for tensor, n in zip(tensors, names)]).result())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        request = ctx.request
+        if request.op not in (Sum, Average):
+            raise CollectiveError(f"a reducescatter with op={request.op} has no gradient; use Sum or Average", "invalid")
+        factor = request.prescale * request.postscale
+        if request.op == Average:
+            factor /= members(request.process_set).size
+        scaled = [gradient * factor if factor != 1.0 else gradient for gradient in gradients]
+        return None, None, *(allgather(gradient, process_set=request.process_set) for gradient in scaled)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduced tensor: as even as can be, the first ranks get one row more."""
+    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: str = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a :func:`reducescatter`; ``synchronize`` returns the new tensor."""
+    return handle_of(_start(tensor, name, _Request(op, prescale_factor, postscale_factor, process_set)))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of several tensors, all started before the first is waited for."""
+    request = _Request(op, prescale_factor, postscale_factor, process_set)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    outputs = _Reducescatter.apply(name, request, *(small for small, _ in pairs)) if pairs else ()
+    return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: str = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a :func:`grouped_reducescatter`; ``synchronize`` returns the list."""
+    request = _Request(op, prescale_factor, postscale_factor, process_set)
+    return handle_of(Group([_start(tensor, n, request) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]))

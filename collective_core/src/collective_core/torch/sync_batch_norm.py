@@ -1,0 +1,105 @@
+"""Batch normalisation over the samples of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from collective_core.arrays import Sum
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.allgather import allgather
+from collective_core.torch.ops.allreduce import allreduce
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``torch.nn.BatchNorm*d`` with mean and variance over the batches of all ranks of ``process_set`` while training.
+
+    Batches may have different sizes, and ranks that have joined do not count. Input: (samples, channels, ...).
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        use_batch = self.training or self.running_mean is None
+        if not use_batch or members(self.process_set).size == 1:
+            result: torch.Tensor = super().forward(input)
+            return result
+        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps, self.process_set)
+        if self.training and self.track_running_stats:
+            self._track(mean, variance, float(count))
+        normalised: torch.Tensor = output
+        return normalised
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            unbiased = variance * (count / max(count - 1.0, 1.0))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, process_set: ProcessSet | None
+    ) -> Any:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        count = x.numel() // x.shape[1]
+        local_mean = wide.mean(axes) if count else wide.new_zeros(x.shape[1])
+        local_square = (wide - local_mean.view(shape)).square().sum(axes)
+        # (count, mean, sum of squared deviations) of every rank, merged without the cancellation of E[x²] - E[x]².
+        row = torch.cat([wide.new_tensor([float(count)]), local_mean, local_square]).unsqueeze(0)
+        counts, means, squares = allgather(row, process_set=process_set).split([1, x.shape[1], x.shape[1]], dim=1)
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        variance = (squares + counts * (means - mean).square()).sum(0) / total
+        inverse = (variance + eps).rsqrt()
+        normal = (wide - mean.view(shape)) * inverse.view(shape)
+        output = normal if weight is None else normal * weight.view(shape)
+        output = output if bias is None else output + bias.view(shape)
+        ctx.save_for_backward(normal, inverse, total, weight)
+        ctx.axes, ctx.shape, ctx.process_set = axes, shape, process_set
+        ctx.has_bias = bias is not None
+        ctx.mark_non_differentiable(mean, variance, total)
+        return output.to(x.dtype), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        normal, inverse, total, weight = ctx.saved_tensors
+        gradient = gradients[0].to(normal.dtype)
+        # Gradients of weight and bias stay local: the optimizer averages them as it does all others.
+        of_weight = (gradient * normal).sum(ctx.axes)
+        of_bias = gradient.sum(ctx.axes)
+        if weight is not None:
+            gradient = gradient * weight.view(ctx.shape)
+        sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
+        mean_gradient, mean_product = (allreduce(sums, op=Sum, process_set=ctx.process_set) / total).unbind(0)
+        centred = gradient - mean_gradient.view(ctx.shape) - normal * mean_product.view(ctx.shape)
+        of_input = (centred * inverse.view(ctx.shape)).to(gradients[0].dtype)
+        return (
+            of_input,
+            of_weight.to(weight.dtype) if weight is not None else None,
+            of_bias.to(gradients[0].dtype) if ctx.has_bias else None,
+            None,
+            None,
+        )
