@@ -107,6 +107,13 @@ def next_name(kind: str, process_set: int = 0) -> str:
     return f"{kind}.noname.{number}"
 
 
+def forget_names(process_set: int) -> None:
+    """Starts the numbers of unnamed operations again, where all ranks are at the same point."""
+    with _lock:
+        for key in [key for key in _counters if key[1] == process_set]:
+            del _counters[key]
+
+
 def is_initialized() -> bool:
     """Whether this process has joined a job."""
     return _membership is not None

@@ -31,24 +31,27 @@ def combine(
     if not source.dtype.is_floating_point:
         raise CollectiveError(f"Adasum needs a floating-point tensor, not {source.dtype}", "invalid")
     who = members(process_set)
-    flat = source.reshape(-1).to(torch.float64 if source.dtype == torch.float64 else torch.float32) * prescale
-    length = flat.numel()
-    splits = [arrays.scattered_rows(length, number, who.size) for number in range(who.size)]
-    slices, rows = arrays.alltoall(flat.numpy(), splits, f"{name}.adasum.slices", process_set)
-    if splits[who.rank] and 0 in rows:
+    length = source.numel()
+    share = -(-length // who.size)
+    flat = torch.zeros(share * who.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)
+    flat[:length] = source.reshape(-1).to(flat.dtype) * prescale  # the zeros after it change no dot product
+    if length == 0:
+        return
+    slices, rows = arrays.alltoall(flat.numpy(), None, f"{name}.adasum.slices", process_set)
+    if 0 in rows:
         # A rank has joined: it would drop its slice. The others do all the work on whole vectors.
         everyone = torch.from_numpy(arrays.allgather(flat.numpy(), f"{name}.adasum.vectors", process_set))
-        whole = _tree(list(everyone.split(length)), lambda dots, _: dots)
+        whole = _tree(list(everyone.split(len(flat))), lambda dots, _: dots)
     else:
 
         def over_ranks(dots: torch.Tensor, level: int) -> torch.Tensor:
             name_of_level = f"{name}.adasum.{level}"
             return torch.from_numpy(arrays.allreduce(dots.numpy(), name_of_level, arrays.Sum, process_set=process_set))
 
-        mine = _tree(list(torch.from_numpy(slices).split(max(splits[who.rank], 1))) or [flat[:0]] * who.size, over_ranks)
+        mine = _tree(list(torch.from_numpy(slices).split(share)), over_ranks)
         whole = torch.from_numpy(arrays.allgather(mine.contiguous().numpy(), f"{name}.adasum.whole", process_set))
     with torch.no_grad():
-        target.copy_((whole * postscale).view(target.shape))
+        target.copy_((whole[:length] * postscale).view(target.shape))
 
 
 def _tree(vectors: list[torch.Tensor], complete: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,28 @@
+"""What programs written for Horovod do: collectives, process sets, uneven data, wrong use, options of the optimizer."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def everyone(launch, worker, n, hosts=1, **options):
+    reports = launch(worker, n, hosts, **options).must_succeed().reports()
+    assert set(reports) == set(range(n))
+    return reports
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (2, 2), (4, 2), (7, 3)])
+def test_every_collective_type_and_size(launch, n, hosts):
+    assert everyone(launch, "torch_collectives.py", n, hosts)[0]["checked"] > 800
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 1), (4, 2), (5, 3)])
+def test_process_sets(launch, n, hosts):
+    everyone(launch, "process_sets.py", n, hosts)
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (3, 1), (4, 2), (3, 3)])
+def test_join(launch, n, hosts):
+    assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
