@@ -26,3 +26,8 @@ def test_process_sets(launch, n, hosts):
 @pytest.mark.parametrize(("n", "hosts"), [(1, 1), (3, 1), (4, 2), (3, 3)])
 def test_join(launch, n, hosts):
     assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_options_of_the_optimizer_and_what_goes_with_it(launch, n, hosts):
+    everyone(launch, "optimizer_options.py", n, hosts)

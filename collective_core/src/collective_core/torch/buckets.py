@@ -51,9 +51,18 @@ class Bucket:
         self.handle = 0
 
 
-def make_buckets(parameters: Sequence[torch.nn.Parameter], most_bytes: int) -> list[Bucket]:
-    """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter)."""
+def make_buckets(
+    parameters: Sequence[torch.nn.Parameter], most_bytes: int, groups: Sequence[Sequence[torch.nn.Parameter]] = ()
+) -> list[Bucket]:
+    """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter).
+
+    Every one of ``groups`` is a bucket for each of its types, whatever its size; they come before the others.
+    """
     buckets: list[Bucket] = []
+    grouped = {parameter for group in groups for parameter in group}
+    for group in groups:
+        for dtype in dict.fromkeys(p.dtype for p in group):
+            buckets.append(Bucket(len(buckets), [p for p in group if p.dtype == dtype], dtype))
     open_groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
     open_bytes: dict[torch.dtype, int] = {}
 
@@ -61,7 +70,7 @@ def make_buckets(parameters: Sequence[torch.nn.Parameter], most_bytes: int) -> l
         buckets.append(Bucket(len(buckets), open_groups.pop(dtype), dtype))
         open_bytes.pop(dtype)
 
-    for parameter in reversed(parameters):
+    for parameter in reversed([p for p in parameters if p not in grouped]):
         dtype = parameter.dtype
         size = parameter.numel() * parameter.element_size()
         if dtype in open_groups and open_bytes[dtype] + size > most_bytes:

@@ -15,9 +15,13 @@ import torch
 
 from collective_core import context
 from collective_core.errors import CollectiveError
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.buckets import Bucket, make_buckets
 from collective_core.torch.compression import Compression
+from collective_core.torch.names import names_of
 from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops.sparse import sparse_allreduce_async
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -30,6 +34,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         backward_passes_per_step: int,
         op: str,
         gradient_predivide_factor: float,
+        groups: Any,
+        num_groups: int,
+        sparse_as_dense: bool,
+        process_set: ProcessSet | None,
     ) -> None:
         self._compression = compression
         self._passes_per_step = backward_passes_per_step
@@ -42,19 +50,40 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._names = _names_of(parameters, named_parameters)
+        self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
+        self._process_set = process_set
+        self._sparse_as_dense = sparse_as_dense
+        self._groups = _groups_of(self._trained, groups, num_groups)
+        # Which gradients are sparse is agreed on in the first step, which therefore sums nothing before its end.
+        self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
         self._hook_handles: list[Any] = []
         self._make_buckets()
-        if context.size() > 1:
+        self._alone = members(process_set).size == 1
+        if not self._alone:
             for parameter in self._trained:
                 self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
 
     def _make_buckets(self) -> None:
-        self._buckets = make_buckets(self._trained, context.current().config.fusion_bytes)
+        dense = [p for p in self._trained if p not in set(self._sparse or ())]
+        groups = [[p for p in group if p in set(dense)] for group in self._groups]
+        self._buckets = make_buckets(dense, context.current().config.fusion_bytes, [group for group in groups if group])
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
         self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._launched = 0
+
+    def _agree_on_sparse(self) -> None:
+        """In the first step: a gradient that is sparse on one rank is sent as sparse by all."""
+        flags = torch.tensor([p.grad is not None and p.grad.is_sparse for p in self._trained], dtype=torch.uint8)
+        flags = allreduce.allreduce_(flags, name="gradients.sparse", op=allreduce.Max, process_set=self._process_set)
+        self._sparse = [p for p, flag in zip(self._trained, flags.tolist()) if flag]
+        left = dict(self._passes_left)
+        self._make_buckets()
+        self._passes_left = left
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                if self._passes_left[parameter] == 0:
+                    self._add(parameter)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
@@ -64,7 +93,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _is_under_way(self) -> bool:
         """Whether gradients of an unfinished step have been taken over."""
-        return any(len(bucket.waiting) < len(bucket.parameters) for bucket in self._buckets)
+        return any(left < self._passes_per_step for left in self._passes_left.values())
 
     def _require_idle(self, call: str) -> None:
         if self._is_under_way():
@@ -78,7 +107,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "Increase backward_passes_per_step to accumulate gradients locally."
                 )
             self._passes_left[parameter] -= 1
-            if self._passes_left[parameter] == 0:
+            if self._passes_left[parameter] == 0 and self._sparse is not None and parameter in self._bucket_of:
                 self._add(parameter)
                 self._launch_complete()
 
@@ -86,7 +115,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
         if parameter.grad.is_sparse:
-            raise CollectiveError(f"{self._names[parameter]}: sparse gradients are not in this version", "invalid")
+            if not self._sparse_as_dense:
+                raise CollectiveError(f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now", "invalid")
+            parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
         bucket.fill(parameter, self._compression)
         bucket.waiting.discard(parameter)
@@ -100,13 +131,25 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 op=self._op,
                 prescale_factor=self._prescale,
                 postscale_factor=self._postscale,
+                process_set=self._process_set,
             )
             self._launched += 1
 
+    def _start_sparse(self, parameter: torch.nn.Parameter) -> int:
+        gradient = parameter.grad
+        if gradient is None or not gradient.is_sparse:
+            rows = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype)
+            empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), rows, parameter.shape, check_invariants=False)
+            gradient = empty if gradient is None else gradient.to_sparse(1)
+        return sparse_allreduce_async(gradient, f"gradient.{self._names[parameter]}", self._op, self._process_set)
+
     def synchronize(self) -> None:
         """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
-        if context.size() > 1:
+        if not self._alone:
             with self._lock:
+                if self._sparse is None:
+                    self._agree_on_sparse()
+                sparse = [(parameter, self._start_sparse(parameter)) for parameter in self._sparse or ()]
                 for bucket in self._buckets:
                     for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
                         self._add(parameter)
@@ -116,6 +159,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     for bucket in self._buckets:
                         handles.synchronize(bucket.handle)
                         bucket.empty(self._compression)
+                    for parameter, handle in sparse:
+                        parameter.grad = handles.synchronize(handle)
             finally:
                 self._launched = 0
                 for bucket in self._buckets:
@@ -154,28 +199,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super(self.__class__, self).zero_grad(*args, **kwargs)
 
 
-def _names_of(
-    parameters: list[torch.nn.Parameter], named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> dict[torch.nn.Parameter, str]:
-    """Every parameter's name. Raises ValueError, as Horovod does, for duplicate or missing names."""
-    if named_parameters is None:
-        return {p: f"gradient.{i}" for i, p in enumerate(parameters)}
-    named = list(named_parameters)
-    if any(not isinstance(pair, tuple) for pair in named):
-        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters().")
-    seen: dict[str, int] = {}
-    for name, _ in named:
-        seen[name] = seen.get(name, 0) + 1
-    duplicates = sorted(name for name, times in seen.items() if times > 1)
-    if duplicates:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
-    names = {p: name for name, p in named}
-    if any(p not in names for p in parameters):
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. "
-            "Python object ids: " + ", ".join(str(id(p)) for p in parameters if p not in names)
-        )
-    return names
+def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
+    """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
+    if groups is not None and num_groups:
+        raise ValueError("groups and num_groups are two ways to say the same; pass one")
+    if groups is None or isinstance(groups, int):
+        number = min(groups or num_groups, len(parameters))
+        if number < 0:
+            raise ValueError(f"the number of groups must not be negative, not {number}")
+        ends = [len(parameters) * (i + 1) // number for i in range(number)]
+        return [parameters[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
+    if any(not isinstance(group, (list, tuple)) or any(not torch.is_tensor(p) for p in group) for group in groups):
+        raise ValueError("groups should be a number, or a list of lists of parameters")
+    listed = [parameter for group in groups for parameter in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("a parameter can only appear once in groups")
+    known = set(parameters)
+    return [[p for p in group if p in known] for group in groups]
 
 
 def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parameter], None]) -> Any:
@@ -198,25 +238,38 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: Any | None = None,
     sparse_as_dense: bool = False,
-    process_set: Any | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """The optimizer, with gradients that are averaged (``op``) over all ranks before every step.
 
     The result is an instance of the optimizer's own class with its state and options. ``backward_passes_per_step``:
     gradients of so many passes are added up locally before they are summed over the ranks. ``gradient_predivide_factor``
-    splits the division of an average: by the factor before the sum, by size / factor after it. ``num_groups`` and ``groups``
-    are accepted and have no effect: buckets are of COLLECTIVE_FUSION_MB.
+    splits the division of an average: by the factor before the sum, by size / factor after it. ``groups``: lists of
+    parameters, or a number of groups (``num_groups`` is its old name), that are summed together; other parameters are, in
+    buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense before they are summed, otherwise
+    rows are gathered. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not the gradients.
     """
-    if op not in (allreduce.Average, allreduce.Sum):
-        raise CollectiveError(f"DistributedOptimizer with op={op!r} is not in this version; use Average or Sum", "invalid")
+    if op not in (allreduce.Average, allreduce.Sum, allreduce.Adasum):
+        raise ValueError(f"DistributedOptimizer takes op Average, Sum or Adasum, not {op!r}")
     if gradient_predivide_factor != 1.0 and op != allreduce.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if process_set is not None or sparse_as_dense:
-        raise CollectiveError("process_set and sparse_as_dense are not in this version", "invalid")
-    del num_groups, groups
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be at least 1")
+    if op == allreduce.Adasum:
+        return distribute_with_adasum(optimizer, named_parameters, compression, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
-    wrapped._distribute(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor)
+    wrapped._distribute(
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        num_groups,
+        sparse_as_dense,
+        process_set,
+    )
     return wrapped

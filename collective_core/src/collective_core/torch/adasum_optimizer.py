@@ -1,0 +1,68 @@
+"""DistributedOptimizer with Adasum: every rank makes its own step, and the steps are combined.
+
+Adasum wants what the optimizer would add to the parameters, with its learning rate and its momentum, not the gradient: two
+steps that point the same way are averaged, two that do not disturb each other are added.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator
+
+import torch
+
+from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.names import names_of
+from collective_core.torch.ops.adasum import Adasum
+from collective_core.torch.ops.allreduce import allreduce_
+
+
+class _AdasumOptimizer(torch.optim.Optimizer):
+    """Methods that are mixed into the class of the wrapped optimizer."""
+
+    def _distribute(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+        compression: Any,
+        process_set: ProcessSet | None,
+    ) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._names = names_of(parameters, named_parameters)
+        self._trained = [p for p in parameters if p.requires_grad]
+        self._compression = compression
+        self._process_set = process_set
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: the ranks meet in ``step``."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        before = [p.detach().clone() for p in self._trained]
+        result = super(self.__class__, self).step(closure)
+        if members(self._process_set).size > 1:
+            with torch.no_grad():
+                for parameter, start in zip(self._trained, before):
+                    change, restore = self._compression.compress(parameter.detach() - start)
+                    name = f"adasum.{self._names[parameter]}"
+                    allreduce_(change, name=name, op=Adasum, process_set=self._process_set)
+                    parameter.copy_(start + self._compression.decompress(change, restore))
+        return result
+
+
+def distribute_with_adasum(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+    compression: Any,
+    process_set: ProcessSet | None,
+) -> Any:
+    """The optimizer with steps that are combined by Adasum. Gradients of several backward passes add up before ``step``."""
+    cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_AdasumOptimizer.__dict__))
+    wrapped: Any = cls.__new__(cls)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
+    wrapped._distribute(named_parameters, compression, process_set)
+    return wrapped

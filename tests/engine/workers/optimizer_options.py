@@ -1,0 +1,203 @@
+"""The options of DistributedOptimizer, SyncBatchNorm and Adasum, against one process that computes everything itself."""
+# ruff: noqa: PT017 - worker scripts run without pytest
+
+import copy
+import itertools
+import os
+
+import common
+
+os.environ.setdefault("COLLECTIVE_FUSION_MB", "0.0005")
+
+import collective_core.torch as hvd
+import torch
+from torch import nn
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+BATCH = 4
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+class Text(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.words = nn.Embedding(20, 6, sparse=sparse)
+        self.never = nn.Embedding(5, 3, sparse=sparse)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.words(x).mean(1))
+
+
+def batch(step, r):
+    generator = torch.Generator().manual_seed(100 * step + r)
+    return torch.randint(0, 20, (BATCH, 5), generator=generator), torch.randint(0, 3, (BATCH,), generator=generator)
+
+
+def loss(model, step, r):
+    x, y = batch(step, r)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def expect(kind, call, text):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise RuntimeError(f"no {kind.__name__}: {text}")
+
+
+def same(model, reference, what):
+    for (name, got), want in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE, msg=lambda text, n=name: f"{what} {n}: {text}")
+
+
+# Every optimizer that torch has, on averaged gradients.
+BUILD = {
+    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {}, "AdamW": {}, "Adamax": {}, "ASGD": {},
+    "NAdam": {}, "RAdam": {}, "RMSprop": {}, "Rprop": {}, "SGD": {"lr": 0.1, "momentum": 0.9},
+}  # fmt: skip
+for name, options in BUILD.items():
+    if not hasattr(torch.optim, name):
+        continue
+    torch.manual_seed(1)
+    reference = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = copy.deepcopy(reference)
+    plain = getattr(torch.optim, name)(reference.parameters(), **options)
+    wrapped = hvd.DistributedOptimizer(getattr(torch.optim, name)(model.parameters(), **options), model.named_parameters())
+    for step in range(3):
+        inputs = torch.randn(size, BATCH, 4, generator=torch.Generator().manual_seed(step))
+        plain.zero_grad()
+        wrapped.zero_grad()
+        (sum(reference(part).square().sum() for part in inputs) / size).backward()
+        model(inputs[rank]).square().sum().backward()
+        plain.step()
+        wrapped.step()
+    same(model, reference, name)
+    other = getattr(torch.optim, name)(copy.deepcopy(model).parameters(), **options)
+    state = wrapped if rank == 0 else other
+    hvd.broadcast_optimizer_state(state, root_rank=0)
+    for theirs, mine in zip(
+        hvd.broadcast_object(state.state_dict(), 0)["state"].values(), state.state_dict()["state"].values(), strict=True
+    ):
+        for key, value in theirs.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(mine[key])), (name, key)
+
+# Sparse gradients, as they are and made dense; accumulation; predivision; groups; sums.
+cases = itertools.product((False, True), (1, 2), (hvd.Average, hvd.Sum), (None, 2, "lists"))
+for as_dense, passes, op, groups in cases:
+    torch.manual_seed(2)
+    reference = Text(sparse=False)
+    model = Text(sparse=True)
+    model.load_state_dict(reference.state_dict())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.5)
+    wrapped = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=passes,
+        op=op,
+        gradient_predivide_factor=2.0 if op == hvd.Average else 1.0,
+        sparse_as_dense=as_dense,
+        groups=[[model.out.weight, model.words.weight], [model.out.bias]] if groups == "lists" else groups,
+    )
+    for step in range(3):
+        plain.zero_grad()
+        wrapped.zero_grad()
+        for part in range(passes):
+            whole = sum(loss(reference, step * passes + part, r) for r in range(size))
+            (whole / (size if op == hvd.Average else 1)).backward()
+            loss(model, step * passes + part, rank).backward()
+        plain.step()
+        wrapped.step()
+        assert model.words.weight.grad.is_sparse != as_dense or size == 1
+    same(model, reference, f"dense {as_dense} passes {passes} {op} groups {groups}")
+
+# What Horovod refuses.
+model = nn.Linear(2, 2)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+weight, bias = model.parameters()
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, [("w", weight), ("w", bias)]), "unique")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, [("w", weight)]), "not named")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, [weight, bias]), "tuples")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=2.0, op=hvd.Sum), "gradient_predivide_factor")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, groups=[[weight], [weight]]), "once")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, groups=[weight, bias]), "list of lists")
+expect(ValueError, lambda: hvd.DistributedOptimizer(sgd, op=hvd.Max), "Average, Sum or Adasum")
+expect(ValueError, lambda: hvd.broadcast_optimizer_state(torch.optim.LBFGS([weight]), 0), "LBFGS")
+if size > 1:
+    wrapped = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    expect(AssertionError, wrapped.zero_grad, "prohibited")
+    expect(AssertionError, lambda: model(torch.ones(1, 2)).sum().backward(), "backward_passes_per_step")
+    wrapped.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with wrapped.skip_synchronize():
+        wrapped.step()
+
+
+# Adasum: the tree of pairs, in float64.
+def adasum(vectors):
+    while len(vectors) > 1:
+        pairs = [(a, b) for a, b in zip(vectors[0::2], vectors[1::2], strict=False)]
+        rest = vectors[2 * len(pairs) :]
+        vectors = [a * (1 - (a @ b) / (2 * (a @ a))) + b * (1 - (a @ b) / (2 * (b @ b))) for a, b in pairs] + rest
+    return vectors[0]
+
+
+for count in (1, 5, 1031, 300_000):
+    everyone = [torch.randn(count, generator=torch.Generator().manual_seed(r), dtype=torch.float64) for r in range(size)]
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4), (torch.float16, 2e-2), (torch.bfloat16, 1e-1)):
+        parts = [v.to(dtype).double() for v in everyone]
+        got = hvd.allreduce(parts[rank].to(dtype), op=hvd.Adasum)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), adasum(parts), rtol=tolerance, atol=tolerance)
+assert torch.allclose(hvd.allreduce(torch.full((9,), 3.0), op=hvd.Adasum), torch.full((9,), 3.0)), "parallel vectors are averaged"
+one_hot = torch.zeros(size)
+one_hot[rank] = 1.0
+assert torch.allclose(hvd.allreduce(one_hot, op=hvd.Adasum), torch.ones(size)), "orthogonal vectors are added"
+assert torch.equal(hvd.allreduce(torch.zeros(3), op=hvd.Adasum), torch.zeros(3))
+model = nn.Linear(3, 1, bias=False)
+nn.init.ones_(model.weight)
+wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), op=hvd.Adasum)
+model(torch.full((1, 3), 2.0)).sum().backward()
+wrapped.step()
+torch.testing.assert_close(model.weight.detach(), torch.zeros(1, 3), atol=1e-6, rtol=0)
+
+
+# SyncBatchNorm against BatchNorm on everybody's batch, with batches of different sizes.
+for shape in ((3,), (3, 4), (3, 4, 5)):
+    inputs = [torch.randn(2 + r, *shape, generator=torch.Generator().manual_seed(r)) * (r + 1) + r for r in range(size)]
+    plain = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}[len(shape)](3)
+    sync = hvd.SyncBatchNorm(3)
+    whole = torch.cat(inputs).requires_grad_()
+    mine = inputs[rank].clone().requires_grad_()
+    factor = torch.arange(1.0, whole.numel() + 1).view(whole.shape).remainder(5)
+    begin = sum(2 + r for r in range(rank))
+    want, got = plain(whole), sync(mine)
+    torch.testing.assert_close(got, want[begin : begin + 2 + rank], **TOLERANCE)
+    (want * factor).sum().backward()
+    (got * factor[begin : begin + 2 + rank]).sum().backward()
+    torch.testing.assert_close(mine.grad, whole.grad[begin : begin + 2 + rank], rtol=1e-3, atol=1e-4)
+    total = hvd.allreduce(sync.weight.grad, op=hvd.Sum)
+    torch.testing.assert_close(total, plain.weight.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(hvd.allreduce(sync.bias.grad, op=hvd.Sum), plain.bias.grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(sync.running_mean, plain.running_mean, **TOLERANCE)
+    torch.testing.assert_close(sync.running_var, plain.running_var, **TOLERANCE)
+    assert sync.num_batches_tracked == 1
+    sync.eval()
+    plain.eval()
+    torch.testing.assert_close(sync(mine), plain(mine), **TOLERANCE)
+
+# Sparse tensors with duplicate indices.
+mine = torch.sparse_coo_tensor([[rank, 0, rank]], torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), (size + 1, 2))
+dense = sum(
+    torch.sparse_coo_tensor([[r, 0, r]], torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), (size + 1, 2)).to_dense() for r in range(size)
+)
+total = hvd.synchronize(hvd.sparse_allreduce_async(mine, "total", hvd.Sum))
+assert total.is_coalesced()
+torch.testing.assert_close(total.to_dense(), dense)
+torch.testing.assert_close(hvd.synchronize(hvd.sparse_allreduce_async(mine, "mean")).to_dense(), dense / size)
+common.report(done=True)
+hvd.shutdown()
