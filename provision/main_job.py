@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import engine_source, hold, install, launch, paths
+from provision import downloads, engine_source, facts, hold, install, launch, paths
 from provision import remove as removing
 from provision import survey as surveying
-from provision.errors import ProvisionError
+from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
 from provision.inventory import Host, Inventory
 from provision.plan import HostPlan, Plan
@@ -21,6 +21,7 @@ from provision.progress import Progress
 from provision.remove import HostRemoval
 from provision.report import Failure, HostReport, Report
 from provision.resolve import HostWishes, Wishes, resolve
+from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
 from provision.survey import Survey
 
@@ -34,7 +35,14 @@ class Options:
     torch_index: str | None = None
     index_url: str | None = None
     wheels: Path | None = None
-    openmpi: str = "auto"
+    nccl_source: NcclSource = "auto"
+    nccl_version: str | None = None
+    nccl_local: Path | None = None
+    openmpi: OpenMpiSource = "auto"
+    openmpi_version: str | None = None
+    openmpi_tarball: Path | None = None
+    openmpi_cuda: bool = False
+    allow_bad: bool = False
     check: bool = False
     smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
 
@@ -44,20 +52,45 @@ def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[Non
     return hold.hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
-def make_plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], options: Options) -> tuple[Plan, Sources]:
-    """The plan for the hosts in ``facts``, and where its parts come from; raises ProvisionError naming the host that blocks."""
+def make_plan(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options) -> tuple[Plan, Sources]:
+    """The plan for the hosts in ``known`` (their facts), and where its parts come from."""
     source = engine_source.pack()
     wishes = Wishes(
         torch=options.torch,
         torch_version=options.torch_version,
         torch_index=options.torch_index,
         wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),
-        openmpi=options.openmpi,  # type: ignore[arg-type]
+        nccl_source="local" if options.nccl_local and options.nccl_source == "auto" else options.nccl_source,
+        nccl_version=options.nccl_version,
+        nccl_local=options.nccl_local.name if options.nccl_local else None,
+        nccl_local_sha256=downloads.digest(options.nccl_local) if options.nccl_local else None,
+        openmpi=options.openmpi,
+        openmpi_version=options.openmpi_version,
+        openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
+        openmpi_tarball_sha256=downloads.digest(options.openmpi_tarball) if options.openmpi_tarball else None,
+        openmpi_cuda=options.openmpi_cuda,
+        allow_bad=options.allow_bad,
         engine_version=source.version,
         engine_sha256=source.sha256,
     )
-    plan = resolve(facts, wishes, {host.name: _host_wishes(host) for host in inventory.hosts})
-    return plan, Sources(source, options.wheels, options.index_url)
+    plan = resolve(known, wishes, {host.name: _host_wishes(host) for host in inventory.hosts})
+    return plan, Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
+
+
+def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict[str, dict[str, Any]]]:
+    """(the hosts to plan for, their facts), from a file and without touching a host; without an inventory all hosts of the file.
+
+    Raises:
+        UsageError: the file cannot be used, or is about none of the inventory's hosts.
+    """
+    found = facts.load_file(path)
+    if inventory is None:
+        return Inventory(str(path), None, None, tuple(Host(name, name) for name in found)), found
+    known = {host.name: found[host.name] for host in inventory.hosts if host.name in found}
+    if not known:
+        again = f"make them anew: provision survey {inventory.argument} --json"
+        raise UsageError("the facts are of none of the inventory's hosts", where=str(path), todo=again)
+    return inventory, known
 
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:

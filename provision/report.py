@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from provision.facts import Problem
-from provision.plan import COMPONENTS, Plan
 from provision.remove import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
@@ -107,26 +106,6 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
             _line(console, Text(f"  {one.error}", style="red"))
         if one.todo:
             _line(console, Text(f"  → {one.todo}", style="bold"))
-
-
-def show_plan(plan: Plan, console: Console) -> None:
-    """Print the plan: per host and component what, from where and why, and which candidates lost."""
-    for name, host in plan.hosts.items():
-        _line(
-            console,
-            Text(f"\n{name}", style="bold"),
-            Text(f"{host.network.address} on {host.network.interface} ({host.network.why}), prefix {host.prefix}"),
-        )
-        for label in COMPONENTS:
-            component = getattr(host, label)
-            if component is None:
-                continue
-            _line(console, Text(f"  {label:8} {component.version:14} {component.source:13}"), Text("; ".join(component.why), style="dim"))
-            for lost in component.rejected:
-                _line(console, Text(f"           not {lost.candidate}: {lost.reason}", style="dim"))
-        _line(console, Text(f"  packages {', '.join(host.packages)}"))
-    for note in plan.notes:
-        _line(console, Text(f"note: {note}", style="cyan"))
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:

@@ -31,7 +31,6 @@ _ASSUMED = {
     "gpus": "one of unknown kind",
     "compute capability": "not taken into account",
     "network": "left open: no MPI job can be started by this plan",
-    "user": "left open",
 }
 
 
@@ -124,18 +123,24 @@ def _shared(kinds: Mapping[Machine, list[str]], wishes: Wishes, conflicts: list[
         ("built on the host from the sources that this toolkit carries",),
         sha256=wishes.engine_sha256,
     )
+    equal: dict[Component, Component] = {}
+
+    def once(component: Component) -> Component:
+        """Of equal components always the same object: kinds of hosts share them, and what prints a plan sees it."""
+        return equal.setdefault(component, component)
+
     return {
         kind: _Shared(
             packages=_system_packages(kind, pythons[kind], chosen_openmpi),
-            python=python.python(kind, pythons[kind], shared=one_python),
+            python=once(python.python(kind, pythons[kind], shared=one_python)),
             openmpi=chosen_openmpi,
-            cmake=cmake.cmake(kind),
+            cmake=once(cmake.cmake(kind)),
             engine=engine,
             mpi4py=mpi4py,
-            numpy=python.numpy(pythons[kind]),
-            torch=torches.get(kind),
-            nccl=nccls.get(kind),
-            hwloc=hwloc.hwloc(kind, chosen_openmpi),
+            numpy=once(python.numpy(pythons[kind])),
+            torch=once(torches[kind]) if kind in torches else None,
+            nccl=once(nccls[kind]) if kind in nccls else None,
+            hwloc=once(hwloc.hwloc(kind, chosen_openmpi)),
         )
         for kind in kinds
     }

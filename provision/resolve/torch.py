@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,12 @@ def torch(
         if misfit is None:
             tags = _same_nccl(version, {kind: _tags(version, kind)[0] for kind in kinds})
             rejected = tuple(Rejected(f"torch=={other}", f"{host}: {reason}") for other, host, reason in lost)
-            made = {kind: _component(version, tags[kind], kind, pythons[kind], wishes, rejected) for kind in kinds}
+            older = [each for each in _candidates(wishes) if each != version and each not in {other for other, _, _ in lost}]
+            rejected += tuple(Rejected(f"torch=={each}", f"older than {version}, which fits every host") for each in older)
+            made = {
+                kind: _component(version, tags[kind], kind, pythons[kind], wishes, (*_other_builds(version, tags[kind], kind), *rejected))
+                for kind in kinds
+            }
             return made, _notes(version, kinds, tags)
         lost.append((version, *misfit))
     _, host, reason = lost[0] if wishes.torch_version else min(lost, key=lambda each: _cause(each[2]))
@@ -124,6 +129,25 @@ def _same_nccl(version: str, tags: dict[Machine, str]) -> dict[Machine, str]:
         return tags
     largest = max(common, key=_cuda)
     return {kind: tag if tag == CPU else largest for kind, tag in tags.items()}
+
+
+def _other_builds(version: str, chosen: str, kind: Machine) -> Iterator[Rejected]:
+    """The builds of this release that this kind of host does not get, and why."""
+    release = catalog.load("pytorch")["releases"].get(version)
+    for cuda, build in release["builds"].items() if release else ():
+        if _tag(cuda) == chosen:
+            continue
+        if kind.cuda is None:
+            reason = kind.cuda_why
+        elif not _runs_on_driver(cuda, kind):
+            reason = f"newer than the driver's CUDA {kind.cuda}"
+        elif not _has_code(build.get(kind.arch), kind):
+            reason = f"it has no code for compute capability {', '.join(kind.capabilities)} on {kind.arch}"
+        elif "weak" in build:
+            reason = f"weak: {build['weak']}"
+        else:
+            reason = f"{chosen} fits the driver better, or fits the other hosts, too: ranks need the same NCCL inside"
+        yield Rejected(f"torch=={version}+{_tag(cuda)}", reason)
 
 
 def _notes(version: str, kinds: Mapping[Machine, list[str]], tags: Mapping[Machine, str]) -> list[str]:

@@ -1,0 +1,150 @@
+"""Options that several commands share, each written down once, and what becomes of them."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import typer
+
+from provision import main_job
+from provision.errors import UsageError
+from provision.resolve.nccl_builds import local_repository
+from provision.resolve.openmpi import tarball_version
+from provision.resolve.wishes import NcclSource, OpenMpiSource
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
+HostsOrNot = Annotated[
+    str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="As for `up`; with --facts it may be left out.")
+]
+Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
+Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
+Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
+
+
+def wishes(
+    torch: Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
+    torch_index: Annotated[str | None, typer.Option(help="A package index to take PyTorch from.", metavar="URL")] = None,
+    index_url: Annotated[str | None, typer.Option(help="A package index for everything else.", metavar="URL")] = None,
+    wheels: Annotated[Path | None, typer.Option(help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)] = None,
+    without_torch: Annotated[
+        bool,
+        typer.Option(
+            "--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job."
+        ),
+    ] = False,
+    nccl: Annotated[str | None, typer.Option("--nccl", help="An NCCL version, e.g. 2.21.5.", metavar="VERSION")] = None,
+    nccl_source: Annotated[str, typer.Option(help=f"Take NCCL only from here: {', '.join(get_args(NcclSource))}.")] = "auto",
+    nccl_local: Annotated[
+        Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb or .rpm, as downloaded by hand.", dir_okay=False)
+    ] = None,
+    openmpi: Annotated[str, typer.Option(help=f"Take Open MPI only from here: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
+    openmpi_version: Annotated[str | None, typer.Option(help="An Open MPI 4.x.", metavar="VERSION")] = None,
+    openmpi_tarball: Annotated[
+        Path | None, typer.Option(help="A tarball openmpi-4.x.y.tar.gz or .bz2 to build it from.", dir_okay=False)
+    ] = None,
+    openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
+) -> main_job.Options:
+    """What the plan is to take into account. Raises UsageError for what cannot be meant."""
+    if wheels is not None and not wheels.is_dir():
+        raise UsageError(f"--wheels {wheels}: no such folder")
+    if nccl_local is not None and local_repository(_file("--nccl-local", nccl_local)) is None:
+        example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+        raise UsageError(f"--nccl-local {nccl_local}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
+    if openmpi_tarball is not None and tarball_version(_file("--openmpi-tarball", openmpi_tarball)) is None:
+        raise UsageError(f"--openmpi-tarball {openmpi_tarball}: its name does not say a version", todo="call it openmpi-4.1.8.tar.gz")
+    return main_job.Options(
+        torch=not without_torch,
+        torch_version=_version("--torch", torch),
+        torch_index=torch_index,
+        index_url=index_url,
+        wheels=wheels.resolve() if wheels else None,
+        nccl_source=_one_of("--nccl-source", nccl_source, get_args(NcclSource)),
+        nccl_version=_version("--nccl", nccl),
+        nccl_local=nccl_local.resolve() if nccl_local else None,
+        openmpi=_one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
+        openmpi_version=_version("--openmpi-version", openmpi_version),
+        openmpi_tarball=openmpi_tarball.resolve() if openmpi_tarball else None,
+        openmpi_cuda=openmpi_cuda,
+        allow_bad=allow_bad,
+        smoke=None,
+    )
+
+
+def passwords(
+    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")] = False,
+    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")] = False,
+    become_password_file: Annotated[Path | None, typer.Option(help="A file that holds the sudo password.", dir_okay=False)] = None,
+) -> Mapping[str, str]:
+    """``connection`` and ``become``, where they are given. Raises UsageError where there is nobody to ask."""
+    found = {}
+    if ask_pass:
+        found["connection"] = _ask("SSH password: ")
+    if become_password_file is not None:
+        try:
+            found["become"] = become_password_file.read_text(encoding="utf-8").strip("\n")
+        except OSError as error:
+            raise UsageError(f"cannot read it: {error.strerror}", where=str(become_password_file)) from error
+    elif ask_become_pass:
+        found["become"] = _ask("sudo password of the hosts: ")
+    return found
+
+
+def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
+    """Give a command the options of other functions: ``@also(options=wishes)`` calls ``wishes`` with its own and passes on what it returns.
+
+    The command takes that as the keyword argument ``options``.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        own = inspect.signature(command, eval_str=True)
+        shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            for name, group in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in shared[name]})
+            return command(**given)
+
+        mine = [parameter for name, parameter in own.parameters.items() if name not in groups]
+        parameters = [*mine, *(parameter for group in shared.values() for parameter in group.values())]
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        called.__signature__ = own.replace(parameters=keyword)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword} | {"return": own.return_annotation}
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise UsageError(f"{option} {value}: one of {', '.join(choices)}")
+    return value
+
+
+def _version(option: str, value: str | None) -> str | None:
+    if value is not None and not all(part.isdigit() for part in value.split("+")[0].split(".")):
+        raise UsageError(f"{option} {value}: this is no version", todo="write it like 2.21.5")
+    return value
+
+
+def _file(option: str, path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{option} {path}: no such file")
+    return path.name
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        raise UsageError("no terminal to ask for the password on", todo="use --become-password-file FILE") from None
