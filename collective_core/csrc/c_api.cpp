@@ -116,7 +116,7 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   require(empty || op.input, "input is missing");
   require(empty || allocates || op.output, "output is missing");
   require(op.count <= UINT64_MAX / 64, "too many elements");
-  require(header.kind != cc::Kind::reducescatter || op.ndim > 0, "a scalar cannot be scattered");
+  require(header.kind != cc::Kind::reducescatter || header.objects || op.ndim > 0, "a scalar cannot be scattered");
   require(header.kind != cc::Kind::alltoall || header.objects || (op.splits && op.ndim > 0), "splits are missing");
   if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
   task->operation.input = op.input;

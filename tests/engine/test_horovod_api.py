@@ -31,3 +31,10 @@ def test_join(launch, n, hosts):
 @pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 2)])
 def test_options_of_the_optimizer_and_what_goes_with_it(launch, n, hosts):
     everyone(launch, "optimizer_options.py", n, hosts)
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2), (3, 3)])
+def test_wrong_use_is_reported_on_every_rank_and_survived(launch, n, hosts):
+    reports = everyone(launch, "wrong_use.py", n, hosts)
+    assert {entry["cases"] for entry in reports.values()} == {reports[0]["cases"]}
+    assert reports[0]["cases"] == 58

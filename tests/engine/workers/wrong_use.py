@@ -1,0 +1,104 @@
+"""What ranks can get wrong: every rank is told who asked for what, and the engine goes on working."""
+# ruff: noqa: PT017 - worker scripts run without pytest
+
+import collective_core.torch as hvd
+import common
+import torch
+
+from collective_core import _native
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+odd = rank == size - 1  # the one that gets it wrong
+ODD = size - 1
+cases = 0
+
+
+def refused(case, call, *fragments, kinds=("mismatch",)):
+    """The call fails on this rank, blames the odd one, and says all of `fragments`."""
+    global cases
+    cases += 1
+    try:
+        call()
+    except hvd.HorovodInternalError as error:
+        assert error.kind in kinds, (case, error.kind, str(error))
+        assert ODD in error.ranks, (case, error.ranks)
+        for fragment in (*fragments, f"rank {ODD} (host ", "pid "):
+            assert fragment in str(error), (case, fragment, str(error))
+    else:
+        raise RuntimeError(f"{case}: no error on rank {rank}")
+    total = hvd.allreduce(torch.full((70_000,), float(rank)), op=hvd.Sum)
+    assert (total == sum(range(size))).all(), f"{case}: the engine is out of order"
+
+
+def asynchronous(function, *arguments, **options):
+    return lambda: hvd.synchronize(function(*arguments, **options))
+
+
+OBJECTS = ("mismatch", "invalid")  # on the odd rank its own mistake, on the others a disagreement
+for count in (16 * size, 100_000 * size):  # with the header, and through the buffers
+    shape = count + (size if odd else 0)
+    kind = torch.float64 if odd else torch.float32
+    shapes, kinds = (f"[{count}]", f"[{count + size}]"), ("float32", "float64")
+    for name in ("allreduce", "reducescatter", "broadcast"):
+        function, function_async = getattr(hvd, name), getattr(hvd, name + "_async")
+        more = {"root_rank": 0} if name == "broadcast" else {}
+        refused(f"{name} shape", lambda f=function, m=more, n=shape: f(torch.ones(n), name="w", **m), *shapes)
+        refused(f"{name} shape", asynchronous(function_async, torch.ones(shape), name="w", **more), *shapes)
+        refused(f"{name} type", lambda f=function, m=more, n=count, k=kind: f(torch.ones(n, dtype=k), name="w", **m), *kinds)
+    for name in ("allgather", "alltoall"):
+        function, function_async = getattr(hvd, name), getattr(hvd, name + "_async")
+        columns = 3 if odd else 2
+        refused(f"{name} columns", lambda f=function, n=count, c=columns: f(torch.ones(n, c), name="w"), f"{count}, 2]", f"{count}, 3]")
+        refused(f"{name} columns", asynchronous(function_async, torch.ones(count, columns), name="w"), f"{count}, 2]")
+        refused(f"{name} type", lambda f=function, n=count, k=kind: f(torch.ones(n, dtype=k), name="w"), *kinds)
+        refused(f"{name} dimensions", lambda f=function, n=count: f(torch.ones(n, 1) if odd else torch.ones(n), name="w"), "1]")
+refused("shape of as many elements", lambda: hvd.allreduce(torch.ones(2, 3) if odd else torch.ones(3, 2), name="w"), "[2, 3]", "[3, 2]")
+refused("grouped", lambda: hvd.grouped_allreduce([torch.ones(2), torch.ones(3 + odd)], name="g"), "'g.1'", "[3]", "[4]")
+refused("operation", lambda: hvd.allreduce(torch.ones(4), op=hvd.Max if odd else hvd.Min, name="w"), "Max", "Min")
+refused("factor", lambda: hvd.allreduce(torch.ones(4), prescale_factor=2.0 if odd else 1.0, name="w"), "prescale 2")
+refused("kind", lambda: hvd.allgather(torch.ones(4), name="w") if odd else hvd.allreduce(torch.ones(4), name="w"), "allgather", "allreduce")
+refused("name", lambda: hvd.allreduce(torch.ones(4), name="hers" if odd else "his"), "'hers'", "'his'")
+refused("root", lambda: hvd.broadcast(torch.ones(4), 1 if odd else 0, name="w"), "root 0", "root 1")
+refused(
+    "no such root",
+    lambda: hvd.broadcast(torch.ones(4), size if odd else 0, name="w"),
+    f"root rank {size} is not in this job",
+    kinds=OBJECTS,
+)
+
+# Splits may differ between ranks, so that they are wrong is found by the rank itself, which tells the others.
+good, rows = [2] * size, torch.ones(2 * size)
+for wrong, text in (
+    ([2] * (size - 1) + [3], f"add up to {2 * size + 1}, but the first dimension is {2 * size}"),
+    ([2] * (size - 1), f"has {size - 1} entries for {size} ranks"),
+    ([2 * size + 1] + [0] * (size - 2) + [-1], "negative"),
+    (torch.full((size,), 2.0), "int32"),
+    (torch.full((size, 1), 2, dtype=torch.int32), "one dimension"),
+):
+    refused("splits", lambda w=wrong: hvd.alltoall(rows, splits=w if odd else good, name="w"), text, kinds=OBJECTS)
+    refused("splits", asynchronous(hvd.alltoall_async, rows, splits=wrong if odd else good, name="w"), text, kinds=OBJECTS)
+refused("uneven", lambda: hvd.alltoall(torch.ones(2 * size + odd), name="w"), f"is not divisible by {size} ranks", kinds=OBJECTS)
+for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+    scalar = torch.tensor(1.0)
+    refused("scalar", lambda f=function, s=scalar: f(s if odd else torch.ones(size), name="w"), "at least one dimension", kinds=OBJECTS)
+
+
+# The place of the tensor: one rank's on a GPU. There need not be one for the engine to compare what it is told.
+def reduce_on_device():
+    source = torch.ones(4)
+    _native.run(_native.operation(_native.ALLREDUCE, "w", "float32", (4,), 4, source.data_ptr(), source.data_ptr(), device=int(odd)))
+
+
+refused("device", reduce_on_device, "on a GPU")
+
+# One wrong operation among good ones in flight.
+handles = [hvd.allreduce_async(torch.ones(5 + (odd and i == 2)), name=f"t{i}", op=hvd.Sum) for i in range(5)]
+for i, handle in enumerate(handles):
+    if i == 2:
+        refused("in flight", lambda h=handle: hvd.synchronize(h), "'t2'")
+    else:
+        assert hvd.synchronize(handle).tolist() == [size] * 5
+hvd.barrier()
+common.report(cases=cases)
+hvd.shutdown()
