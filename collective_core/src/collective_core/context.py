@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from collective_core import _native, config, rendezvous
+from collective_core import _native, config, launchers, rendezvous
 from collective_core.errors import CollectiveError
 
 
@@ -45,7 +45,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
         settings = config.from_environment()
         if _launcher is None or comm is not None:
-            _launcher = rendezvous.find_launcher(comm)
+            _launcher = launchers.find_launcher(comm, settings)
             atexit.register(_at_exit)
         peers = rendezvous.meet(_launcher, settings)
         _counters.clear()

@@ -1,9 +1,7 @@
 """How the ranks find each other: who is there, where, and the job's secret.
 
-A launcher is one class with ``rank``, ``size`` and one collective, ``exchange``; everything else is the same for all. There
-are two today: mpi4py under ``mpirun`` and a single process. Others (torchrun, Slurm) need no more than an ``exchange``.
-
-Only bytes and JSON travel: nothing that a peer sends is unpickled.
+Whatever launcher started them (launchers.py), this is the same. Only bytes and JSON travel: nothing that a peer sends is
+unpickled.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 from typing import Any, Sequence
 
 from collective_core import _native
@@ -20,88 +17,7 @@ from collective_core.config import Config
 from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
 
-#: Set by the launchers of Open MPI, MPICH, Intel MPI and MVAPICH for every rank.
-MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
 SECRET_BYTES = 32
-
-
-class Single:
-    """One process on its own."""
-
-    rank = 0
-    size = 1
-
-    def exchange(self, mine: bytes) -> list[bytes]:
-        return [mine]
-
-    def finish(self, healthy: bool) -> None:
-        """Nothing to finish."""
-
-
-def _communicator_of(ranks: list[int]) -> Any:
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    if world.Get_rank() not in ranks:
-        raise CollectiveError(f"init(comm={ranks}) was called by rank {world.Get_rank()}, which is not in the list", "invalid")
-    return world.Create_group(world.Get_group().Incl(ranks))
-
-
-class Mpi:
-    """The ranks of an MPI communicator. MPI is used here and nowhere else."""
-
-    def __init__(self, communicator: Any | None = None) -> None:
-        self._finalize = False
-        if communicator is None:
-            # MPI_Finalize waits for all ranks, so after a failure it would turn an error into a hang. We call it ourselves, and
-            # only if all is well; unless the script has imported mpi4py.MPI first and so taken charge.
-            ours = "mpi4py.MPI" not in sys.modules
-            try:
-                import mpi4py
-
-                if ours:
-                    mpi4py.rc.finalize = False
-                from mpi4py import MPI
-            except ImportError as error:
-                raise CollectiveError(
-                    f"this process was started by mpirun, but mpi4py cannot be used: {error}. "
-                    "Install it next to the engine: pip install mpi4py"
-                ) from error
-            self._finalize = ours
-            communicator = MPI.COMM_WORLD
-        elif not hasattr(communicator, "Get_rank"):
-            communicator = _communicator_of(list(communicator))
-        self._communicator = communicator
-        self.rank = int(communicator.Get_rank())
-        self.size = int(communicator.Get_size())
-
-    def exchange(self, mine: bytes) -> list[bytes]:
-        """All ranks' bytes, by rank."""
-        import numpy as np
-
-        lengths = np.zeros(self.size, dtype=np.int64)
-        self._communicator.Allgather(np.array([len(mine)], dtype=np.int64), lengths)
-        longest = int(lengths.max())
-        padded = np.frombuffer(mine.ljust(longest, b"\0"), dtype=np.uint8)
-        everyone = np.zeros((self.size, longest), dtype=np.uint8)
-        self._communicator.Allgather(padded, everyone)
-        return [everyone[i, : int(lengths[i])].tobytes() for i in range(self.size)]
-
-    def finish(self, healthy: bool) -> None:
-        """Finalizes MPI at the end of a healthy process."""
-        if not (self._finalize and healthy):
-            return
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.Finalize()
-
-
-def find_launcher(communicator: Any | None = None) -> Any:
-    """The launcher that started this process. ``communicator``: of mpi4py, or a list of ranks of its COMM_WORLD."""
-    if communicator is not None or any(name in os.environ for name in MPI_VARIABLES):
-        return Mpi(communicator)
-    return Single()
 
 
 def host_identity(override: str | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from collective_core.bench import options
 from collective_core.errors import CollectiveError
-from collective_core.rendezvous import MPI_VARIABLES
+from collective_core.launchers import MPI_VARIABLES
 
 
 def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:

@@ -1,0 +1,242 @@
+"""Ranks without MPI meet at rank 0: over TCP with the job's secret, or inside one host through a unix socket of one user.
+
+Both sides prove that they know the secret (HMAC-SHA256 over fresh challenges of both) before anything else is read, and only
+bytes travel. Strangers are dropped without a word; any number of them only delays, because the oldest gives way to the newest.
+Inside one host the system tells each side the other's user, so a secret is not needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from typing import Any
+
+from collective_core.errors import CollectiveError
+
+GREETING = b"ccstore1"
+CHALLENGE_BYTES = 32
+#: Seconds in which a caller must have proven itself.
+PROOF_TIMEOUT = 5.0
+#: Callers that have not proven themselves yet; beyond that the oldest is dropped.
+MOST_VISITORS = 256
+#: Bytes of one rank's part of an exchange: far more than a table of interfaces.
+MOST_BYTES = 1 << 24
+#: Seconds between attempts to reach rank 0, which may not be up yet.
+RETRY_INTERVAL = 0.1
+
+_head = struct.Struct("!8sI")  # greeting, rank
+_length = struct.Struct("!Q")
+
+
+def _proof(secret: bytes, side: bytes, rank: int, of_caller: bytes, of_host: bytes) -> bytes:
+    return hmac.new(secret, side + struct.pack("!I", rank) + of_caller + of_host, hashlib.sha256).digest()
+
+
+def _user_of(connection: Any) -> int:
+    """The user at the other end of a unix socket, as the system knows it."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
+
+
+class Place:
+    """Where rank 0 can be reached: (host, port), or the name of an abstract unix socket."""
+
+    def __init__(self, where: tuple[str, int] | str) -> None:
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"local socket {self.where}" if isinstance(self.where, str) else f"{self.where[0]} port {self.where[1]}"
+
+    @property
+    def address(self) -> Any:
+        return "\0" + self.where if isinstance(self.where, str) else self.where
+
+    def listen(self) -> socket.socket:
+        if isinstance(self.where, str):
+            listener = socket.socket(socket.AF_UNIX)
+        else:
+            family = socket.getaddrinfo(self.where[0], self.where[1], type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(self.address)
+            listener.listen(MOST_VISITORS)
+        except OSError as error:
+            listener.close()
+            raise CollectiveError(f"rank 0 cannot listen at {self}: {error}. COLLECTIVE_PORT chooses another port", "invalid") from error
+        return listener
+
+    def call(self) -> socket.socket:
+        if not isinstance(self.where, str):
+            return socket.create_connection(self.where, timeout=PROOF_TIMEOUT)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(PROOF_TIMEOUT)
+        try:
+            connection.connect(self.address)
+            if _user_of(connection) != os.getuid():
+                raise CollectiveError(f"{self} belongs to another user", "invalid")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Host:
+    """Rank 0's side."""
+
+    rank = 0
+
+    def __init__(self, size: int, place: Place, secret: bytes, timeout: float) -> None:
+        self.size = size
+        self._secret = secret
+        self._timeout = timeout
+        self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._visitors: list[asyncio.StreamWriter] = []
+        self._is_local = isinstance(place.where, str)
+        self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self._gather_guests(place))
+
+    async def _gather_guests(self, place: Place) -> None:
+        self._complete = asyncio.Event()
+        server = await asyncio.start_server(self._visit, sock=place.listen())
+        try:
+            await asyncio.wait_for(self._complete.wait(), self._timeout)
+        except asyncio.TimeoutError:
+            missing = [rank for rank in range(1, self.size) if rank not in self._guests]
+            text = f"ranks {missing} did not come to {place} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
+            raise CollectiveError(text, "timeout", missing) from None
+        finally:
+            server.close()
+            for writer in self._visitors:
+                writer.transport.abort()
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._visitors) >= MOST_VISITORS:
+            self._visitors.pop(0).transport.abort()
+        self._visitors.append(writer)
+        rank = None
+        # Errors are a stranger's, or of somebody who went away: not ours.
+        with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
+            rank = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
+        if writer in self._visitors:
+            self._visitors.remove(writer)
+        if rank is None or rank in self._guests:
+            writer.transport.abort()
+            return
+        self._guests[rank] = (reader, writer)
+        if len(self._guests) == self.size - 1:
+            self._complete.set()
+
+    async def _examine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+        """The caller's rank once it has proven itself."""
+        if self._is_local and _user_of(writer.get_extra_info("socket")) != os.getuid():
+            return None
+        greeting, rank = _head.unpack(await reader.readexactly(_head.size))
+        if greeting != GREETING or not 0 < rank < self.size:
+            return None
+        theirs = await reader.readexactly(CHALLENGE_BYTES)
+        mine = secrets.token_bytes(CHALLENGE_BYTES)
+        writer.write(mine + _proof(self._secret, b"host", rank, theirs, mine))
+        proof = await reader.readexactly(hashlib.sha256().digest_size)
+        return rank if hmac.compare_digest(proof, _proof(self._secret, b"guest", rank, theirs, mine)) else None
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """All ranks' bytes, by rank. Raises CollectiveError naming the ranks that went away or did not answer."""
+        return self._loop.run_until_complete(self._exchange(mine))
+
+    async def _exchange(self, mine: bytes) -> list[bytes]:
+        parts = {0: mine}
+
+        async def read(rank: int, reader: asyncio.StreamReader) -> None:
+            (length,) = _length.unpack(await reader.readexactly(_length.size))
+            if length > MOST_BYTES:
+                raise CollectiveError(f"rank {rank} sent a part of {length} bytes (internal error)", "internal", [rank])
+            parts[rank] = await reader.readexactly(length)
+
+        reads = [asyncio.ensure_future(read(rank, reader)) for rank, (reader, _) in self._guests.items()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*reads), self._timeout)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            missing = [rank for rank in range(self.size) if rank not in parts]
+            raise CollectiveError(f"ranks {missing} went away while the job was starting", "peer_lost", missing) from error
+        everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
+        for _, writer in self._guests.values():
+            writer.write(everyone)
+        await asyncio.gather(*(writer.drain() for _, writer in self._guests.values()))
+        return [parts[rank] for rank in range(self.size)]
+
+    def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
+        for _, writer in self._guests.values():
+            writer.transport.abort()
+        self._loop.close()
+
+
+class Guest:
+    """The side of every other rank."""
+
+    def __init__(self, rank: int, size: int, place: Place, secret: bytes, timeout: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._place = place
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self._connection = self._enter(secret)
+                break
+            except (OSError, EOFError) as error:
+                if time.monotonic() > end:
+                    text = f"rank {rank} cannot reach rank 0 at {place} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
+                    raise CollectiveError(text, "timeout", [0]) from error
+                time.sleep(RETRY_INTERVAL)
+        self._connection.settimeout(timeout)
+
+    def _enter(self, secret: bytes) -> socket.socket:
+        connection = self._place.call()
+        try:
+            mine = secrets.token_bytes(CHALLENGE_BYTES)
+            connection.sendall(_head.pack(GREETING, self.rank) + mine)
+            theirs = _read(connection, CHALLENGE_BYTES)
+            proof = _read(connection, hashlib.sha256().digest_size)
+            if not hmac.compare_digest(proof, _proof(secret, b"host", self.rank, mine, theirs)):
+                text = f"what listens at {self._place} does not know this job's secret; COLLECTIVE_PORT chooses another port"
+                raise CollectiveError(text, "invalid", [0])
+            connection.sendall(_proof(secret, b"guest", self.rank, mine, theirs))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """All ranks' bytes, by rank."""
+        try:
+            self._connection.sendall(_length.pack(len(mine)) + mine)
+            return [_read(self._connection, _length.unpack(_read(self._connection, _length.size))[0]) for _ in range(self.size)]
+        except (OSError, EOFError) as error:
+            text = f"rank 0 at {self._place} refused this rank or went away while the job was starting: {error}"
+            raise CollectiveError(text, "peer_lost", [0]) from error
+
+    def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
+        self._connection.close()
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError("the connection was closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def enter(rank: int, size: int, place: Place, secret: bytes, timeout: float) -> Host | Guest:
+    """Meets the other ranks at ``place``."""
+    return Host(size, place, secret, timeout) if rank == 0 else Guest(rank, size, place, secret, timeout)
