@@ -18,9 +18,9 @@ namespace cc {
 
 constexpr size_t cache_line = 64;
 constexpr size_t page = 4096;
-// One host: four ranks' chunks stay in a shared cache of a few MiB. Several hosts: a longer run for the network's
+// One host: a rank's chunks stay in its own cache of half a MiB or more. Several hosts: a longer run for the network's
 // pipeline.
-constexpr size_t chunk_bytes_one_host = size_t(512) << 10;
+constexpr size_t chunk_bytes_one_host = size_t(128) << 10;
 constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
 // Inline payloads travel with the headers to every rank, so their sum over all ranks is kept near 64 KiB.
 constexpr size_t inline_total = size_t(64) << 10;

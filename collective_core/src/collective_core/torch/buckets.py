@@ -3,13 +3,31 @@
 Backward passes produce gradients roughly in that order, so the first bucket is complete early and its sum overlaps with the
 rest of the pass. Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the
 order of operations the same on all ranks without asking each other.
+
+A bucket is one flat tensor in the memory that the ranks of a host share (arena.py), where it is reduced without a copy. The
+gradients of parameters in host memory are views of it: ``p.grad`` is moved there when it is ready, unless it is there already
+because the last step's gradient was zeroed and not set to None.
 """
 
 from __future__ import annotations
 
 from typing import Any, Sequence
 
+import numpy as np
 import torch
+
+from collective_core import arena
+from collective_core.errors import CollectiveError
+from collective_core.torch.compression import Compression
+
+
+def gradient_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in the memory that the ranks of this host share; where its size is limited, ordinary ones: slower, not wrong."""
+    length = elements * torch.empty(0, dtype=dtype).element_size()
+    try:
+        return torch.from_numpy(arena.empty(length, np.uint8)).zero_().view(dtype)
+    except CollectiveError:
+        return torch.zeros(elements, dtype=dtype)
 
 
 class Bucket:
@@ -21,6 +39,7 @@ class Bucket:
         self.dtype = dtype
         self.waiting = set(parameters)
         self.flat: torch.Tensor = torch.empty(0)
+        self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
         self.contexts: dict[torch.nn.Parameter, Any] = {}
         self.handle = 0
         self.places: dict[torch.nn.Parameter, tuple[int, int]] = {}
@@ -30,23 +49,25 @@ class Bucket:
             begin += parameter.numel()
         self.elements = begin
 
-    def slot(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The parameter's part of the flat tensor, in the parameter's shape."""
-        begin, end = self.places[parameter]
-        return self.flat[begin:end].view(parameter.shape)
-
     def fill(self, parameter: torch.nn.Parameter, compression: Any) -> None:
-        """Copies the parameter's (compressed) gradient into its slot."""
-        small, self.contexts[parameter] = compression.compress(parameter.grad)
+        """Brings the parameter's (compressed) gradient into its slot."""
+        gradient = parameter.grad
+        small, self.contexts[parameter] = compression.compress(gradient)
         if self.flat.numel() != self.elements or self.flat.dtype != small.dtype:
-            self.flat = torch.zeros(self.elements, dtype=small.dtype)
-        self.slot(parameter).copy_(small)
+            self.flat = gradient_memory(self.elements, small.dtype)
+            self.slots = {p: self.flat[begin:end].view(p.shape) for p, (begin, end) in self.places.items()}
+        slot = self.slots[parameter]
+        if small.data_ptr() != slot.data_ptr():
+            slot.copy_(small)
+        if compression is Compression.none and gradient.device == slot.device:
+            parameter.grad = slot
 
     def empty(self, compression: Any) -> None:
-        """Copies the reduced gradients back and prepares for the next step."""
+        """Brings the reduced gradients back to where they are not views, and prepares for the next step."""
         for parameter in self.parameters:
-            reduced = compression.decompress(self.slot(parameter), self.contexts.pop(parameter))
-            parameter.grad.copy_(reduced)
+            reduced = compression.decompress(self.slots[parameter], self.contexts.pop(parameter))
+            if reduced.data_ptr() != parameter.grad.data_ptr():
+                parameter.grad.copy_(reduced)
         self.waiting = set(self.parameters)
         self.handle = 0
 
