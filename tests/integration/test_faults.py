@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import pexpect
 import pytest
 from hosts import container, good, marked_processes, provision, report, root, running, wait_until
 
@@ -119,6 +121,19 @@ def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_pa
     assert "provision" not in root(guarded.hosts[0], "ls /opt")
 
 
+def test_a_host_that_dies_inside_apt_is_explained(guarded):
+    host = guarded.hosts[0]
+    with running("up", str(guarded.inventory), *LEAN, "--become-password-file", str(guarded.become_password)) as run:
+        run.wait_for("node1: packages: Work out what is missing")
+        wait_until(lambda: "dpkg-deb" in root(host, "ps -eo comm"))  # in the middle of unpacking
+        container(host).kill()
+        ended = run.finish()
+    container(host).start()
+    assert ended.returncode == 1
+    assert "packages / Install what is missing (apt)" in ended.stdout
+    assert "it goes on where it stopped" in ended.stdout
+
+
 def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_completes(guarded):
     host = guarded.hosts[0]
     word = ("--become-password-file", str(guarded.become_password))
@@ -149,6 +164,55 @@ def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_
     for file in (path for path in paths.runs().rglob("*") if path.is_file()):
         assert secret.encode() not in file.read_bytes(), file
     assert secret not in result.stdout + result.stderr
+
+
+def test_a_package_that_was_cut_off_while_it_was_unpacked_is_brought_again(guarded):
+    host, word = guarded.hosts[0], ("--become-password-file", str(guarded.become_password))
+    library = "/usr/lib/x86_64-linux-gnu/libubsan.so.1.0.0"
+    for state in ("unpacked", "half-installed"):
+        status = f"/^Package: libubsan1$/,/^$/ s/^Status: .*/Status: install reinstreq {state}/"
+        root(host, f"sed -i '{status}' /var/lib/dpkg/status; rm {library}")
+        good(provision("up", str(guarded.inventory), *LEAN, *word))
+        assert root(host, f"dpkg --audit; ls {library}") == library
+
+
+def test_a_full_disk_in_the_middle_is_named_and_the_next_run_mends_what_was_cut_off(guarded):
+    host, word = guarded.hosts[0], ("--become-password-file", str(guarded.become_password))
+    root(host, "rm -rf /opt/provision")
+    pid = container(host).attrs["State"]["Pid"]  # a container may not mount for itself
+    subprocess.run(["nsenter", "-t", str(pid), "-m", "mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", "/opt"], check=True)
+    with running("up", str(guarded.inventory), *LEAN, *word) as run:
+        run.wait_for("node1: python: Make the environment")
+        root(host, "df /opt | grep -q tmpfs && ! dd if=/dev/zero of=/opt/fill bs=1M 2>/dev/null")
+        ended = run.finish()
+    assert ended.returncode == 1
+    assert "No space left on device" in ended.stdout
+    root(host, "rm /opt/fill")
+    good(provision("up", str(guarded.inventory), *LEAN, *word))
+
+
+def test_an_ssh_password_is_asked_for_and_kept_to_itself(guarded, tmp_path):
+    assert shutil.which("sshpass"), "install sshpass: --ask-pass needs it"
+    host, secret = guarded.hosts[0], 'a pass"word of tests'
+    settings = "/etc/ssh/sshd_config.d/provision-sandbox.conf"
+    root(host, f"sed -i 's/^PasswordAuthentication no/PasswordAuthentication yes/' {settings} && pkill -HUP -o sshd")
+    container(host).exec_run(["sh", "-c", 'echo "trainer:$WORD" | chpasswd'], environment={"WORD": secret})
+    file = tmp_path / "hosts.ini"
+    file.write_text("".join(line for line in guarded.inventory.read_text().splitlines(True) if "private_key_file" not in line))
+    for typed, code in (("not-the-password", 1), (secret, 0)):
+        command = ["-m", "provision", "up", str(file), *LEAN, "--ask-pass", "--ask-become-pass"]
+        terminal = pexpect.spawn(sys.executable, command, timeout=300, encoding="utf-8")
+        terminal.expect("SSH password: ")
+        terminal.sendline(typed)
+        terminal.expect("sudo password.*: ")
+        terminal.sendline(secret)
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == code, terminal.before
+        assert ("Permission denied" in terminal.before) == bool(code)
+        assert secret not in terminal.before
+    for path in (path for path in paths.runs().rglob("*") if path.is_file()):
+        assert secret.encode() not in path.read_bytes(), path
 
 
 def test_a_user_without_sudo_rights_is_told_so(sandbox_factory, tmp_path):
