@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from provision import __version__, catalog, resources
+from provision import __version__, catalog, resources, supplies
 from provision.engine_source import EngineSource
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
@@ -21,7 +21,7 @@ from provision.playbook import Outcome
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
-ROLES = ("guard", "packages", "hwloc", "python", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
+ROLES = ("guard", "packages", "hwloc", "python", "openmpi_source", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
 
 
 # Of these, the ones that are about the set of hosts and not about one.
@@ -95,10 +95,20 @@ def is_complete(plan: Plan, inventory: Inventory) -> bool:
     return {host.name for host in inventory.hosts} == set(plan.hosts)
 
 
-def render(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, folder: Path) -> Path:
+def render(
+    plan: Plan,
+    inventory: Inventory,
+    facts: Mapping[str, Facts],
+    sources: Sources,
+    folder: Path,
+    *,
+    fetch: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Path:
     """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path.
 
-    The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does.
+    The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
+    ``fetch`` it lacks the files that come from elsewhere, and does for a dry run.
     """
     origin = resources.folder("playbooks")
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +116,8 @@ def render(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive)
+    local, tarball = sources.nccl_local, sources.openmpi_tarball
+    made |= supplies.gather(plan, folder / "supplies", nccl_local=local, openmpi_tarball=tarball, fetch=fetch, say=say)
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -139,11 +151,15 @@ def render(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources
 
 def install(session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False) -> Outcome:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
-    playbook = render(plan, session.inventory, facts, sources, session.folder / "playbook")
+    folder = session.folder / "playbook"
+    playbook = render(plan, session.inventory, facts, sources, folder, fetch=not check, say=session.progress.line)
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     title = "Install (dry run)" if check else "Install"
-    outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check)
+    try:
+        outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check)
+    finally:
+        supplies.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
     return outcome

@@ -59,6 +59,8 @@ class Progress:
 
 def _sentence(event: Event) -> str:
     step = ": ".join(part for part in (event.role, event.task) if part)
+    if event.kind == "waiting" and "doing" in event.result:
+        return f"{event.host}: {step}: {event.result['doing']}"
     if event.kind == "waiting":
         holder = event.result.get("holder") or "something else"
         return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"

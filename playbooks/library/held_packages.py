@@ -1,0 +1,193 @@
+#!/usr/bin/python
+"""Ansible module: system packages at exact versions, held there. For apt, and for dnf with its versionlock. Python 3.7+, no libraries.
+
+A newer-looking build must never take the place of the chosen one (`2.21.5-1+cuda13.1` and a distribution's `2.21.5-1-1` sort above
+`2.21.5-1+cuda12.4`), so the exact version is asked for, older or not, and held; a hold of a wrong version is lifted first and, should
+the installation fail, put back.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: held_packages
+short_description: Keep packages at exact versions and hold them
+description:
+  - Does nothing, and asks no package index, when the versions are there and held.
+author: [the provision authors]
+options:
+  packages:
+    description: As the package manager writes them, C(name=version) for apt, C(name-version-release) for dnf.
+    type: list
+    elements: str
+    required: true
+  manager: {description: The package manager., choices: [apt, dnf], required: true}
+  source_list: {description: The only apt list to bring up to date before; all of them without it., type: path}
+"""
+
+EXAMPLES = r"""
+- name: Install NCCL
+  held_packages:
+    manager: apt
+    packages: [libnccl2=2.21.5-1+cuda12.4, libnccl-dev=2.21.5-1+cuda12.4]
+"""
+
+RETURN = r"""
+names:
+  description: The packages' names.
+  returned: always
+  type: list
+differ:
+  description: Whether there is something to do.
+  returned: always
+  type: bool
+before:
+  description: What was installed of them before, name to version.
+  returned: always
+  type: dict
+"""
+
+import os  # noqa: E402
+import re  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+LOCK_S = 300  # another user of the package manager gets this long to finish
+ERROR_LINES = 8
+VERSIONLOCK = "python3-dnf-plugin-versionlock"
+
+
+class Apt:
+    """apt-get, dpkg-query and apt-mark."""
+
+    def __init__(self, module, source_list):
+        self.module, self.source_list = module, source_list
+
+    @staticmethod
+    def split(package):
+        name, _, version = package.partition("=")
+        return name, version
+
+    def call(self, *words):
+        options = ["-q", "-y", "-o", f"DPkg::Lock::Timeout={LOCK_S}"]
+        environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+        return self.module.run_command(["apt-get", *options, *words], environ_update=environment)
+
+    def installed(self, names):
+        form = "${Package} ${db:Status-Want} ${db:Status-Status} ${Version}\n"
+        _rc, out, _err = self.module.run_command(["dpkg-query", "--show", "--showformat=" + form, *names])
+        rows = [line.split() for line in out.splitlines()]
+        return {row[0]: (row[3], row[1] == "hold") for row in rows if len(row) == 4 and row[2] == "installed"}
+
+    def offered(self, name):
+        _rc, out, _err = self.module.run_command(["apt-cache", "madison", name])
+        return list(dict.fromkeys(line.split("|")[1].strip() for line in out.splitlines() if line.count("|") == 2))
+
+    def refresh(self):
+        only = []
+        if self.source_list:  # a repository of others that is broken must not stand in the way
+            only = ["-o", "Dir::Etc::sourcelist=" + self.source_list, "-o", "Dir::Etc::sourceparts=/dev/null"]
+            only += ["-o", "APT::Get::List-Cleanup=0"]
+        rc, out, err = self.call(*only, "-o", "APT::Update::Error-Mode=any", "update")
+        if rc != 0:
+            self.module.fail_json(msg="apt-get update failed:\n" + excerpt(out + err))
+
+    def hold(self, names):
+        self.module.run_command(["apt-mark", "hold", *names], check_rc=True)
+
+    def release(self, names):
+        if names:
+            self.module.run_command(["apt-mark", "unhold", *names], check_rc=True)
+
+    def install(self, packages):
+        return self.call("--allow-downgrades", "--no-install-recommends", "install", *packages)
+
+
+class Dnf:
+    """dnf and rpm."""
+
+    def __init__(self, module, _source_list):
+        self.module = module
+
+    @staticmethod
+    def split(package):
+        """``libnccl-devel-2.21.5-1+cuda12.4`` → name, version-release."""
+        name, version, release = package.rsplit("-", 2)
+        return name, f"{version}-{release}"
+
+    def installed(self, names):
+        _rc, out, _err = self.module.run_command(["rpm", "--query", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n", *names])
+        _rc, locked, _err = self.module.run_command(["dnf", "-q", "versionlock", "list"])
+        rows = [line.split() for line in out.splitlines() if "is not installed" not in line]
+        return {row[0]: (row[1], f"{row[0]}-" in locked and row[1] in locked) for row in rows if len(row) == 2}
+
+    def offered(self, name):
+        _rc, out, _err = self.module.run_command(["dnf", "-q", "list", "--showduplicates", name])
+        return list(
+            dict.fromkeys(row[1].split(":")[-1] for row in map(str.split, out.splitlines()) if len(row) == 3 and row[0].startswith(name))
+        )
+
+    def refresh(self):
+        self.module.run_command(["dnf", "-q", "makecache"], check_rc=True)
+
+    def hold(self, names):
+        self.module.run_command(["dnf", "-q", "-y", "install", VERSIONLOCK], check_rc=True)
+        self.module.run_command(["dnf", "-q", "versionlock", "add", *names], check_rc=True)
+
+    def release(self, names):
+        if names:
+            self.module.run_command(["dnf", "-q", "versionlock", "delete", *names])
+
+    def install(self, packages):
+        return self.module.run_command(["dnf", "-y", "install", "--allowerasing", *packages])  # an exact older version is a downgrade
+
+
+def excerpt(text):
+    """The package manager's errors, else its last lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(E:|Err:|W: |Error)", line)]
+    return "\n".join((errors or lines)[-ERROR_LINES:])
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "packages": {"type": "list", "elements": "str", "required": True},
+            "manager": {"choices": ["apt", "dnf"], "required": True},
+            "source_list": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    manager = {"apt": Apt, "dnf": Dnf}[module.params["manager"]](module, module.params["source_list"])
+    packages = module.params["packages"]
+    wanted = dict(map(manager.split, packages))
+    found = manager.installed(list(wanted))
+    before = {name: version for name, (version, _held) in found.items()}
+    same = before == wanted
+    differ = not same or not all(held for _version, held in found.values())
+    result = {"names": list(wanted), "before": before, "differ": differ}
+    if not differ:
+        module.exit_json(changed=False, **result)
+    if module.check_mode:
+        module.exit_json(changed=True, **result)
+    if not same:
+        os.umask(0o022)
+        if any(version not in manager.offered(name) for name, version in wanted.items()):
+            manager.refresh()
+        for name, version in wanted.items():
+            offered = manager.offered(name)
+            if version not in offered:
+                there = ", ".join(offered[:8]) or "none at all"
+                module.fail_json(msg=f"no package index of this host offers {name} {version}; it has {there}", **result)
+        held = [name for name, (_version, is_held) in found.items() if is_held]
+        manager.release(held)
+        rc, out, err = manager.install(packages)
+        if rc != 0:
+            if held:
+                manager.hold(held)
+            module.fail_json(msg=f"could not install {', '.join(packages)}:\n" + excerpt(out + "\n" + err), rc=rc, **result)
+    manager.hold(list(wanted))
+    module.exit_json(changed=True, **result)
+
+
+if __name__ == "__main__":
+    main()

