@@ -1,0 +1,30 @@
+"""Runs `provision` with facts of the catalogue replaced: python other_catalogue.py CHANGES.json WORDS…
+
+For what a test cannot have: NVIDIA's repository and its key, open-mpi.org. CHANGES is {"file of the catalogue": {"key": {…}}}, merged over
+the real ones; everything else is the product as users have it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import catalog, cli
+
+
+def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**real, **changes}
+    return {
+        key: merged(real[key], value) if isinstance(value, dict) and isinstance(real.get(key), dict) else value
+        for key, value in both.items()
+    }
+
+
+changes = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+read = catalog.load
+catalog.load = lambda name: merged(read(name), changes[name]) if name in changes else read(name)  # type: ignore[assignment]
+sys.argv = ["provision", *sys.argv[2:]]
+cli.main()

@@ -1,0 +1,279 @@
+"""NCCL installed for real on a host, by apt from a signed repository that the test serves, from a local repository package, and as a wheel.
+
+The host has no GPU: `nvidia-smi` there is a stand-in that answers as one with an A100 would. The packages are stand-ins too (see
+nccl_packages.py); apt, its holds, the signature, the dynamic linker and the wheel are real. Tests run in order on one host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import nccl_packages
+import pytest
+from hosts import RUN_S, good, report, root
+
+from provision.sandbox import Sandbox, names
+
+CHOSEN = "2.21.5-1+cuda12.4"
+OLDER = "2.20.5-1+cuda12.4"
+HIGHER_CUDA = "2.21.5-1+cuda13.1"
+OF_THE_DISTRIBUTION = "2.22.3-1-1"
+WISHES = ("--nccl", "2.21.5", "--nccl-source", "repository")
+
+# What nvidia-smi prints of a host with one A100 and a driver for CUDA 12.4, as far as anybody asks.
+NVIDIA_SMI = r"""#!/bin/sh
+case "$1" in
+--query-gpu=*compute_cap*) echo 'NVIDIA A100-SXM4-40GB, GPU-0, 40960, 550.54.15, 00000000:00:04.0, 8.0' ;;
+--query-gpu=*) echo 'NVIDIA A100-SXM4-40GB, GPU-0, 40960, 550.54.15, 00000000:00:04.0' ;;
+*) echo '| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4 |' ;;
+esac
+"""
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def host(sandbox_factory) -> Sandbox:
+    made: Sandbox = sandbox_factory(1, "debian:12", name="nccl", slots=1)
+    root(made.hosts[0], f"cat > /usr/local/bin/nvidia-smi <<'EOF'\n{NVIDIA_SMI}\nEOF\nchmod 755 /usr/local/bin/nvidia-smi")
+    return made
+
+
+class Nvidia:
+    """What stands in for NVIDIA's site: the repository's folder, its key, and its address."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.work = folder
+        self.repository = folder / "site/debian12/x86_64"
+        self.repository.mkdir(parents=True)
+        self.key = nccl_packages.Key(folder / "gpg")
+        for version in (CHOSEN, OLDER, HIGHER_CUDA):
+            nccl_packages.nccl(self.repository, folder / "trees", version)
+        nccl_packages.index(self.repository, self.key)
+        self.keyring = nccl_packages.keyring_package(self.repository, folder, self.key)
+        self.address = address
+
+    def catalogue(self, **changes: str) -> Path:
+        """The catalogue's facts that differ here; ``sha256`` and ``base`` may be given other values."""
+        digest = hashlib.sha256(self.keyring.read_bytes()).hexdigest()
+        place = {
+            "base": changes.get("base", self.address + "/{system}/{arch}"),
+            "apt": {"sha256": {"debian12": {"x86_64": changes.get("sha256", digest)}}},
+        }
+        path = self.work / "catalogue.json"
+        path.write_text(json.dumps({"cuda_repositories": place}))
+        return path
+
+
+@pytest.fixture(scope="module")
+def nvidia(host, tmp_path_factory) -> Iterator[Nvidia]:
+    work = tmp_path_factory.mktemp("nvidia")
+    network = docker.from_env().networks.get(names.network(host.name))
+    gateway = network.attrs["IPAM"]["Config"][0]["Gateway"]
+    (work / "site").mkdir()
+    with nccl_packages.served(work / "site", gateway) as address:
+        made = Nvidia(work, address)
+        yield made
+        made.key.close()
+
+
+@pytest.fixture(scope="module")
+def distribution(host, nvidia) -> None:
+    """The host's distribution has an NCCL of its own, without a CUDA in its name, that sorts above NVIDIA's."""
+    folder = nvidia.work / "site/distribution"
+    folder.mkdir()
+    nccl_packages.nccl(folder, nvidia.work / "trees", OF_THE_DISTRIBUTION)
+    nccl_packages.index(folder, nvidia.key)
+    line = f"deb [trusted=yes] {nvidia.address}/distribution/ /"
+    root(host.hosts[0], f"echo '{line}' > /etc/apt/sources.list.d/distribution.list && apt-get -q update")
+
+
+@pytest.fixture
+def provision(nvidia, distribution) -> Command:
+    """The command line with NVIDIA's site replaced."""
+
+    def call(*words: str, catalogue: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(Path(__file__).with_name("other_catalogue.py")), str(catalogue or nvidia.catalogue()), *words]
+        return subprocess.run(command, input="", capture_output=True, text=True, timeout=RUN_S, check=False)
+
+    return call
+
+
+@pytest.fixture
+def play(host, provision, tmp_path) -> Command:
+    """Only NCCL's part of the playbook, run by hand: ``play(*wishes)``."""
+
+    def call(*wishes: str) -> subprocess.CompletedProcess[str]:
+        good(provision("plan", str(host.inventory), "--without-torch", *wishes, "--out", str(tmp_path / "book")))
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "site.yml", "-e", "@vars.json"]
+        return subprocess.run(
+            [*command, "--tags", "nccl,linker"], cwd=tmp_path / "book", capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+
+    return call
+
+
+def state(host: Sandbox) -> dict[str, tuple[str, str]]:
+    """Package → (version, wanted state) as dpkg has it."""
+    said = root(host.hosts[0], "dpkg-query -W -f '${Package} ${Version} ${db:Status-Want}\\n' libnccl2 libnccl-dev")
+    return {name: (version, want) for name, version, want in (line.split() for line in said.splitlines())}
+
+
+HELD = {"libnccl2": (CHOSEN, "hold"), "libnccl-dev": (CHOSEN, "hold")}
+
+
+def put(host: Sandbox, version: str) -> None:
+    """Install and hold another version, as somebody does by hand."""
+    both = f"libnccl2={version} libnccl-dev={version}"
+    options = "-q -y --allow-downgrades --allow-change-held-packages --no-install-recommends"
+    root(host.hosts[0], f"apt-get -q update && apt-get {options} install {both} && apt-mark hold libnccl2 libnccl-dev")
+    assert state(host) == {"libnccl2": (version, "hold"), "libnccl-dev": (version, "hold")}
+
+
+# --- what must not happen to a bare host --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wrong", "reason"), [({"base": "{address}/nowhere/{{system}}"}, "404"), ({"sha256": "0" * 64}, "SHA-256")])
+def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_host_is_touched(
+    wrong, reason, host, nvidia, provision, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    changes = {name: value.format(address=nvidia.address) for name, value in wrong.items()}
+    before = root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l")
+    result = provision("up", str(host.inventory), "--without-torch", *WISHES, catalogue=nvidia.catalogue(**changes))
+    assert result.returncode == 1
+    assert reason in result.stderr
+    assert "the key of the repository" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l") == before
+
+
+# --- NVIDIA's repository ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_holds_it(host, provision):
+    document = report(good(provision("up", str(host.inventory), "--without-torch", *WISHES, "--json")))
+    assert document["ok"]
+    assert document["hosts"][0]["nccl"] == "2.21.5"
+    assert state(host) == HELD
+    offered = root(host.hosts[0], "apt-cache madison libnccl2")
+    assert all(version in offered for version in (CHOSEN, HIGHER_CUDA, OF_THE_DISTRIBUTION))
+    upgrade = root(host.hosts[0], "apt-get -q -s dist-upgrade")
+    assert "Inst libnccl" not in upgrade
+    record = json.loads(root(host.hosts[0], "cat /opt/provision/record.json"))
+    assert {"libnccl2", "libnccl-dev"} <= {name.partition(":")[0] for name in record["packages"]["added"]}
+    assert record["held"]
+
+
+def test_the_repository_is_believed_by_its_own_key_alone(host, nvidia):
+    text = root(host.hosts[0], "cat /etc/apt/sources.list.d/cuda-debian12-x86_64.list")
+    assert text == f"deb [signed-by={nccl_packages.KEYRING}] {nvidia.address}/debian12/x86_64/ /"
+    assert root(host.hosts[0], "ls -A /etc/apt/trusted.gpg.d /etc/apt/trusted.gpg 2>/dev/null | grep -ci nccl || true") == "0"
+    assert root(host.hosts[0], f"stat -c '%a %U' {nccl_packages.KEYRING}") == "644 root"
+
+
+def test_a_second_run_changes_nothing_and_a_dry_run_says_so(host, provision):
+    for words in ((), ("--check",)):
+        document = report(good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", *WISHES, "--json", *words)))
+        assert [entry["changed"] for entry in document["hosts"]] == [0]
+    assert state(host) == HELD
+
+
+@pytest.mark.parametrize("version", [HIGHER_CUDA, OLDER, OF_THE_DISTRIBUTION])
+def test_a_held_wrong_version_is_replaced_whether_it_is_older_or_newer(version, host, play):
+    put(host, version)
+    done = play(*WISHES)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert state(host) == HELD
+
+
+def test_a_version_that_nobody_offers_is_one_clear_error_and_what_was_held_stays(host, nvidia, play, tmp_path):
+    put(host, OLDER)
+    nccl_packages.withdraw(nvidia.repository, [CHOSEN], tmp_path / "away")
+    nccl_packages.index(nvidia.repository, nvidia.key)
+    try:
+        root(host.hosts[0], "apt-get -q update")
+        done = play(*WISHES, "--allow-bad")
+    finally:
+        for deb in (tmp_path / "away").iterdir():
+            deb.rename(nvidia.repository / deb.name)
+        nccl_packages.index(nvidia.repository, nvidia.key)
+    assert done.returncode != 0
+    assert f"no package index of this host offers libnccl2 {CHOSEN}; it has" in done.stdout
+    assert state(host) == {"libnccl2": (OLDER, "hold"), "libnccl-dev": (OLDER, "hold")}
+
+
+def test_a_repository_whose_signature_is_wrong_is_not_believed(host, nvidia, play):
+    put(host, OLDER)
+    root(host.hosts[0], "rm -rf /var/lib/apt/lists/*debian12*")
+    stranger = nccl_packages.Key(nvidia.work / "stranger")
+    nccl_packages.index(nvidia.repository, stranger)
+    try:
+        done = play(*WISHES)
+    finally:
+        stranger.close()
+        nccl_packages.index(nvidia.repository, nvidia.key)
+    assert done.returncode != 0
+    assert "NO_PUBKEY" in done.stdout or "not signed" in done.stdout
+    assert state(host)["libnccl2"] == (OLDER, "hold")
+
+
+# --- a local repository package -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed_by", [True, False], ids=["names its key", "expects apt-key"])
+def test_a_local_repository_package_is_installed_its_key_put_in_place_and_nccl_taken_from_it(signed_by, host, nvidia, play, tmp_path):
+    root(host.hosts[0], "apt-mark unhold libnccl2 libnccl-dev && apt-get -q -y purge libnccl2 libnccl-dev 'nccl-local-repo-*'")
+    root(host.hosts[0], "rm -f /etc/apt/sources.list.d/cuda-* && apt-get -q update")
+    file = nccl_packages.local_repository(tmp_path, tmp_path / "work", nvidia.key, "debian12", CHOSEN, signed_by=signed_by)
+    wishes = ("--nccl-local", str(file), "--nccl-source", "local")
+    done = play(*wishes)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert state(host) == HELD
+    assert "file:/var/nccl-local-repo-debian12-2.21.5-cuda12.4" in root(host.hosts[0], "apt-cache policy libnccl2")
+    assert "trusted=yes" not in root(host.hosts[0], "cat /etc/apt/sources.list.d/nccl-local-*.list")
+    assert root(host.hosts[0], "ls /opt/provision/repositories") in ("", "cuda-debian12-x86_64-keyring.deb")
+    again = play(*wishes)
+    assert "changed=0" in again.stdout, again.stdout[-3000:]
+
+
+def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_path):
+    root(host.hosts[0], "apt-mark unhold libnccl2 libnccl-dev && apt-get -q -y purge libnccl2 libnccl-dev 'nccl-local-repo-*'")
+    file = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
+    file.write_bytes(b"an error page")
+    done = play("--nccl-local", str(file), "--nccl-source", "local")
+    assert done.returncode != 0
+    assert "could not install" in done.stdout
+    assert root(host.hosts[0], "dpkg-query -W -f '${Package}\\n' 'nccl-local-repo-*' 2>/dev/null | wc -l") in ("0", "1")
+    assert root(host.hosts[0], "dpkg --audit") == ""
+
+
+# --- the wheel ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_lies_in_the_prefix_and_the_linker_finds_it(host, play):
+    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = root(host.hosts[0], "ldconfig -p | grep libnccl.so.2")
+    assert "=> /opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2" in found
+    asked = 'import ctypes; n = ctypes.c_int(); ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(n)); print(n.value)'
+    assert root(host.hosts[0], f"python3 -c '{asked}'") == "22105"
+
+
+def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
+    root(
+        host.hosts[0],
+        "mkdir -p /opt/other && cp -L /opt/provision/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2 /opt/other/",
+    )
+    root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
+    root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/000-other.conf && ldconfig")
+    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    assert done.returncode != 0
+    assert "from /opt/other/libnccl.so.2" in done.stdout
+    assert "see /etc/ld.so.conf.d" in done.stdout
