@@ -74,6 +74,7 @@ def build_key(host: HostPlan) -> str:
 
 def _openmpi(plan: Plan, folder: Path, tarball: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
     keys = {name: build_key(host) for name, host in plan.hosts.items() if host.openmpi.source == "source"}
+    builders = sorted(keys, key=lambda name: plan.hosts[name].nccl is None)  # the first builds: a build for GPUs wants CUDA there
     cached = {key: _cached_build(key) for key in set(keys.values())}
     found: dict[str, Any] = {
         "homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
@@ -81,7 +82,7 @@ def _openmpi(plan: Plan, folder: Path, tarball: Path | None, fetch: bool, say: S
         "make": _make_words(),
         "tarball": "",
         "builds": {
-            name: {"key": key, "hosts": [other for other in keys if keys[other] == key], "sha256": cached[key] or ""}
+            name: {"key": key, "hosts": [other for other in builders if keys[other] == key], "sha256": cached[key] or ""}
             for name, key in keys.items()
         },
     }
@@ -149,7 +150,7 @@ def _nccl_local(plan: Plan, folder: Path, given: Path) -> Path:
 def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
     """The file with each repository's key, by its checksum."""
     wanted = {host.nccl.repository for host in plan.hosts.values() if host.nccl and host.nccl.repository}
-    return {repository.key_sha256: str(_place(_key(repository, say), folder)) for repository in wanted if repository.key_sha256}
+    return {str(repository.key_sha256): str(_place(_key(repository, say), folder)) for repository in wanted}
 
 
 def _key(repository: Repository, say: Say) -> Path:

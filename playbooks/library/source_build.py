@@ -234,7 +234,7 @@ class Build:
     def watch(self):
         while time.time() - os.stat(self.asked_file).st_mtime < FORGOTTEN_S:
             time.sleep(2)
-        self.abandon()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # there, where nothing else of the build can go on meanwhile
 
     def steps(self):
         given = self.given

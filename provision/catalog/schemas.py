@@ -143,6 +143,11 @@ FILES: dict[str, Shape] = {
                     "default": version,
                     "releases": listed(version),
                     "options": listed(word),
+                    "cuda": listed(word),
+                    "verbs": listed(word),
+                    "no_verbs": listed(word),
+                    "make": listed(word),
+                    "packages": mapping(word, record({"always": listed(word), "verbs": listed(word)})),
                     "sha256": mapping(version, record({"ending": matching("gz|bz2", "ending: gz or bz2"), "value": sha256})),
                     "source": text,
                 }

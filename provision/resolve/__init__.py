@@ -198,6 +198,11 @@ def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> 
     wanted += chosen.packages
     if openmpi.source == "distribution":
         wanted.append(openmpi.package)
+    if openmpi.source == "source":
+        known = catalog.load("openmpi")["tarball"]
+        wanted += known["packages"][kind.family]["always"]
+        if set(known["verbs"]) <= set(openmpi.options):
+            wanted += known["packages"][kind.family]["verbs"]
     return tuple(wanted)
 
 

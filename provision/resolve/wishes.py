@@ -29,6 +29,7 @@ class Wishes:
         openmpi_tarball: name of an Open MPI tarball that the user has; its name says the version.
         openmpi_tarball_sha256: of that file.
         openmpi_cuda: build Open MPI with support for buffers in GPU memory.
+        openmpi_verbs: build Open MPI with InfiniBand verbs.
         allow_bad: take what is known bad, too, where it is asked for by version.
         engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
     """
@@ -46,6 +47,7 @@ class Wishes:
     openmpi_tarball: str | None = None
     openmpi_tarball_sha256: str | None = None
     openmpi_cuda: bool = False
+    openmpi_verbs: bool = False
     allow_bad: bool = False
     engine_version: str = ""
     engine_sha256: str | None = None

@@ -1,0 +1,140 @@
+"""The module that builds from a tarball, on tiny sources: what it makes, what it says when it fails, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import signal
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+CONFIGURE = """#!/bin/sh
+for word; do case $word in --prefix=*) prefix=${word#--prefix=} ;; --broken) echo "configure: error: no $word" >&2; exit 1 ;; esac; done
+source=$(dirname "$0")
+printf 'all:\\n\\t@echo "  CC       one.lo"\\n\\t%s\\ninstall:\\n\\tmkdir -p $(DESTDIR)%s/bin\\n\\tcp %s/tool $(DESTDIR)%s/bin/\\n' \\
+    "$(cat $source/recipe)" "$prefix" "$source" "$prefix" > Makefile
+"""
+
+
+def load(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "playbooks/library" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+source_build = load("source_build")
+
+
+def tarball(path: Path, recipe: str, *, configure: str = CONFIGURE) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text, mode in (("configure", configure, 0o755), ("recipe", recipe, 0o644), ("tool", "#!/bin/sh\necho built\n", 0o755)):
+            if text:
+                member = tarfile.TarInfo(f"thing-1.0/{name}")
+                member.size, member.mode = len(text), mode
+                tar.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Any:
+    """``build(recipe, **changes)``: a build that has been started."""
+
+    def start(recipe: str = "true", configure: str = CONFIGURE, **changes: Any) -> Any:
+        given = {
+            "name": "thing 1.0",
+            "tarball": str(tarball(tmp_path / "thing.tar.gz", recipe, configure=configure)),
+            "prefix": "/opt/thing",
+            "options": [],
+            "make_words": [],
+            "work": str(tmp_path / "work"),
+            "archive": str(tmp_path / "built.tar.gz"),
+            **changes,
+        }
+        made = source_build.Build(given)
+        made.start("this run")
+        return made
+
+    return start
+
+
+def wait(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended(build: Any) -> None:
+    wait(lambda: not build.runs())
+
+
+def test_the_archive_is_relative_to_the_prefix_and_the_build_is_gone(build: Any, tmp_path: Path) -> None:
+    made = build()
+    ended(made)
+    assert made.last_words("this run") is None
+    with tarfile.open(tmp_path / "built.tar.gz") as tar:
+        assert [member.name for member in tar if not member.isdir()] == ["bin/tool"]
+        assert {member.uname for member in tar} == {"root"}
+    assert source_build.complete(str(tmp_path / "built.tar.gz"))
+    assert not (tmp_path / "work").exists()
+
+
+def test_an_archive_that_was_damaged_since_does_not_count(build: Any, tmp_path: Path) -> None:
+    ended(build())
+    (tmp_path / "built.tar.gz").write_bytes(b"half of it")
+    assert source_build.complete(str(tmp_path / "built.tar.gz")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": "sh -c 'echo one.c:3: error: no such thing; exit 1'"}, ["make of thing 1.0 failed:", "one.c:3: error: no such thing"]),
+        ({"options": ["--broken"]}, ["configure of thing 1.0 failed:", "configure: error: no --broken"]),
+        ({"configure": ""}, ["holds no sources that are ready to be configured"]),
+    ],
+)
+def test_a_build_that_fails_says_why_to_the_run_that_began_it(changes: dict[str, Any], said: list[str], build: Any) -> None:
+    made = build(**changes)
+    ended(made)
+    words = made.last_words("this run")
+    assert all(part in words for part in said), words
+    assert made.last_words("another run") is None
+
+
+def test_its_progress_is_counted_in_files(build: Any, tmp_path: Path) -> None:
+    made = build("sh -c 'for i in $$(seq 250); do echo \"  CC       x.lo\"; done; sleep 30'")
+    wait(lambda: made.progress() == "compiling, 200 files so far")
+    os.kill(made.state()["pid"], signal.SIGTERM)
+    ended(made)
+
+
+def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_path: Path) -> None:
+    made = build("sleep 3600")
+    wait(lambda: made.progress().startswith("compiling"))
+    os.kill(made.state()["pid"], signal.SIGTERM)
+    wait(lambda: not (tmp_path / "work").exists())
+    assert {path.name for path in tmp_path.iterdir()} == {"thing.tar.gz"}
+    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)]
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    try:
+        return os.readlink(link).startswith(str(folder))
+    except OSError:
+        return False
+
+
+def test_a_build_that_nobody_asks_for_ends_itself(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_build, "FORGOTTEN_S", 0.2)
+    build("sleep 3600")
+    wait(lambda: not (tmp_path / "work").exists())

@@ -1,0 +1,159 @@
+"""What the controller gathers for the hosts: checked before anything runs, shared where hosts are alike, kept for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import facts, supplies
+from provision.errors import ProvisionError, UsageError
+from provision.plan import Plan, Repository
+from provision.resolve import Wishes, resolve
+
+TARBALL = b"sources"
+WISHES = Wishes(
+    torch=False,
+    openmpi="source",
+    openmpi_tarball="openmpi-4.1.6.tar.gz",
+    openmpi_tarball_sha256=hashlib.sha256(TARBALL).hexdigest(),
+    nccl_source="wheel",
+)
+
+
+def host(system: str, version: str, arch: str = "x86_64", *, gpu: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = {"os": {"id": system, "version": version}, "arch": arch}
+    if gpu:
+        found["driver"] = {"version": "550.54.15", "cuda": "12.4"}
+        found["gpus"] = [{"name": "NVIDIA A100-SXM4-40GB", "compute_capability": "8.0"}]
+    return found
+
+
+def planned(wishes: Wishes = WISHES, **hosts: dict[str, Any]) -> Plan:
+    network = {
+        "network": {
+            "interfaces": [{"name": "eth0", "addresses": ["192.0.2.1/24"], "up": True}],
+            "ssh_connection": {"interface": "eth0"},
+        }
+    }
+    plan = resolve({name: facts.normalise({**network, **known}) for name, known in hosts.items()}, wishes, {})
+    assert not plan.conflicts, plan.conflicts
+    return plan
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tarball(tmp_path: Path) -> Path:
+    path = tmp_path / "openmpi-4.1.6.tar.gz"
+    path.write_bytes(TARBALL)
+    return path
+
+
+def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True) -> dict[str, Any]:
+    return supplies.gather(plan, folder, nccl_local=None, openmpi_tarball=tarball, fetch=fetch)
+
+
+def test_hosts_share_a_build_by_distribution_and_architecture_and_a_host_with_gpus_builds(tmp_path: Path, tarball: Path) -> None:
+    plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"), c=host("debian", "12", gpu=True), d=host("debian", "12", "aarch64"))
+    builds = gather(plan, tmp_path / "supplies", tarball)["provision_openmpi"]["builds"]
+    assert {name: build["hosts"] for name, build in builds.items()} == {"a": ["c", "a"], "b": ["b"], "c": ["c", "a"], "d": ["d"]}
+    assert len({build["key"] for build in builds.values()}) == 3
+
+
+def test_a_build_is_named_by_everything_it_depends_on() -> None:
+    plan = planned(a=host("debian", "12")).hosts["a"]
+    others = [
+        replace(plan, system="debian 13"),
+        replace(plan, arch="aarch64"),
+        replace(plan, prefix="/srv/provision"),
+        replace(plan, openmpi=replace(plan.openmpi, options=(*plan.openmpi.options, "--with-cuda"))),
+        replace(plan, openmpi=replace(plan.openmpi, sha256="0" * 64)),
+    ]
+    keys = [supplies.build_key(each) for each in (plan, *others)]
+    assert len(set(keys)) == len(keys)
+    assert supplies.build_key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
+
+
+def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarball: Path) -> None:
+    plan = planned(a=host("debian", "12"))
+    first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
+    assert Path(first["tarball"]).read_bytes() == TARBALL
+    key = first["builds"]["a"]["key"]
+    (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
+    (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
+    supplies.adopt(tmp_path / "one")
+
+    second = gather(plan, tmp_path / "two")["provision_openmpi"]
+    assert second["builds"]["a"]["sha256"] == hashlib.sha256(b"built").hexdigest()
+    assert (Path(second["folder"]) / f"{key}.tar.gz").read_bytes() == b"built"
+    assert second["tarball"] == ""
+
+
+@pytest.mark.parametrize("note", [None, "0" * 64])
+def test_a_build_that_was_cut_off_while_it_was_handed_over_is_not_kept(note: str | None, tmp_path: Path, tarball: Path) -> None:
+    found = gather(planned(a=host("debian", "12")), tmp_path / "one", tarball)["provision_openmpi"]
+    archive = Path(found["folder"]) / f"{found['builds']['a']['key']}.tar.gz"
+    archive.write_bytes(b"half")
+    if note:
+        archive.with_name(archive.name + ".sha256").write_text(note)
+    supplies.adopt(tmp_path / "one")
+    again = gather(planned(a=host("debian", "12")), tmp_path / "two", tarball)["provision_openmpi"]
+    assert again["builds"]["a"]["sha256"] == ""
+
+
+def test_a_build_that_was_damaged_in_the_cache_is_made_anew(tmp_path: Path, tarball: Path, cache: Path) -> None:
+    test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path, tarball)
+    next((cache / "openmpi").glob("*.tar.gz")).write_bytes(b"rotten")
+    again = gather(planned(a=host("debian", "12")), tmp_path / "three", tarball)["provision_openmpi"]
+    assert again["builds"]["a"]["sha256"] == ""
+    assert again["tarball"]
+
+
+def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball: Path) -> None:
+    tarball.write_bytes(b"something else")
+    with pytest.raises(UsageError, match=r"it is not the tarball of Open MPI 4\.1\.6 that was planned with"):
+        gather(planned(a=host("debian", "12")), tmp_path / "one", tarball)
+
+
+def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
+    found = gather(planned(a=host("debian", "12")), tmp_path / "one", None, fetch=False)
+    assert found["provision_openmpi"]["tarball"] == ""
+    assert found["provision_openmpi"]["homes"] == {"a": "/opt/provision/openmpi"}
+
+
+RPM_KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+def with_repository(**changes: Any) -> Plan:
+    plan = planned(Wishes(torch=False, nccl_source="wheel"), a=host("debian", "12", gpu=True))
+    values = {"kind": "rpm", "name": "cuda-rhel9-x86_64", "url": "u", "entry": "e", "key_url": "http://127.0.0.1:1/key", "keyring": "/k"}
+    a = plan.hosts["a"]
+    assert a.nccl is not None
+    return replace(plan, hosts={"a": replace(a, nccl=replace(a.nccl, source="repository", repository=Repository(**{**values, **changes})))})
+
+
+def test_the_key_of_an_rpm_repository_counts_without_its_version_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = RPM_KEY.replace(b"Version: GnuPG v2.0.22 (GNU/Linux)\n", b"")
+    monkeypatch.setattr(supplies.downloads, "read", lambda _url: RPM_KEY)
+    digest = hashlib.sha256(bare).hexdigest()
+    keys = gather(with_repository(key_sha256=digest), tmp_path / "one")["provision_repository_keys"]
+    assert Path(keys[digest]).read_bytes() == bare
+    with pytest.raises(ProvisionError, match="is not the expected one"):
+        gather(with_repository(key_sha256="0" * 64), tmp_path / "two")
+
+
+def test_a_key_that_cannot_be_had_and_one_without_a_checksum_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProvisionError, match="cannot be had"):
+        gather(with_repository(key_sha256="0" * 64), tmp_path / "one")
+    with pytest.raises(ProvisionError, match="cannot be had"):
+        gather(with_repository(kind="apt", key_sha256="0" * 64), tmp_path / "two")
+    with pytest.raises(ProvisionError, match="checksum of the repository's key is not known"):
+        gather(with_repository(key_sha256=None), tmp_path / "three")
