@@ -42,6 +42,7 @@ class Options:
     openmpi_version: str | None = None
     openmpi_tarball: Path | None = None
     openmpi_cuda: bool = False
+    openmpi_verbs: bool = False
     allow_bad: bool = False
     check: bool = False
     smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
@@ -69,6 +70,7 @@ def make_plan(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], opti
         openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
         openmpi_tarball_sha256=downloads.digest(options.openmpi_tarball) if options.openmpi_tarball else None,
         openmpi_cuda=options.openmpi_cuda,
+        openmpi_verbs=options.openmpi_verbs,
         allow_bad=options.allow_bad,
         engine_version=source.version,
         engine_sha256=source.sha256,

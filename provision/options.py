@@ -52,6 +52,7 @@ def wishes(
         Path | None, typer.Option(help="A tarball openmpi-4.x.y.tar.gz or .bz2 to build it from.", dir_okay=False)
     ] = None,
     openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
+    openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
 ) -> main_job.Options:
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
@@ -75,6 +76,7 @@ def wishes(
         openmpi_version=_version("--openmpi-version", openmpi_version),
         openmpi_tarball=openmpi_tarball.resolve() if openmpi_tarball else None,
         openmpi_cuda=openmpi_cuda,
+        openmpi_verbs=openmpi_verbs,
         allow_bad=allow_bad,
         smoke=None,
     )

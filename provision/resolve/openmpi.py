@@ -13,7 +13,7 @@ from provision.resolve.machine import Machine
 from provision.resolve.wishes import Wishes
 from provision.versions import key, minor, troubles
 
-_TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2)")
+_TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
 
 
 @dataclass(frozen=True)
