@@ -8,7 +8,9 @@
 // of slice k on a ring of its own (K = channels() rings); segments of a slice follow each other, so that all links are
 // busy at once.
 //
-// Per chunk of the tensor:
+// Where the tensors of all ranks of every host can be reached, because the rank is alone on its host or because they
+// lie in the arena, worker k moves slice k of the whole tensor: from the inputs, into all outputs of its host.
+// Otherwise the tensor is cut into chunks, and per chunk
 //   1. every rank copies its chunk into its buffer in[c % 2]; barrier;
 //   2. worker k moves slice k around its ring into out[c % 2]; barrier;
 //   3. every rank copies out[c % 2] into its tensor. (The barrier of the next step 1 protects the buffers.)
@@ -19,9 +21,9 @@
 //   half more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
 //   Latency: 2(H-1) hops of one segment.
 //
-// Buffers: in and out as in allreduce_local.cpp; per worker one staging area of a slice in the accumulator's type, so
-// that a received segment always has its place: no flow control, and no cycle of full buffers that could block the
-// ring.
+// Buffers: a window of partial sums that wait to be sent on; a host takes no further partial sum while its window is
+// full. That cannot block the ring: the last host turns partial sums into results at once, and results go straight to
+// their place, so the chain of hosts always drains at its end.
 //
 // Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
 // matter.
@@ -38,10 +40,10 @@
 namespace cc {
 namespace {
 
-// Large enough that a system call's cost vanishes, small enough that a chunk has many in flight and a segment stays in
+// Large enough that a system call's cost vanishes, small enough that a tensor has many in flight and a segment stays in
 // cache.
-constexpr size_t segment_bytes = size_t(64) << 10;
-constexpr size_t segments_ahead = 4;  // partial sums that host 0 prepares while earlier ones leave
+constexpr size_t segment_bytes = size_t(128) << 10;
+constexpr size_t window = 8;  // partial sums that are ready and not sent yet
 
 // Looks at the sockets before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the peer.
 constexpr int tries_on_own_core = 50;
@@ -62,11 +64,19 @@ struct Outgoing {
   size_t sent;  // of head and bytes together
 };
 
-// One worker's slice of one chunk on its way around the ring.
+// Where a slice lies on this host.
+struct SlicePlace {
+  uint64_t begin;                   // element of the tensor
+  size_t length;                    // elements
+  std::vector<const char*> inputs;  // of this host's ranks, in their order
+  std::vector<char*> outputs;       // where the result goes: may be the inputs
+};
+
+// One worker's slice on its way around the ring.
 class SliceOnRing {
  public:
-  SliceOnRing(Group& group, const Operation& operation, Deadline& deadline, std::vector<char>& staging, uint64_t chunk,
-              uint64_t chunk_begin, Slice slice)
+  SliceOnRing(Group& group, const Operation& operation, Deadline& deadline, std::vector<char>& staging,
+              const SlicePlace& slice)
       : group_(group),
         topology_(group.topology()),
         operation_(operation),
@@ -75,37 +85,35 @@ class SliceOnRing {
         element_(size_of(operation.header.dtype)),
         accumulator_(accumulator_size_of(operation.header.dtype)),
         staging_(staging.data()),
-        chunk_(chunk),
-        tensor_begin_(chunk_begin + slice.begin),
         slice_(slice),
+        sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
         to_next_(group.connections().to_next.get()),
         from_previous_(group.connections().from_previous.get()),
         segment_(segment_bytes / accumulator_) {}
 
+  static size_t staging_bytes() { return window * segment_bytes; }
+
   void run() {
-    const size_t results_wanted = host_ == last_ ? 0 : slice_.length;
     const int tries = group_.patience().spins >= own_core.spins ? tries_on_own_core : 1;
     int idle = 0;
     for (;;) {
       bool moved = false;
-      if (host_ == 0 && summed_ < slice_.length && queue_.size() < segments_ahead) {
+      if (host_ == 0 && summed_ < slice_.length && partials_ < window) {
         add_own(summed_, std::min(segment_, slice_.length - summed_));
         moved = true;
       }
-      const bool receiving = (host_ > 0 && summed_ < slice_.length) || results_ < results_wanted;
-      if (receiving) moved = receive() || moved;
+      if (is_receiving()) moved = receive() || moved;
       if (!queue_.empty()) moved = send() || moved;
-      if (summed_ == slice_.length && results_ == results_wanted && queue_.empty()) return;
+      if (summed_ == slice_.length && !is_receiving() && queue_.empty()) return;
       if (moved) {
         deadline_.extend();
         idle = 0;
         continue;
       }
       if (++idle < tries) continue;
-      const bool wants_input = (host_ > 0 && summed_ < slice_.length) || results_ < results_wanted;
-      if (wants_input) {
+      if (is_receiving() && !must_send_first()) {
         group_.wait_for_socket(from_previous_, POLLIN, group_.previous_rank(), deadline_,
                                queue_.empty() ? -1 : to_next_, POLLOUT);
       } else {
@@ -115,24 +123,43 @@ class SliceOnRing {
   }
 
  private:
-  char* staged(size_t at) { return staging_ + at * accumulator_; }
-  char* result(size_t at) { return group_.out(chunk_) + (slice_.begin + at) * element_; }
+  bool is_receiving() const {
+    return (host_ > 0 && summed_ < slice_.length) || (host_ < last_ && results_ < slice_.length);
+  }
+  // The next thing to receive is a partial sum, for which there is no place.
+  bool must_send_first() const {
+    return head_got_ == sizeof head_ && head_.part == Part::partial && partials_ >= window;
+  }
+
+  // A partial sum's place in the window: segments take turns.
+  char* staged(size_t at) { return staging_ + at / segment_ % window * segment_bytes; }
+  char* result(size_t at) { return slice_.outputs[0] + at * element_; }
 
   void enqueue(Part part, size_t at, size_t length, const char* bytes, size_t width) {
-    queue_.push_back({{operation_.header.sequence, part, tensor_begin_ + at, length}, bytes, length * width, 0});
+    queue_.push_back({{operation_.header.sequence, part, slice_.begin + at, length}, bytes, length * width, 0});
+    partials_ += part == Part::partial ? 1 : 0;
   }
 
   // Adds this host's ranks to the partial sum of `length` elements from `at`, and passes it on.
   void add_own(size_t at, size_t length) {
-    std::vector<const void*> sources(static_cast<size_t>(topology_.local_size()));
-    for (int r = 0; r < topology_.local_size(); ++r) {
-      sources[r] = group_.in(r, chunk_) + (slice_.begin + at) * element_;
-    }
-    kernels().accumulate(reduction_, staged(at), host_ == 0, sources.data(), topology_.local_size(), length);
+    for (size_t r = 0; r < sources_.size(); ++r) sources_[r] = slice_.inputs[r] + at * element_;
+    const int ranks = static_cast<int>(sources_.size());
     summed_ = at + length;
+    const bool as_it_is = host_ == 0 && ranks == 1 && accumulator_ == element_ && reduction_.prescale == 1.0 &&
+                          reduction_.dtype != DType::boolean;
+    if (as_it_is) return enqueue(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
+    kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
     if (host_ < last_) return enqueue(Part::partial, at, length, staged(at), accumulator_);
     kernels().finish(reduction_, result(at), staged(at), length);
     enqueue(Part::result, at, length, result(at), element_);
+    spread(at, length);
+  }
+
+  // Copies a result to the other ranks of this host.
+  void spread(size_t at, size_t length) {
+    for (size_t r = 1; r < slice_.outputs.size(); ++r) {
+      std::memcpy(slice_.outputs[r] + at * element_, result(at), length * element_);
+    }
   }
 
   bool receive() {
@@ -143,9 +170,10 @@ class SliceOnRing {
       check_head();
       body_got_ = 0;
     }
-    const size_t at = static_cast<size_t>(head_.begin - tensor_begin_);
+    const size_t at = static_cast<size_t>(head_.begin - slice_.begin);
     const size_t length = static_cast<size_t>(head_.length);
     const bool partial = head_.part == Part::partial;
+    if (must_send_first()) return false;
     char* target = partial ? staged(at) : result(at);
     const size_t size = length * (partial ? accumulator_ : element_);
     const ptrdiff_t n = take(target + body_got_, size - body_got_);
@@ -156,6 +184,7 @@ class SliceOnRing {
       add_own(at, length);
     } else {
       results_ = at + length;
+      spread(at, length);
       if ((host_ + 1) % topology_.host_count() != last_) enqueue(Part::result, at, length, target, element_);
     }
     return true;
@@ -171,8 +200,8 @@ class SliceOnRing {
   // sums.
   void check_head() {
     const size_t expected = head_.part == Part::partial ? summed_ : results_;
-    if (head_.sequence != operation_.header.sequence || head_.begin != tensor_begin_ + expected || head_.length == 0 ||
-        head_.length > slice_.length - expected) {
+    if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
+        head_.length > slice_.length - expected || head_.length > segment_) {
       throw Failure(Fault::internal,
                     topology_.describe(group_.previous_rank()) + " sent a segment out of turn (internal error)",
                     {group_.previous_rank()});
@@ -189,6 +218,7 @@ class SliceOnRing {
       out.sent += static_cast<size_t>(n);
       moved = true;
     }
+    partials_ -= out.head.part == Part::partial ? 1 : 0;
     queue_.pop_front();
     return true;
   }
@@ -200,43 +230,84 @@ class SliceOnRing {
   const Reduction reduction_;
   const size_t element_, accumulator_;
   char* const staging_;
-  const uint64_t chunk_, tensor_begin_;
-  const Slice slice_;
+  const SlicePlace& slice_;
+  std::vector<const void*> sources_;
   const int host_, last_, to_next_, from_previous_;
   const size_t segment_;
 
   std::deque<Outgoing> queue_;
-  size_t summed_ = 0;   // elements that contain this host's values
-  size_t results_ = 0;  // elements whose final value has arrived
+  size_t partials_ = 0;  // of them in the queue
+  size_t summed_ = 0;    // elements that contain this host's values
+  size_t results_ = 0;   // elements whose final value has arrived
   SegmentHead head_{};
   size_t head_got_ = 0, body_got_ = 0;
 };
 
-}  // namespace
+// All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
+bool all_within_reach(const Topology& topology, const std::vector<const Header*>& headers) {
+  for (const auto& ranks : topology.hosts) {
+    for (const int r : ranks) {
+      if (ranks.size() > 1 && !(headers[r]->input_place && headers[r]->output_place)) return false;
+    }
+  }
+  return true;
+}
 
-void allreduce_ring(Group& group, const Operation& operation, Deadline& deadline) {
+void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+              std::vector<char>& staging, Deadline& deadline) {
+  const Topology& topology = group.topology();
+  const size_t element = size_of(operation.header.dtype);
+  const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
+  SlicePlace place{slice.begin, slice.length, {}, {}};
+  if (topology.local_size() == 1) {
+    place.inputs = {static_cast<const char*>(operation.input)};
+    place.outputs = {static_cast<char*>(operation.output)};
+  } else {
+    for (const int r : topology.local_ranks()) {
+      const int global_rank = topology.peers[r].global_rank;
+      place.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place));
+      place.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place));
+    }
+  }
+  for (const char*& input : place.inputs) input += slice.begin * element;
+  for (char*& output : place.outputs) output += slice.begin * element;
+  SliceOnRing(group, operation, deadline, staging, place).run();
+}
+
+void in_chunks(Group& group, const Operation& operation, std::vector<char>& staging, Deadline& deadline) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   const size_t element = size_of(header.dtype);
   const uint64_t chunk_elements = group.layout().chunk_bytes / element;
-  const int workers = topology.channels();
   const char* input = static_cast<const char*>(operation.input);
   char* output = static_cast<char*>(operation.output);
-  std::vector<char> staging;
-
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
     std::memcpy(group.in(topology.local_rank, chunk), input + begin * element, length * element);
     group.step_barrier(deadline);
-    if (topology.local_rank < workers) {
-      const Slice slice = slice_of(length, topology.local_rank, workers, element);
-      staging.resize(std::max(staging.size(), slice.length * accumulator_size_of(header.dtype)));
-      SliceOnRing(group, operation, deadline, staging, chunk, begin, slice).run();
+    if (topology.local_rank < topology.channels()) {
+      const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
+      SlicePlace place{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
+      for (int r = 0; r < topology.local_size(); ++r) {
+        place.inputs.push_back(group.in(r, chunk) + slice.begin * element);
+      }
+      SliceOnRing(group, operation, deadline, staging, place).run();
     }
     group.step_barrier(deadline);
     std::memcpy(output + begin * element, group.out(chunk), length * element);
   }
+}
+
+}  // namespace
+
+void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                    Deadline& deadline) {
+  const Topology& topology = group.topology();
+  std::vector<char> staging(topology.local_rank < topology.channels() ? SliceOnRing::staging_bytes() : 0);
+  if (!all_within_reach(topology, headers)) return in_chunks(group, operation, staging, deadline);
+  if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
+  group.step_barrier(deadline);
 }
 
 }  // namespace cc

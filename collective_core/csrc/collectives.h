@@ -33,7 +33,8 @@ void allreduce_local(Group& group, const Operation& operation, Deadline& deadlin
 // For tensors that lie in the arena on every rank of this host: `headers` (by rank) tell where.
 void allreduce_arena(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
                      Deadline& deadline);
-void allreduce_ring(Group& group, const Operation& operation, Deadline& deadline);
+void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                    Deadline& deadline);
 
 // Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series
 // of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
@@ -42,7 +43,8 @@ void broadcast_bytes(Group& group, int root, const void* source, void* target, u
 
 // Reduces all ranks' `input` and leaves this rank's rows of the result in `output`. Rows are dealt out as evenly as can
 // be, the first ranks get one more.
-void reducescatter(Group& group, const Operation& operation, Deadline& deadline);
+void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                   Deadline& deadline);
 struct Rows {
   uint64_t begin, length;
 };

@@ -241,7 +241,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allreduce: {
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, deadline);
+      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
       return all_in_arena() ? allreduce_arena(*group_, operation, headers_, deadline)
                             : allreduce_local(*group_, operation, deadline);
     }
@@ -259,7 +259,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::reducescatter:
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      return reducescatter(*group_, operation, deadline);
+      return reducescatter(*group_, operation, headers_, deadline);
     case Kind::allgather:
       return gather(operation, deadline);
     case Kind::alltoall:

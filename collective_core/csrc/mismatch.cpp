@@ -27,7 +27,8 @@ std::string describe(const Header& h, const Topology& topology) {
   if (h.name[0]) text += std::string(" '") + h.name + "'";
   if (!has_tensor(h.kind)) return text;
   text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device ? " on a GPU" : "");
-  if (h.kind == Kind::broadcast && !h.objects) text += " from root " + std::to_string(topology.peers[h.root].global_rank);
+  if (h.kind == Kind::broadcast && !h.objects)
+    text += " from root " + std::to_string(topology.peers[h.root].global_rank);
   if (is_reduction(h.kind)) {
     text += std::string(" with ") + name_of(h.reduce);
     if (h.prescale != 1.0 || h.postscale != 1.0) {

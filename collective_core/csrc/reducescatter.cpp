@@ -60,7 +60,8 @@ Rows rows_of(uint64_t rows, int rank, int size) {
   return {index * share + std::min(index, more), share + (index < more ? 1 : 0)};
 }
 
-void reducescatter(Group& group, const Operation& operation, Deadline& deadline) {
+void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                   Deadline& deadline) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   if (topology.host_count() == 1) return on_host(group, operation, deadline);
@@ -70,7 +71,7 @@ void reducescatter(Group& group, const Operation& operation, Deadline& deadline)
   whole.input = operation.input;
   whole.output = sum.data();
   whole.contributors = operation.contributors;
-  allreduce_ring(group, whole, deadline);
+  allreduce_ring(group, whole, headers, deadline);
   const auto rows = static_cast<uint64_t>(header.dims[0]);
   const uint64_t row_bytes = header.bytes() / rows;
   const Rows mine = rows_of(rows, topology.rank, topology.size);
