@@ -12,6 +12,7 @@ from typing import Any
 from provision import downloads, engine_source, facts, hold, install, launch, paths
 from provision import remove as removing
 from provision import survey as surveying
+from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
 from provision.inventory import Host, Inventory
@@ -246,9 +247,11 @@ def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> H
 
 def _failure(host: Host, event: Event) -> Failure:
     step = " / ".join(part for part in (event.role, event.task) if part)
-    todo = "mend it, then run the same command again: what is done stays done"
+    again = "run the same command again: what is done stays done"
     if event.kind == "unreachable":
         return Failure(host.name, step, event.text, surveying.connection_problem(host, event.text).todo)
+    known = explain(event.text, step)
+    todo = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"mend it, then {again}"
     return Failure(host.name, step, event.text, todo)
 
 

@@ -133,4 +133,5 @@ def check_summary(report: Mapping[str, Any]) -> str:
     """One line for people about the engine's own check."""
     hosts = _plural(len(report["hosts"]), "host")
     verdict = "all collectives are right" if not report["failures"] else f"{len(report['failures'])} collectives are WRONG"
-    return f"engine check: {_plural(report['size'], 'rank')} on {hosts} over {report['transport']}: {verdict} (no PyTorch in this plan)"
+    over = "" if report["transport"] == "none" else f" over {report['transport']}"
+    return f"engine check: {_plural(report['size'], 'rank')} on {hosts}{over}: {verdict} (no PyTorch in this plan)"

@@ -187,6 +187,7 @@ def test_a_full_disk_in_the_middle_is_named_and_the_next_run_mends_what_was_cut_
         ended = run.finish()
     assert ended.returncode == 1
     assert "No space left on device" in ended.stdout
+    assert "provision doctor explain disk-full" in ended.stdout
     root(host, "rm /opt/fill")
     good(provision("up", str(guarded.inventory), *LEAN, *word))
 

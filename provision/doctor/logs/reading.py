@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from provision.doctor.findings import Finding
+from provision.doctor.findings import UNKNOWN, Finding
 from provision.doctor.logs.judge import judge
 from provision.doctor.logs.scan import Scanner
 from provision.doctor.signatures import all_signatures, harmless
@@ -32,6 +33,14 @@ def read(names: Sequence[str]) -> list[Finding]:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"cannot read it: {said}", where=name) from error
     return judge(scanner, signatures)
+
+
+def explain(said: str, where: str) -> Finding | None:
+    """The root cause in what a program said, if it is a known one. ``where`` names the place in its evidence."""
+    signatures = all_signatures()
+    scanner = Scanner(signatures.values(), harmless())
+    scanner.read(io.BytesIO(said.encode()), where)
+    return next((finding for finding in judge(scanner, signatures) if finding.id != UNKNOWN and finding.under is None), None)
 
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:

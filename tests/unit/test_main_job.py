@@ -1,0 +1,35 @@
+"""How the main job tells of a step that failed."""
+
+from __future__ import annotations
+
+from provision.inventory.model import Host
+from provision.main_job import _failure
+from provision.playbook import Event
+
+HOST = Host("node1", "10.0.0.1", user="trainer")
+
+
+def failed(said: str, kind: str = "failed") -> Event:
+    return Event(kind, "node1", "cmake", "Install cmake", {"msg": said})  # type: ignore[arg-type]
+
+
+def test_a_known_error_comes_with_its_way_out() -> None:
+    failure = _failure(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"))
+    assert failure.step == "cmake / Install cmake"
+    assert failure.todo is not None
+    assert "df -h" in failure.todo
+    assert "provision doctor explain disk-full" in failure.todo
+
+
+def test_an_unknown_error_is_quoted_and_not_explained() -> None:
+    failure = _failure(HOST, failed("the frobnicator is out of plumbus"))
+    assert failure.error == "the frobnicator is out of plumbus"
+    assert failure.todo == "mend it, then run the same command again: what is done stays done"
+
+
+def test_a_lost_connection_is_told_as_one() -> None:
+    failure = _failure(
+        HOST, failed('Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ', "unreachable")
+    )
+    assert failure.todo is not None
+    assert "it goes on where it stopped" in failure.todo
