@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from provision import progress
+from provision.doctor import bundle as bundling
+from provision.doctor import hosts as probing
 from provision.doctor import logs, show, signatures
+from provision.doctor import mend as mending
+from provision.doctor.checks import CHECKS
 from provision.doctor.findings import Finding, document
+from provision.doctor.hosts import Look
+from provision.errors import ProvisionError, UsageError
+from provision.inventory import Inventory
+from provision.session import Session
 
 
 class _LookByDefault(TyperGroup):
@@ -33,19 +44,68 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 
 @app.command(hidden=True)
 def look(
-    log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be given again.")] = None,
+    hosts: Annotated[str | None, typer.Argument(metavar="[HOSTS]", help="An inventory, `host1,host2`; this machine by default.")] = None,
+    log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be given again.", metavar="ID")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Show what can be mended, ask, mend it and look again.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    limit: Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it.")] = None,
+    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")] = False,
+    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")] = False,
+    become_password_file: Annotated[Path | None, typer.Option("--become-password-file", dir_okay=False)] = None,
     json_: Json = False,
 ) -> None:
-    """Explain logs."""
-    found = logs.read(log or ["-"])
-    _print(found, json_, looked_at=_named(log or ["-"]))
+    """Look at hosts (this machine by default), or explain logs, or both."""
+    wanted = {signatures.named(name).id for name in only or ()}
+    if hosts is None and fix:
+        raise UsageError("--fix needs HOSTS", todo="provision doctor localhost --fix")
+    said = logs.read(log) if log else []
+    if hosts is None:
+        found = Look({}, [], []) if log else probing.here()
+        _print(_chosen(_together(found, said), wanted), json_, looked_at=_named(log) if log else "this machine")
+        return
+    from provision import cli  # it mounts this file's commands, so it cannot be imported above
+
+    inventory = cli._inventory(hosts, limit)
+    passwords = cli._passwords(ask_become_pass, ask_pass, become_password_file)
+    with progress.make() as shown:
+        session = Session(inventory, shown, passwords)
+        try:
+            found = probing.everywhere(session)
+            if fix:
+                found.findings[:] = _chosen(found.findings, wanted)
+                found = _mended(inventory, session, found, passwords, yes)
+        finally:
+            session.close()
+    nobody = not found.facts
+    _print(_chosen(_together(found, said), wanted), json_, looked_at=_hosts(found), hosts=found.names, failed=nobody)
 
 
 @app.command()
 def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `provision doctor list` names it.")]) -> None:
     """Print all that is known of one error."""
     signature = signatures.named(identifier)
-    show.entry(signature, _console(), live=False)
+    show.entry(signature, _console(), live=identifier in {check.id for check in CHECKS})
+
+
+@app.command()
+def bundle(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],
+    log: Annotated[list[str] | None, typer.Option("--log", help="A log to add; may be given again.")] = None,
+    limit: Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it.")] = None,
+) -> None:
+    """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
+    from provision import cli
+
+    with progress.make() as shown:
+        session = Session(cli._inventory(hosts, limit), shown)
+        try:
+            found = probing.everywhere(session)
+        finally:
+            session.close()
+    bundling.write(out, found, [Path(name) for name in log or ()])
+    typer.echo(str(out))
 
 
 @app.command("list")
@@ -54,13 +114,55 @@ def list_() -> None:
     show.catalogue(_console())
 
 
-def _print(found: list[Finding], as_json: bool, *, looked_at: str) -> None:
+def _print(found: list[Finding], as_json: bool, *, looked_at: str, hosts: Sequence[str] = (), failed: bool = False) -> None:
     if as_json:
         typer.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
     else:
+        if hosts:
+            show.overview(found, hosts, _console())
         show.findings(found, _console(), looked_at=looked_at)
-    if found:
-        raise typer.Exit(1)
+    if failed or found:
+        raise typer.Exit(2 if failed else 1)
+
+
+def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mapping[str, str], yes: bool) -> Look:
+    """Ask, mend, look again; the second look says what is left."""
+    made = mending.treatment(look)
+    for finding in made.left:
+        typer.echo(f"by hand: {finding.host}: {finding.title} [{finding.id}]", err=True)
+    if not made.anything:
+        typer.echo("nothing of this can be mended automatically", err=True)
+        return look
+    typer.echo("this will run:", err=True)
+    for line in made.lines():
+        typer.echo(f"  {line}", err=True)
+    if not yes and not typer.confirm("Run it?", err=True):
+        return look
+    before = {(finding.id, finding.host) for finding in look.findings}
+    try:
+        mending.mend(inventory, session, look, made, passwords)
+    except ProvisionError as error:
+        typer.echo(f"provision: {error}", err=True)
+    fresh = Session(inventory, session.progress, passwords)  # connections of its own: limits and PATH are given at login
+    try:
+        again = probing.everywhere(fresh)
+    finally:
+        fresh.close()
+    for name, host in sorted(before - {(finding.id, finding.host) for finding in again.findings}, key=str):
+        typer.echo(f"mended: {host}: {name}", err=True)
+    return again
+
+
+def _together(look: Look, said: list[Finding]) -> list[Finding]:
+    return probing.with_logs(look.findings, said, {check.id for check in CHECKS}) if look.facts else [*said, *look.findings]
+
+
+def _chosen(found: list[Finding], wanted: set[str]) -> list[Finding]:
+    return [finding for finding in found if not wanted or finding.id in wanted]
+
+
+def _hosts(look: Look) -> str:
+    return f"{len(look.facts)} of {len(look.names)} hosts"
 
 
 def _named(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from provision.doctor.findings import Finding
+from provision.doctor.findings import SEVERITIES, Finding
 from provision.doctor.signatures import LAYERS, Signature, all_signatures
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -29,6 +29,20 @@ def findings(found: Sequence[Finding], console: Console, *, looked_at: str) -> N
     counts = {level: sum(each.severity == level for each in roots) for level in STYLES}
     said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count)
     _line(console, f"\n{said} in {looked_at}", STYLES[roots[0].severity])
+
+
+def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -> None:
+    """Print one row per host, the worst first, with the layers in which something was found."""
+    rows = []
+    for host in hosts:
+        mine = [finding for finding in found if finding.host == host]
+        worst = min((SEVERITIES.index(each.severity) for each in mine), default=len(SEVERITIES))
+        layers = sorted({each.layer for each in mine}, key=lambda layer: LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
+        said = [f"{layer}: {', '.join(each.id for each in mine if each.layer == layer)}" for layer in layers]
+        rows.append((worst, host, SEVERITIES[worst] if mine else "well", "; ".join(said)))
+    width = max(len(host) for host in hosts)
+    for _, host, state, layers_said in sorted(rows, key=lambda row: row[0]):
+        _line(console, f"{host:{width}}  {state:8} {layers_said}", STYLES.get(state, "green"))
 
 
 def _root(finding: Finding, console: Console) -> None:

@@ -63,6 +63,13 @@ def all_signatures() -> dict[str, Signature]:
 
 
 @cache
+def conditions() -> dict[str, Signature]:
+    """id → what hosts can suffer from and no program prints in a known form."""
+    entries = yaml.safe_load((FOLDER / "conditions.yaml").read_text(encoding="utf-8"))
+    return {entry["id"]: _signature({"patterns": [], **entry}, entry["layer"]) for entry in entries}
+
+
+@cache
 def harmless() -> tuple[re.Pattern[str], ...]:
     """Patterns of lines that look alarming and mean nothing."""
     entries = yaml.safe_load((FOLDER / "harmless.yaml").read_text(encoding="utf-8"))
@@ -73,7 +80,7 @@ def named(name: str) -> Signature:
     """The signature of that id; UsageError with the nearest ids if there is none."""
     import difflib
 
-    known = all_signatures()
+    known = {**all_signatures(), **conditions()}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)

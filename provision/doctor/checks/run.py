@@ -1,0 +1,105 @@
+"""From the facts of hosts to findings: every check, the survey's own problems, and what the kernels' logs say. Pure."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from provision.doctor.checks.model import CHECKS, Check, Seen
+from provision.doctor.findings import SEVERITIES, UNKNOWN, Finding, Severity
+from provision.doctor.logs import Scanner, judge
+from provision.doctor.signatures import LAYERS, Signature, all_signatures, conditions, harmless
+from provision.facts import Facts, Problem, normalise
+
+# Problems of the survey that are conditions of the catalogue; the others keep the survey's own words.
+_IDS = (
+    (r"is locked by", "apt-lock"),
+    (r"half installed|installation is unfinished", "apt-held-broken"),
+    (r"disk is full|inodes free", "disk-full"),
+    (r"its clock is", "clock-skew-make"),
+    (r"calls itself|is the same machine as", "nccl-cuda-ipc-hostname"),
+    (r"same machine id", "machine-id-cloned"),
+)
+
+
+def examine(hosts: Mapping[str, Mapping[str, Any]], problems: Sequence[Problem] = ()) -> list[Finding]:
+    """What is wrong with the hosts, worst first, then by layer and host.
+
+    Args:
+        hosts: name → facts, of the hosts that answered.
+        problems: what the survey itself found.
+    """
+    known = {name: normalise(facts) for name, facts in hosts.items()}
+    found = [_of_problem(problem) for problem in problems]
+    for each in CHECKS:
+        found += _of_check(each, known)
+    for name, facts in known.items():
+        found += _of_kernel_log(name, facts)
+    unique: dict[tuple[str, str | None], Finding] = {}
+    for finding in found:
+        same = unique.setdefault((finding.id, finding.host), finding)
+        if same is not finding and finding.seen not in same.seen:
+            same.seen += f"; {finding.seen}"
+            same.fix += [step for step in finding.fix if step not in same.fix]
+    return sorted(unique.values(), key=lambda each: (SEVERITIES.index(each.severity), _layer(each), each.host or ""))
+
+
+def _layer(finding: Finding) -> int:
+    return LAYERS.index(finding.layer) if finding.layer in LAYERS else len(LAYERS)
+
+
+def _of_check(check: Check, hosts: Mapping[str, Facts]) -> Iterable[Finding]:
+    entry = entry_of(check.id)
+    if check.one:
+        for name, facts in hosts.items():
+            yield from (_finding(entry, seen, name, check.severity) for seen in check.one(facts))
+    if check.all:
+        yield from (_finding(entry, seen, seen.host, check.severity) for seen in check.all(hosts))
+
+
+def _of_problem(problem: Problem) -> Finding:
+    """A problem of the survey under the catalogue's id, if it has one: by its kind, or by the ssh message that it quotes."""
+    name = next((known for pattern, known in _IDS if re.search(pattern, problem.what)), None)
+    if name is None:
+        quoted = [each.id for each in _explained(problem.what) if each.id != UNKNOWN]
+        name = quoted[0] if quoted else "host-not-usable" if problem.level == "error" else "host-warning"
+    fix = (problem.todo,) if problem.todo else ()
+    return _finding(entry_of(name), Seen(problem.what, "", fix), problem.host, problem.level)
+
+
+def _of_kernel_log(host: str, facts: Facts) -> Iterable[Finding]:
+    for finding in _explained("\n".join(facts["signs"]["kernel_log"]), f"kernel log of {host}"):
+        if finding.id != UNKNOWN and finding.layer in ("driver", "os"):
+            finding.host = host
+            finding.seen = finding.evidence[0].text
+            yield finding
+
+
+def _explained(text: str, label: str = "survey") -> list[Finding]:
+    if not text:
+        return []
+    scanner = Scanner(all_signatures().values(), harmless())
+    scanner.read(io.BytesIO(text.encode()), label)
+    return judge(scanner, all_signatures())
+
+
+def entry_of(name: str) -> Signature:
+    """The texts of a check: the known error of that id, or the condition."""
+    return all_signatures().get(name) or conditions()[name]
+
+
+def _finding(entry: Signature, seen: Seen, host: str, severity: Severity | None) -> Finding:
+    return Finding(
+        id=entry.id,
+        layer=entry.layer,
+        severity=severity or entry.severity,
+        title=entry.title,
+        plain=entry.plain,
+        cause=entry.cause,
+        fix=list(seen.fix or entry.fix),
+        host=host,
+        seen=seen.what,
+        expected=seen.expected,
+    )

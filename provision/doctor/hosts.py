@@ -1,0 +1,75 @@
+"""Brings the facts of hosts home and has them examined: of this machine directly, of others through the survey's one round trip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision import facts, resources
+from provision import survey as surveying
+from provision.doctor.checks import examine
+from provision.doctor.findings import Finding
+from provision.errors import ProvisionError, UsageError
+from provision.session import Session
+
+HERE = "localhost"
+_PATIENCE_S = 60.0
+_NEEDED_MB = 200  # a host that is only looked at needs room for a job, not for an installation
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the look at hosts brought.
+
+    Attributes:
+        facts: of the hosts that answered.
+        names: of all hosts that were asked.
+    """
+
+    facts: Mapping[str, Mapping[str, Any]]
+    findings: list[Finding]
+    names: list[str]
+
+
+def here() -> Look:
+    """Look at this machine. Raises UsageError when the survey cannot run here."""
+    script = [sys.executable, str(resources.hostside("survey.py"))]
+    try:
+        answer = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False)
+        found = facts.normalise(facts.parse(answer.stdout.decode(errors="replace")))
+    except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
+        raise UsageError(f"cannot look at this machine: {error}") from error
+    prefix = found["installed"]["prefix"] or "/opt"
+    problems = facts.problems(HERE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    return Look({HERE: found}, examine({HERE: found}, problems), [HERE])
+
+
+def everywhere(session: Session) -> Look:
+    """Look at all hosts of the inventory at once."""
+    survey = surveying.look(session)
+    names = [host.name for host in session.inventory.hosts]
+    return Look(survey.hosts, examine(survey.hosts, survey.problems), names)
+
+
+def with_logs(hosts: list[Finding], logs: list[Finding], looked_for: set[str]) -> list[Finding]:
+    """Both together: what a log says and a probe sees is one finding, confirmed; what no probe sees is said to be so.
+
+    Args:
+        looked_for: ids that the probes of hosts look for.
+    """
+    seen = {finding.id for finding in hosts}
+    for finding in hosts:
+        said = next((each for each in logs if each.id == finding.id), None)
+        if said:
+            finding.evidence = said.evidence
+            finding.seen = f"{finding.seen} (confirms what the log says)"
+            finding.under = said.under
+    for finding in logs:
+        if finding.id not in seen and finding.id in looked_for:
+            finding.seen = "the probes of the hosts do not show it now: it is over, or its cause lies elsewhere"
+    confirmed = {finding.id for finding in hosts if finding.evidence}
+    roots_first = [finding for finding in hosts if finding.id in confirmed] + [each for each in logs if each.id not in seen]
+    return roots_first + [finding for finding in hosts if finding.id not in confirmed]

