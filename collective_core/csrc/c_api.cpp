@@ -1,8 +1,10 @@
 #include "c_api.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -42,6 +44,12 @@ Process& process() {
   return *state;
 }
 
+// Set in a child that was forked from a rank. Asking getpid() in every call would cost as much as a small operation.
+std::atomic<bool> forked{false};
+void note_fork() {
+  if (process().owner != 0) forked = true;
+}
+
 int32_t remember(cc::Fault fault, const std::string& text, const std::vector<int>& ranks) {
   last_error = text;
   last_ranks = ranks;
@@ -61,7 +69,7 @@ int32_t guarded(Body body) {
 
 std::shared_ptr<cc::Engine> engine(int32_t process_set) {
   Process& state = process();
-  if (state.owner != 0 && state.owner != getpid()) {
+  if (forked) {
     throw cc::Failure(
         cc::Fault::closed,
         "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
@@ -187,6 +195,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
                                              start_timeout, process_set == 0 ? nullptr : state.arena);
     if (process_set == 0) state.arena = group->arena();
     state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group));
+    static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
+    static_cast<void>(watching);
     state.owner = getpid();
     return 0;
   });
@@ -195,7 +205,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
 int32_t cc_close(int32_t process_set) {
   return guarded([&] {
     Process& state = process();
-    if (state.owner != 0 && state.owner != getpid()) return 0;  // a forked child has nothing to close
+    if (forked) return 0;  // a forked child has nothing to close
     std::map<int32_t, std::shared_ptr<cc::Engine>> closing;
     const std::lock_guard<std::mutex> lock(state.mutex);
     // Tasks stay until they are released: arrays of gathered data may still be in use.
@@ -289,7 +299,7 @@ int32_t cc_allocate(uint64_t bytes, void** address) {
 int32_t cc_free(void* address) {
   return guarded([&] {
     Process& state = process();
-    if (state.owner != 0 && state.owner != getpid()) return 0;  // a forked child has no part in the arena
+    if (forked) return 0;  // a forked child has no part in the arena
     const std::lock_guard<std::mutex> lock(state.mutex);
     const auto found = state.blocks.find(address);
     if (found == state.blocks.end()) return 0;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
@@ -87,6 +87,7 @@ class PeerInfo(NamedTuple):
 
 
 _library: ctypes.CDLL | None = None
+_plain_run: Callable[[Any], int] | None = None
 
 
 def library() -> ctypes.CDLL:
@@ -199,6 +200,15 @@ def operation(
 def run(op: Operation) -> None:
     """Runs a collective and returns when it is done."""
     check(library().cc_run(byref(op)))
+
+
+def plain_run() -> Callable[[Any], int]:
+    """``cc_run`` for an argument that is a ctypes pointer already."""
+    global _plain_run
+    if _plain_run is None:
+        prototype = ctypes.CFUNCTYPE(c_int32, c_void_p)
+        _plain_run = prototype(("cc_run", library()))
+    return _plain_run
 
 
 def submit(op: Operation, blocking: bool = False) -> int:

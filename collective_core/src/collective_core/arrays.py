@@ -14,6 +14,7 @@ import numpy as np
 
 from collective_core import _native, context
 from collective_core.errors import CollectiveError
+from collective_core.in_place import remember, repeat
 from collective_core.process_sets import Members, ProcessSet, members
 
 #: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
@@ -137,12 +138,19 @@ def allreduce(
     float32 and rounded once. The average of integers is rounded down; integers wrap on overflow as in NumPy.
     ``prescale_factor`` multiplies each input, ``postscale_factor`` the result; of integers, both round towards zero.
     """
+    plain = name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
+    if out is not None and plain and array is out and repeat(array, op):
+        return out
     who = members(process_set)
     source, dtype = _contiguous(array)
     result = np.empty_like(source) if out is None else _writable(out, source)
-    number = reduction_number(op, dtype)
-    factors = {"prescale": prescale_factor, "postscale": postscale_factor}
-    run(_operation("allreduce", source, dtype, who, name, target=result.ctypes.data, reduce=number, **factors))
+    # Without a name: blocking operations follow each other in the order of the calls, and a repeated one has no other.
+    operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
+    operation.reduce, operation.process_set = reduction_number(op, dtype), who.id
+    operation.prescale, operation.postscale = prescale_factor, postscale_factor
+    run(operation)
+    if plain and out is array:
+        remember(array, op, operation)
     return result
 
 

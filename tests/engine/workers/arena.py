@@ -102,6 +102,30 @@ for array in (old, new):
     compare("second life", array, np.full(100_003, sum(range(1, size + 1)), np.float32))
 del old, new
 gc.collect()
+
+# The same array again and again, changed in between: its values, then its shape, its type and the reduction.
+for array in (np.empty(24, np.float32), cc.empty(24), np.empty(30_000, np.float32), cc.empty(30_000)):
+    for step in range(4):
+        array[:] = rank + step
+        cc.allreduce(array, op=cc.Sum, out=array)
+        compare("again", array, np.full(array.size, sum(r + step for r in range(size)), np.float32))
+    array[:] = rank
+    compare("another reduction", cc.allreduce(array, op=cc.Max, out=array), np.full(array.size, size - 1, np.float32))
+    array.shape = (2, -1)
+    array[:] = rank
+    compare("another shape", cc.allreduce(array, op=cc.Max, out=array), np.full(array.shape, size - 1, np.float32))
+    array.dtype = np.int32
+    array[:] = 1 << 24 | 1  # not a float32
+    compare("another type", cc.allreduce(array, op=cc.Sum, out=array), np.full(array.shape, (1 << 24 | 1) * size, np.int32))
+    if size > 1:
+        try:
+            cc.allreduce(array, op=cc.Sum if rank else cc.Min, out=array)
+            complaint = "none"
+        except cc.CollectiveError as error:
+            complaint = error.kind
+        assert complaint == "mismatch"
+    array[:] = rank
+    compare("after a mismatch", cc.allreduce(array, op=cc.Sum, out=array), np.full(array.shape, sum(range(size)), np.int32))
 for wrong in (np.empty(5, np.float32), np.empty(4, np.float64), np.empty(8, np.float32)[::2]):
     try:
         cc.allreduce(np.ones(4, np.float32), out=wrong)
