@@ -58,8 +58,9 @@ engine: $(ENGINE_STAMP)
 	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
-bench: $(ENGINE_STAMP)
+bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
+	@$(BIN)/python benchmarks/plan.py
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration

@@ -50,6 +50,8 @@ def defused(value: Any) -> Any:
     Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file.
     """
     if isinstance(value, str):
+        if "{" not in value and value.isprintable():  # nearly all of them
+            return value
         for opening in ("{{", "{%", "{#"):
             value = value.replace(opening, f"{{ {opening[1]}")
         return "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)

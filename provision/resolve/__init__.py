@@ -151,7 +151,8 @@ def _python_and_torch(
 ) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
     """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
     first = None
-    for pythons in python.possible(kinds):  # at least one choice: each its own
+    liked = torch.pythons(wishes) if wishes.torch else catalog.load("python_packages")["numpy"]["by_python"]
+    for pythons in python.possible(kinds, liked):  # at least one choice: each its own
         try:
             for kind, chosen in pythons.items():
                 wrong = python.misfit(chosen)

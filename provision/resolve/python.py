@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from provision import catalog
 from provision.plan import Component, Rejected, Source
@@ -12,8 +12,11 @@ from provision.versions import key, minor
 Chosen = Mapping[Machine, Interpreter]
 
 
-def possible(kinds: Mapping[Machine, list[str]]) -> Iterator[dict[Machine, Interpreter]]:
-    """Every way to give each kind of host an interpreter, best first: all their own; the newest that all can have; each its own."""
+def possible(kinds: Mapping[Machine, list[str]], liked: Collection[str]) -> Iterator[dict[Machine, Interpreter]]:
+    """Every way to give each kind of host an interpreter, best first.
+
+    All their own; the newest that all can have; each its own; each its own where that is one of ``liked`` (3.11, …), else another that is.
+    """
     own = {kind: kind.python for kind in kinds}
     agree = len({_minor(python) for python in own.values()}) == 1
     if agree:
@@ -29,6 +32,12 @@ def possible(kinds: Mapping[Machine, list[str]]) -> Iterator[dict[Machine, Inter
         yield {kind: found[version] for kind, found in available.items()}
     if not agree:
         yield own
+        yield {
+            kind: kind.python
+            if _minor(kind.python) in liked
+            else max((each for each in kind.others if _minor(each) in liked), key=_newest, default=kind.python)
+            for kind in kinds
+        }
 
 
 def misfit(python: Interpreter) -> str | None:
@@ -56,6 +65,10 @@ def numpy(chosen: Interpreter) -> Component:
     """NumPy for that interpreter."""
     version = _numpy()[minor(chosen.version)]
     return Component(version, f"numpy=={version}", "wheel", (f"the catalogue's release for Python {minor(chosen.version)}",))
+
+
+def _newest(python: Interpreter) -> tuple[int, ...]:
+    return key(python.version)
 
 
 def _minor(python: Interpreter) -> str:

@@ -38,6 +38,12 @@ def torch(
     raise Blocked(host, reason, *_ways_out(host, kinds, pythons, wishes))
 
 
+def pythons(wishes: Wishes) -> list[str]:
+    """The Pythons that the best release has wheels for; empty when the catalogue does not know it."""
+    release = catalog.load("pytorch")["releases"].get(_candidates(wishes)[0])
+    return list(release["pythons"]) if release else []
+
+
 def _candidates(wishes: Wishes) -> list[str]:
     """Releases, best first."""
     if wishes.torch_version:

@@ -1,0 +1,95 @@
+"""The catalogue: every file holds to its schema, what it says agrees with itself, and a typo is one clear error with its line."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+from provision import catalog
+from provision.catalog import reading, schemas
+from provision.versions import key, matches
+
+FILES = sorted(file.name.removesuffix(".yaml") for file in resources.files("provision.catalog").iterdir() if file.name.endswith(".yaml"))
+
+
+def text_of(name: str) -> str:
+    return resources.files("provision.catalog").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_has_a_schema_and_holds_to_it(name: str) -> None:
+    assert name in schemas.FILES
+    assert catalog.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "said"),
+    [
+        ("nccl", "known_bad:", "known_bat:", "'known_bat' is unknown; is 'known_bad' meant?"),
+        ("nccl", '"2.21.5-1":  {"12.2"', '"2.21.5-1":  {"12"', "'12' is no CUDA such as 12.4"),
+        ("nccl", '{below: "2.15.5", why', '{below: "2.15.5", versions: ["2.1"], why', "exactly one of versions, from (with to) and below"),
+        ("nccl", 'from: "2.14.3", to: "2.16"', 'from: "2.14.3", to: "2.13"', "2.13 is older than 2.14.3"),
+        ("nccl", '"2.21.5": "12.4"\n', '"2.21.5": 12.4\n', "12.4 must be in quotes"),
+        ("nccl", '      "2.17.1": "12.1"\n', '      "2.17.1": "12.1"\n      "2.17.1": "12.0"\n', "stands there twice"),
+        ("cmake", "-linux-{arch}.tar.gz", "-linux-x86_64.tar.gz", "does not say where the architecture goes"),
+        ("cmake", "cmake-4.3.3-linux-x86_64.tar.gz:", "cmake-4.3.3-linux.tar.gz:", "names no architecture"),
+        ("cuda_repositories", "repos/{system}/{arch}", "repos/{system}/x86_64", "does not say where the architecture goes"),
+        ("openmpi", "value: fb41086b", "value: xb41086b", "is no SHA-256"),
+        ("pytorch", "index: ", "index ", "this is no catalogue"),
+        ("os", "family: debian", "family: debain", "is no family: debian or rhel"),
+    ],
+)
+def test_a_typo_is_one_error_that_names_the_line(name: str, right: str, wrong: str, said: str) -> None:
+    broken = text_of(name).replace(right, wrong, 1)
+    assert broken != text_of(name)
+    with pytest.raises(reading.CatalogError) as caught:
+        reading.read(broken, f"{name}.yaml", schemas.FILES[name])
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+    place, _, line = str(caught.value.where).partition(":")
+    assert place == f"{name}.yaml"
+    first = next(
+        number for number, (old, new) in enumerate(zip(text_of(name).splitlines(), broken.splitlines(), strict=False), 1) if old != new
+    )
+    assert int(line) in (first, first + 1)
+
+
+def test_every_nccl_build_has_evidence_and_every_absent_one_a_source() -> None:
+    known = catalog.load("nccl")
+    letters = {letter for builds in known["repository"]["builds"].values() for letter in builds.values()}
+    assert letters <= set(known["evidence"])
+    assert all(entry["source"] for entry in known["absent"])
+
+
+def test_what_is_reported_absent_everywhere_is_not_listed_as_a_build() -> None:
+    known = catalog.load("nccl")
+    for entry in known["absent"]:
+        listed = known["repository"]["builds"].get(entry["version"], {})
+        assert "systems" in entry or not set(entry["cuda"]) & set(listed)
+
+
+def test_every_system_of_a_repository_has_its_key() -> None:
+    known = catalog.load("cuda_repositories")
+    for system in known["keys"]["of"]:
+        assert known["keys"]["of"][system] in known["keys"]["fingerprints"]
+    sums = [value for by_arch in known["apt"]["sha256"].values() for value in by_arch.values()]
+    assert len(set(sums)) == len(sums)  # each package lists its own repository: two equal sums are a slip of copying
+
+
+def test_ranges_cover_what_they_say() -> None:
+    entry = {"from": "2.14.3", "to": "2.16"}
+    assert [matches(version, entry) for version in ("2.14.2", "2.14.3", "2.16.5", "2.17.1")] == [False, True, True, False]
+    assert matches("2.7.3", {"versions": ["2.7.3"]})
+    assert matches("2.15.1", {"below": "2.15.5"})
+
+
+def test_drivers_grow_with_cuda() -> None:
+    drivers = catalog.load("cuda")["toolkits"]["drivers"]
+    ordered = [key(drivers[cuda]) for cuda in sorted(drivers, key=key)]
+    assert ordered == sorted(ordered)
+
+
+def test_pytorchs_default_is_one_of_its_releases() -> None:
+    known = catalog.load("pytorch")
+    assert known["default"] in known["releases"]

@@ -1,0 +1,42 @@
+"""Plans of real-looking inventories, as people read them: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan).
+
+A change of the catalogue or the resolver shows in them. To write them anew after looking at the difference:
+`python tests/unit/test_golden_plans.py`, then `git diff tests/data/plans`.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from provision import facts, plan_text
+from provision.resolve import Wishes, resolve
+
+PLANS = Path(__file__).parents[1] / "data" / "plans"
+INVENTORIES = sorted(PLANS.glob("*.json"))
+
+
+def as_text(known: Path) -> str:
+    text = io.StringIO()
+    wishes = Wishes(engine_version="0.0.0")  # the engine's own version has nothing to do with these
+    plan_text.show(resolve(facts.load_file(known), wishes, {}), Console(file=text, width=100, color_system=None))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
+
+
+def test_there_are_enough() -> None:
+    assert len(INVENTORIES) >= 12
+
+
+@pytest.mark.parametrize("known", INVENTORIES, ids=lambda path: path.stem)
+def test_the_plan_is_the_one_that_was_looked_at(known: Path) -> None:
+    made = as_text(known)
+    assert made == known.with_suffix(".txt").read_text(encoding="utf-8")
+    assert max(len(line) for line in made.splitlines() if " " in line.strip()) <= 120
+
+
+if __name__ == "__main__":
+    for each in INVENTORIES:
+        each.with_suffix(".txt").write_text(as_text(each), encoding="utf-8")

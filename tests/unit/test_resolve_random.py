@@ -1,0 +1,159 @@
+"""Whatever the inventory: never above a driver, never known bad, one version for all, every choice explained, the same every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision import catalog, facts
+from provision.plan import COMPONENTS, Plan
+from provision.resolve import Wishes, resolve
+from provision.versions import key, matches
+
+SYSTEMS = [
+    ("ubuntu", "20.04"),
+    ("ubuntu", "22.04"),
+    ("ubuntu", "24.04"),
+    ("debian", "12"),
+    ("debian", "13"),
+    ("rocky", "9.4"),
+    ("rhel", "8.9"),
+]
+DRIVERS = {cuda: driver for cuda, driver in catalog.load("cuda")["toolkits"]["drivers"].items() if driver}
+CAPABILITIES = ["6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
+
+gpus = st.one_of(
+    st.none(), st.tuples(st.sampled_from(sorted(DRIVERS, key=key)), st.lists(st.sampled_from(CAPABILITIES), min_size=1, max_size=3))
+)
+host = st.tuples(st.sampled_from(SYSTEMS), st.sampled_from(["x86_64", "x86_64", "x86_64", "aarch64"]), gpus)
+inventories = st.lists(host, min_size=1, max_size=6)
+# Drivers that are not far apart, so that most of these inventories have a plan.
+recent = st.tuples(
+    st.sampled_from(SYSTEMS[1:5]),
+    st.just("x86_64"),
+    st.one_of(
+        st.none(),
+        st.tuples(st.sampled_from(["12.2", "12.4", "12.6", "12.8", "12.9"]), st.lists(st.sampled_from(["8.0", "8.9"]), min_size=1)),
+    ),
+)
+likely = st.lists(recent, min_size=1, max_size=6)
+
+
+def known(kinds: list[Any]) -> dict[str, facts.Facts]:
+    made = {}
+    for number, ((system, version), arch, gpu) in enumerate(kinds):
+        made[f"h{number}"] = facts.normalise(
+            {
+                "os": {"id": system, "version": version},
+                "arch": arch,
+                "driver": {"version": DRIVERS[gpu[0]], "cuda": gpu[0]} if gpu else None,
+                "gpus": [{"name": "GPU", "compute_capability": capability} for capability in gpu[1]] if gpu else [],
+            }
+        )
+    return made
+
+
+def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
+    data = catalog.load("nccl")
+    floors, ceilings = catalog.load("cuda")["gpu_floors"]["lowest"], catalog.load("cuda")["gpu_ceilings"]["oldest"]
+    assert bool(plan.hosts) != bool(plan.conflicts)
+    for conflict in plan.conflicts:
+        assert conflict.host in hosts
+        assert conflict.constraint
+        assert len(conflict.ways_out) == 2
+    for what in (
+        {one.openmpi for one in plan.hosts.values()},
+        {one.nccl.version for one in plan.hosts.values() if one.nccl},
+        {one.torch.version.partition("+")[0] for one in plan.hosts.values() if one.torch},
+    ):
+        assert len(what) <= 1
+    for name, one in plan.hosts.items():
+        driver = hosts[name]["driver"]
+        assert (one.nccl is None) == (driver is None)
+        for label in COMPONENTS:
+            component = getattr(one, label)
+            assert component is None or (component.why and all(component.why))
+            assert component is None or all(lost.candidate and lost.reason for lost in component.rejected)
+        if one.nccl is None:
+            continue
+        assert one.nccl.cuda is not None
+        assert key(one.nccl.cuda) <= key(driver["cuda"])
+        assert not any(matches(one.nccl.version, entry) for entry in data["known_bad"])
+        lowest = min((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
+        highest = max((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
+        assert key(floors.get(one.nccl.cuda.split(".")[0], "0.0")) <= key(lowest)
+        assert all(key(one.nccl.cuda) >= key(oldest) for capability, oldest in ceilings.items() if key(highest) >= key(capability))
+        if one.nccl.source == "repository":
+            revision, _, cuda = one.nccl.packages[0].replace("libnccl2=", "").replace("libnccl-", "").partition("+cuda")
+            assert cuda in data["repository"]["builds"][revision]
+            assert one.nccl.repository is not None
+            assert one.nccl.repository.key_sha256
+        else:
+            package, _, version = one.nccl.package.partition("==")
+            assert data["wheels"]["builds"][package][version] == one.nccl.cuda
+
+
+def check_explained(plan: Plan) -> None:
+    """Every build that the catalogue knows was chosen, lost by name, or is counted among the older ones."""
+    for one in plan.hosts.values():
+        if one.nccl is None:
+            continue
+        named = " ".join([one.nccl.package, *(lost.candidate for lost in one.nccl.rejected)])
+        for package, versions in catalog.load("nccl")["wheels"]["builds"].items():
+            for version in versions:
+                older = key(version) < key(one.nccl.version)
+                assert older or f"{package}=={version}" in named
+        if any("package repository" in lost.candidate for lost in one.nccl.rejected):
+            continue  # there is none for this system, which is said
+        for revision, builds in catalog.load("nccl")["repository"]["builds"].items():
+            for cuda in builds:
+                assert key(revision) < key(one.nccl.version) or f"{revision}+cuda{cuda}" in named
+
+
+@given(inventories)
+@settings(deadline=None, max_examples=120)
+def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: list[Any]) -> None:
+    hosts = known(kinds)
+    plan = resolve(hosts, Wishes(), {})
+    check(hosts, plan)
+    check_explained(plan)
+
+
+@given(likely)
+@settings(deadline=None, max_examples=60)
+def test_hosts_of_one_time_always_get_a_plan(kinds: list[Any]) -> None:
+    hosts = known(kinds)
+    plan = resolve(hosts, Wishes(), {})
+    assert not plan.conflicts
+    check(hosts, plan)
+    check_explained(plan)
+
+
+@given(inventories, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60)
+def test_the_order_of_hosts_and_a_second_time_change_nothing(kinds: list[Any], dice: Any) -> None:
+    hosts = known(kinds)
+    plan = resolve(hosts, Wishes(), {})
+    names = list(hosts)
+    dice.shuffle(names)
+    again = resolve({name: hosts[name] for name in names}, Wishes(), {})
+    assert again.hosts == plan.hosts
+    assert set(again.conflicts) == set(plan.conflicts)
+    assert sorted(again.notes) == sorted(plan.notes)
+
+
+@given(
+    inventories,
+    st.sampled_from(["wheel", "repository", "distribution"]),
+    st.sampled_from([None, "2.21.5", "2.19.4", "2.26.2"]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=80)
+def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, version: str | None, bad: bool) -> None:
+    plan = resolve(known(kinds), Wishes(nccl_source=source, nccl_version=version, allow_bad=bad), {})
+    for one in plan.hosts.values():
+        if one.nccl:
+            assert one.nccl.source == source
+            assert version in (None, one.nccl.version)
