@@ -59,6 +59,11 @@ def read(path):
         return ""
 
 
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def named_elsewhere(url, own):
     """Another list that names the address, or None."""
     for path in ["/etc/apt/sources.list", *sorted(glob.glob(LISTS + "/*.list") + glob.glob(LISTS + "/*.sources"))]:
@@ -80,17 +85,16 @@ def key_of(module, package, expected, keyring):
     scratch = tempfile.mkdtemp(prefix="provision-")
     try:
         module.run_command(["dpkg-deb", "--extract", package, scratch], check_rc=True)
-        with open(os.path.join(scratch, keyring.lstrip("/")), "rb") as file:
-            return file.read()
+        return content(os.path.join(scratch, keyring.lstrip("/")))
     except FileNotFoundError:
         return module.fail_json(msg=f"{package} does not hold {keyring}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def replace(path, content):
+def replace(path, data):
     with open(path + ".provision-new", "wb") as file:
-        file.write(content)
+        file.write(data)
     os.replace(path + ".provision-new", path)
 
 
@@ -113,7 +117,11 @@ def main():
     if elsewhere:
         module.exit_json(changed=False, list=elsewhere)
     text = given["entry"].rstrip("\n") + "\n"
-    if read(own) == text and os.path.exists(given["keyring"]):
+    key = None  # in a dry run nothing was brought yet
+    if not module.check_mode or os.path.exists(given["keyring_package"]):
+        key = key_of(module, given["keyring_package"], given["keyring_package_sha256"], given["keyring"])
+    # A keyring that lies there may be an old one: NVIDIA has changed its key before.
+    if read(own) == text and os.path.exists(given["keyring"]) and key in (None, content(given["keyring"])):
         module.exit_json(changed=False, list=own)
     if not module.check_mode:
         os.umask(0o022)
@@ -121,8 +129,7 @@ def main():
         for path in (own, given["keyring"]):
             host_record.claim(record, path)
         host_record.save(given["record"], record)
-        if not os.path.exists(given["keyring"]):
-            replace(given["keyring"], key_of(module, given["keyring_package"], given["keyring_package_sha256"], given["keyring"]))
+        replace(given["keyring"], key)
         replace(own, text.encode())
     module.exit_json(changed=True, list=own)
 

