@@ -238,12 +238,18 @@ def _described(kind: Machine) -> str:
 
 def _main_reason(kind: Machine, wishes: Wishes) -> str:
     """What stands in the way of the builds that the driver would run, of the newest first; without any, the driver itself."""
-    found = [(build, misfit(build, kind, wishes)) for build in builds(kind, wishes)[0]]
+    known = builds(kind, wishes)[0]
+    if wishes.nccl_version is not None:
+        known = [build for build in known if build.version == wishes.nccl_version]
+        if not known:
+            return f"no build of NCCL {wishes.nccl_version} is known for it"
+    found = [(build, misfit(build, kind, wishes)) for build in known]
     runs = [(build, said) for build, said in found if said and key(build.cuda) <= key(kind.cuda or "0")]
     said_of: dict[str, str] = {}
     for build, said in sorted(runs, key=lambda each: key(each[0].version), reverse=True):
         said_of.setdefault(said.split(":")[0].split(" (")[0], f"{build.version} for CUDA {build.cuda}: {said}")
     if said_of:
         return "; ".join(list(said_of.values())[:3])
-    oldest = min((build.cuda for build, _ in found), key=key, default="10.2")
-    return f"the oldest build is for CUDA {oldest}"
+    oldest = min((build.cuda for build in known), key=key)
+    of = f" of {wishes.nccl_version}" if wishes.nccl_version else ""
+    return f"the oldest build{of} is for CUDA {oldest}"

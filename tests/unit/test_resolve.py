@@ -264,6 +264,14 @@ def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None
     assert any("--allow-bad" in why for why in taken.why)
 
 
+@pytest.mark.parametrize(
+    ("version", "said"), [("2.99.1", "no build of NCCL 2.99.1 is known"), ("2.31.2", "the oldest build of 2.31.2 is for CUDA 12.9")]
+)
+def test_a_version_that_cannot_be_had_is_a_conflict_about_that_version(version: str, said: str) -> None:
+    made = plan_for({"a": gpu("12.2")}, Wishes(nccl_version=version))
+    assert said in made.conflicts[0].constraint
+
+
 def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> None:
     focal = facts.normalise({**gpu("12.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
     wishes = Wishes(nccl_source="repository", nccl_version="2.19.3")
