@@ -36,6 +36,7 @@ struct Process {
   std::map<int32_t, std::shared_ptr<cc::Engine>> engines;  // by process set
   std::map<int64_t, Submitted> tasks;                      // by handle
   int64_t next_handle = 1;
+  std::shared_ptr<cc::Recorder> recorder;
   std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
   std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
 };
@@ -132,6 +133,18 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   return task;
 }
 
+// Adds to the time that callers have waited.
+class WaitClock {
+ public:
+  WaitClock() = default;
+  WaitClock(const WaitClock&) = delete;
+  WaitClock& operator=(const WaitClock&) = delete;
+  ~WaitClock() { process().recorder->add_wait(cc::monotonic_ns() - begin_); }
+
+ private:
+  int64_t begin_ = cc::monotonic_ns();
+};
+
 int32_t result_of(const cc::Task& task) {
   return task.fault == cc::Fault::none ? 0 : remember(task.fault, task.error, task.ranks);
 }
@@ -179,7 +192,7 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
 }
 
 int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
-                   uint64_t secret_bytes, double timeout, double start_timeout) {
+                   uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning) {
   return guarded([&] {
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
@@ -194,7 +207,10 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
                                              std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
                                              start_timeout, process_set == 0 ? nullptr : state.arena);
     if (process_set == 0) state.arena = group->arena();
-    state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group));
+    group->warn_after(stall_warning);
+    if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
+    if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
+    state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set);
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
     state.owner = getpid();
@@ -225,6 +241,7 @@ int32_t cc_run(const cc_operation* operation) {
   return guarded([&] {
     const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
+    const WaitClock clock;
     current->run(task);
     return result_of(*task);
   });
@@ -235,6 +252,7 @@ int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* hand
     const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
     if (blocking) {
+      const WaitClock clock;
       current->run(task);
     } else {
       current->submit(task);
@@ -258,6 +276,7 @@ int32_t cc_is_done(int64_t handle, int32_t* done) {
 int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
   return guarded([&] {
     const Submitted found = submitted(handle);
+    const WaitClock clock;
     *done = engine(found.process_set)->wait(*found.task, seconds) ? 1 : 0;
     return *done ? result_of(*found.task) : 0;
   });
@@ -305,6 +324,40 @@ int32_t cc_free(void* address) {
     if (found == state.blocks.end()) return 0;
     found->second->release(address);
     state.blocks.erase(found);
+    return 0;
+  });
+}
+
+int32_t cc_record(const char* path) {
+  return guarded([&] {
+    Process& state = process();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    require(state.engines.empty(), "the recorder must be chosen before init()");
+    state.recorder = std::make_shared<cc::Recorder>(path ? path : "");
+    return 0;
+  });
+}
+
+int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next, uint64_t* waited_ns) {
+  return guarded([&] {
+    const std::shared_ptr<cc::Recorder> recorder = process().recorder;
+    require(recorder != nullptr, "nothing has been recorded yet");
+    const cc::Recording& recording = recorder->recording();
+    const uint64_t begun = recording.events.load();
+    // What the ring has overwritten is lost; the caller sees it in the numbers.
+    const uint64_t oldest = begun > cc::most_events ? begun - cc::most_events + 1 : 1;
+    uint64_t at = std::min(std::max(from, oldest), begun + 1);
+    *count = 0;
+    for (; at <= begun && *count < capacity; ++at) {
+      const cc::Event& event = recording.ring[(at - 1) % cc::most_events];
+      const auto state = static_cast<cc::EventState>(event.state.load(std::memory_order_acquire));
+      if (state != cc::EventState::done && state != cc::EventState::failed) break;
+      const auto* bytes = reinterpret_cast<const char*>(&event);
+      std::memcpy(static_cast<char*>(events) + static_cast<size_t>(*count) * sizeof event, bytes, sizeof event);
+      ++*count;
+    }
+    *next = at;
+    *waited_ns = recording.waited_ns.load();
     return 0;
   });
 }

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 2;
+constexpr int32_t cc_abi = 3;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -59,8 +59,9 @@ CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
 CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
 // Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
 // seconds for connecting.
+// `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
-                          uint64_t secret_bytes, double timeout, double start_timeout);
+                          uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning);
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);
 
@@ -79,6 +80,13 @@ CC_API int32_t cc_release(int64_t handle);
 // Memory that all ranks of the host reduce where it lies, page-aligned; valid until cc_free, also after cc_close.
 CC_API int32_t cc_allocate(uint64_t bytes, void** address);
 CC_API int32_t cc_free(void* address);
+
+// The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.
+CC_API int32_t cc_record(const char* path);
+// Copies finished events from number `from` on, in order, up to the first unfinished one. *next: where to go on;
+// *waited_ns: that callers have spent waiting so far.
+CC_API int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next,
+                         uint64_t* waited_ns);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,

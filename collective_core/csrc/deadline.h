@@ -12,6 +12,7 @@ class Deadline {
   explicit Deadline(double seconds) : seconds_(seconds) { extend(); }
 
   void extend() {
+    started_ = warned_ = Clock::now();
     end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
   }
   bool passed() const { return Clock::now() >= end_; }
@@ -20,11 +21,22 @@ class Deadline {
     return Clock::now() >=
            end_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_seconds));
   }
+  // Whether the wait has lasted for so long without progress, and as long as the last time that this was true.
+  bool is_warning_due(double seconds) {
+    const double waited = since(started_);
+    if (seconds <= 0 || waited < seconds || (warned_ != started_ && since(warned_) < waited / 2)) return false;
+    warned_ = Clock::now();
+    return true;
+  }
+  double waited() const { return since(started_); }
   double remaining() const { return std::chrono::duration<double>(end_ - Clock::now()).count(); }
   double seconds() const { return seconds_; }
 
  private:
+  static double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
   double seconds_;
+  Clock::time_point started_, warned_;
   Clock::time_point end_;
 };
 

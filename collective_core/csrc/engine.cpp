@@ -34,8 +34,12 @@ Payload payload_of(const Operation& operation, int rank, size_t limit) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Group> group)
-    : group_(std::move(group)), exchange_(*group_), joined_(group_->topology().size) {}
+Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set)
+    : group_(std::move(group)),
+      recorder_(std::move(recorder)),
+      process_set_(process_set),
+      exchange_(*group_),
+      joined_(group_->topology().size) {}
 
 Engine::~Engine() {
   {
@@ -54,6 +58,7 @@ Engine::~Engine() {
 
 void Engine::run(const std::shared_ptr<Task>& task) {
   task->blocking = true;
+  task->queued_ns = monotonic_ns();
   Lock lock(mutex_);
   if (busy_ || !queue_.empty()) {
     lock.unlock();
@@ -72,6 +77,7 @@ void Engine::run(const std::shared_ptr<Task>& task) {
 }
 
 void Engine::submit(const std::shared_ptr<Task>& task) {
+  task->queued_ns = monotonic_ns();
   const Lock lock(mutex_);
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
@@ -108,6 +114,7 @@ void Engine::work() {
 
 std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
   std::shared_ptr<Task> current = task;
+  Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns);
   try {
     if (!stopped_.empty()) {
       throw Failure(Fault::peer_lost, "the engine stopped after an earlier failure: " + stopped_, stopped_ranks_);
@@ -117,6 +124,7 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
       join(*task, deadline);
     } else {
       current = agree(task, deadline);
+      event.agree(current->operation.header, current->queued_ns);
       transfer(current->operation, deadline);
     }
     const Lock lock(mutex_);
@@ -140,6 +148,8 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
     const Lock lock(mutex_);
     settle(*current, failure);
   }
+  group_->set_current(nullptr);
+  event.end(current->fault == Fault::none);
   return current;
 }
 
@@ -151,6 +161,7 @@ void Engine::settle(Task& task, const Failure& failure) {
 }
 
 void Engine::ask(Task& task, Deadline& deadline) {
+  group_->set_current(&task.operation);
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->layout().inline_bytes);
   header.inline_bytes = payload.length;

@@ -19,6 +19,7 @@
 #include "group.h"
 #include "join.h"
 #include "operation.h"
+#include "recorder.h"
 
 namespace cc {
 
@@ -26,6 +27,7 @@ struct Task {
   Operation operation;
   bool blocking = false;  // its submitter waits for it and submits nothing else meanwhile
   bool done = false;
+  int64_t queued_ns = 0;
   Fault fault = Fault::none;
   std::string error;
   std::vector<int> ranks;  // to blame for the error
@@ -33,7 +35,8 @@ struct Task {
 
 class Engine {
  public:
-  explicit Engine(std::unique_ptr<Group> group);
+  explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
+                  int process_set = 0);
   ~Engine();
 
   // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
@@ -66,6 +69,8 @@ class Engine {
   void settle(Task& task, const Failure& failure);
 
   std::unique_ptr<Group> group_;
+  std::shared_ptr<Recorder> recorder_;
+  int process_set_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
   Joined joined_;

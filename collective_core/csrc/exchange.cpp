@@ -47,13 +47,20 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const int leader = topology.local_ranks()[0];
   wait_until(group_.control().world, sequence_, group_.patience(), [&] {
     group_.liveness().check_waiting_for(leader);
+    const std::vector<int> missing = missing_here();
+    group_.warn_if_due(missing, deadline);
     if (!deadline.passed_by(grace_of_follower)) return;
-    std::vector<int> missing;
-    for (int local = 0; local < topology.local_size(); ++local) {
-      if (!has_reached(group_.cell(local).published, sequence_)) missing.push_back(topology.local_ranks()[local]);
-    }
     group_.timed_out(missing.empty() ? std::vector<int>{leader} : missing, deadline);
   });
+}
+
+std::vector<int> Exchange::missing_here() const {
+  std::vector<int> missing;
+  for (int local = 0; local < group_.topology().local_size(); ++local) {
+    if (!has_reached(group_.cell(local).published, sequence_))
+      missing.push_back(group_.topology().local_ranks()[local]);
+  }
+  return missing;
 }
 
 void Exchange::wait_for_local(Deadline& deadline) {
@@ -61,11 +68,9 @@ void Exchange::wait_for_local(Deadline& deadline) {
   for (int local = 0; local < topology.local_size(); ++local) {
     wait_until(group_.cell(local).published, sequence_, group_.patience(), [&] {
       group_.liveness().check_waiting_for(topology.local_ranks()[local]);
+      const std::vector<int> missing = missing_here();
+      group_.warn_if_due(missing, deadline);
       if (!deadline.passed()) return;
-      std::vector<int> missing;
-      for (int other = 0; other < topology.local_size(); ++other) {
-        if (!has_reached(group_.cell(other).published, sequence_)) missing.push_back(topology.local_ranks()[other]);
-      }
       if (!missing.empty()) group_.timed_out(missing, deadline);
     });
   }
@@ -154,13 +159,12 @@ void Exchange::swap_blocks(Deadline& deadline) {
       if (poll(waiting.data(), waiting.size(), nap_ms) > 0) continue;
       // Only local news here: the control connections are in the middle of their frames and read above.
       group_.liveness().check_host();
-      if (deadline.passed_by(grace_of_leader)) {
-        std::vector<int> missing;
-        for (const Swap& swap : swaps) {
-          if (!swap.received) missing.push_back(swap.rank);
-        }
-        if (!missing.empty()) group_.timed_out(missing, deadline);
+      std::vector<int> missing;
+      for (const Swap& swap : swaps) {
+        if (!swap.received) missing.push_back(swap.rank);
       }
+      group_.warn_if_due(missing, deadline);
+      if (!missing.empty() && deadline.passed_by(grace_of_leader)) group_.timed_out(missing, deadline);
     }
   } catch (const Failure&) {
     for (const Swap& swap : swaps) {

@@ -26,6 +26,7 @@ class Exchange {
   void run(Header* header, const void* payload, Deadline& deadline);
 
  private:
+  std::vector<int> missing_here() const;
   void wait_for_local(Deadline& deadline);
   void swap_blocks(Deadline& deadline);
   void place_block(int host, const std::vector<char>& block);

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -61,17 +62,34 @@ void Group::timed_out(const std::vector<int>& missing, const Deadline& deadline)
                 missing);
 }
 
+bool Group::is_first_here(const std::vector<int>& missing) const {
+  for (const int rank : topology_.local_ranks()) {
+    if (std::find(missing.begin(), missing.end(), rank) == missing.end()) return rank == topology_.rank;
+  }
+  return false;
+}
+
+void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) const {
+  if (missing.empty() || !current_ || current_->header.kind == Kind::join || !deadline.is_warning_due(warn_after_))
+    return;
+  if (!is_first_here(missing)) return;
+  std::fprintf(stderr, "collective_core: %s has waited %.0f s in %s for %s\n",
+               topology_.describe(topology_.rank).c_str(), deadline.waited(), current_->describe().c_str(),
+               topology_.describe(missing).c_str());
+}
+
 void Group::step_barrier(Deadline& deadline) {
   ++steps_;
   raise_signal(my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
     wait_until(cell(local).step, steps_, patience_, [&] {
       liveness_.check_waiting_for(topology_.local_ranks()[local]);
-      if (!deadline.passed()) return;
       std::vector<int> missing;
       for (int other = 0; other < topology_.local_size(); ++other) {
         if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
       }
+      warn_if_due(missing, deadline);
+      if (!deadline.passed()) return;
       if (!missing.empty()) timed_out(missing, deadline);
     });
   }

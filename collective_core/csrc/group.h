@@ -59,6 +59,13 @@ class Group {
   int next_rank() const;  // at the other end of the data connections of this rank
   int previous_rank() const;
 
+  // The operation that this rank runs or waits for, for messages.
+  void set_current(const Operation* operation) { current_ = operation; }
+  // After so many seconds of waiting a rank says on stderr whom it waits for; 0: never.
+  void warn_after(double seconds) { warn_after_ = seconds; }
+  // Called now and then by waits for ranks that have not come; one rank of the host speaks for all.
+  void warn_if_due(const std::vector<int>& missing, Deadline& deadline) const;
+  bool is_first_here(const std::vector<int>& missing) const;
   [[noreturn]] void timed_out(const std::vector<int>& missing, const Deadline& deadline);
 
  private:
@@ -72,6 +79,8 @@ class Group {
   std::shared_ptr<Arena> arena_;
   Liveness liveness_;
   uint32_t steps_ = 0;
+  const Operation* current_ = nullptr;
+  double warn_after_ = 0;
 
   ControlBlock& share_memory(double start_timeout);
 };

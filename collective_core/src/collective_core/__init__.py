@@ -42,6 +42,7 @@ from collective_core.context import (
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
 from collective_core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from collective_core.timeline import start_timeline, stop_timeline
 
 __version__ = "0.1.0"
 
@@ -75,4 +76,6 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 2  # of csrc/c_api.h
+ABI = 3  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -111,7 +111,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double, c_double]
+    lib.cc_record.argtypes = [c_char_p]
+    lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
     lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
     lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
@@ -152,14 +154,27 @@ def open_listeners(address: str | None) -> tuple[int, str]:
     return port.value, name.value.decode()
 
 
-def connect(rank: int, peers: Sequence[PeerInfo], secret: bytes, timeout: float, start_timeout: float, process_set: int = 0) -> None:
+def connect(
+    rank: int,
+    peers: Sequence[PeerInfo],
+    secret: bytes,
+    timeout: float,
+    start_timeout: float,
+    process_set: int = 0,
+    stall_warning: float = 0.0,
+) -> None:
     """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds."""
     table = (Peer * len(peers))()
     for number, (row, peer) in enumerate(zip(table, peers)):
         row.rank, row.global_rank, row.port, row.pid = number, peer.rank, peer.port, peer.pid
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
-    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), timeout, start_timeout))
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), timeout, start_timeout, stall_warning))
+
+
+def record_to(path: str | None) -> None:
+    """Where the engine records its operations: a file, or memory. Before :func:`connect`."""
+    check(library().cc_record(path.encode() if path else None))
 
 
 def close(process_set: int = 0) -> None:

@@ -6,16 +6,26 @@ COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             networks as CIDR, comma separated; each host uses its address in the first that fits
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
+COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
+COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)
+COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (flight.py)
+COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (launchers.py)
+COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
+COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
+COLLECTIVE_RANK, _SIZE, _STORE for launchers of your own: this rank, their number, host:port of rank 0
 COLLECTIVE_HOST_ID             for tests: ranks with different values behave as if on different hosts
 COLLECTIVE_SIMD                for tests: default, avx2 or avx512, at most which instructions may be used
 =============================  =======================================================================================
+
+Horovod's variables are understood where they have a meaning (horovod_environment.py); ours win.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
 
+from collective_core import horovod_environment
 from collective_core.errors import CollectiveError
 
 #: Long enough for a rank that compiles, loads data or evaluates alone; short enough to be noticed the same day.
@@ -24,6 +34,8 @@ DEFAULT_TIMEOUT = 300.0
 DEFAULT_START_TIMEOUT = 60.0
 #: PyTorch's own bucket size: large enough for full bandwidth, small enough to overlap with the backward pass.
 DEFAULT_FUSION_MB = 25.0
+#: Longer than a checkpoint usually takes, short enough for somebody who watches.
+DEFAULT_STALL_WARNING = 10.0
 
 
 class Config(NamedTuple):
@@ -33,29 +45,42 @@ class Config(NamedTuple):
     address: str | None
     networks: tuple[str, ...]
     host_id: str | None
+    stall_warning: float
+    timeline: str | None
+    flight_recorder: str | None
+    notes: tuple[str, ...]
 
 
-def _number(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
+def _number(environment: Mapping[str, str], name: str, default: float, least: float = 1e-9) -> float:
+    text = environment.get(name, "").strip()
     if not text:
         return default
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
+        value = -1.0
+    if not least <= value < 1e9:
         raise CollectiveError(f"{name}={text!r} is not a positive number", "invalid")
     return value
 
 
 def from_environment() -> Config:
     """Raises :class:`CollectiveError` (kind ``invalid``) naming the variable that cannot be read."""
-    networks = os.environ.get("COLLECTIVE_NETWORK", "")
+    ours, notes = horovod_environment.translate(os.environ)
+    environment = {**ours, **{name: value for name, value in os.environ.items() if value.strip()}}
+
+    def text(name: str) -> str | None:
+        return environment.get(name, "").strip() or None
+
     return Config(
-        timeout=_number("COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT),
-        start_timeout=_number("COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
-        fusion_bytes=int(_number("COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
-        address=os.environ.get("COLLECTIVE_ADDRESS", "").strip() or None,
-        networks=tuple(part.strip() for part in networks.split(",") if part.strip()),
-        host_id=os.environ.get("COLLECTIVE_HOST_ID", "").strip() or None,
+        timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT),
+        start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
+        fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
+        address=text("COLLECTIVE_ADDRESS"),
+        networks=tuple(part.strip() for part in (text("COLLECTIVE_NETWORK") or "").split(",") if part.strip()),
+        host_id=text("COLLECTIVE_HOST_ID"),
+        stall_warning=_number(environment, "COLLECTIVE_STALL_WARNING", DEFAULT_STALL_WARNING, least=0.0),
+        timeline=text("COLLECTIVE_TIMELINE"),
+        flight_recorder=text("COLLECTIVE_FLIGHT_RECORDER"),
+        notes=tuple(notes),
     )

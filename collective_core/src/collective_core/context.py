@@ -6,9 +6,10 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 from typing import Any, NamedTuple
 
-from collective_core import _native, config, launchers, rendezvous
+from collective_core import _native, config, flight, launchers, rendezvous
 from collective_core.errors import CollectiveError
 
 
@@ -47,12 +48,31 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         if _launcher is None or comm is not None:
             _launcher = launchers.find_launcher(comm, settings)
             atexit.register(_at_exit)
+        _prepare_recorder(settings, _launcher.rank)
         peers = rendezvous.meet(_launcher, settings)
         _counters.clear()
         _membership = _place(_launcher.rank, peers, settings)
     from collective_core import process_sets as sets  # which needs a membership
 
     sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
+    if settings.timeline:
+        from collective_core import timeline  # which needs a membership, too
+
+        timeline.start_timeline(settings.timeline)
+
+
+def _prepare_recorder(settings: config.Config, rank: int) -> None:
+    if rank == 0:
+        for note in settings.notes:
+            warnings.warn(note, stacklevel=3)
+    path = None
+    if settings.flight_recorder:
+        path = flight.path_of(settings.flight_recorder, rank)
+        try:
+            os.makedirs(settings.flight_recorder, exist_ok=True)
+        except OSError as error:
+            raise CollectiveError(f"COLLECTIVE_FLIGHT_RECORDER={settings.flight_recorder}: {error.strerror}", "invalid") from error
+    _native.record_to(path)
 
 
 def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) -> Membership:
@@ -68,6 +88,10 @@ def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) ->
 def shutdown() -> None:
     """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
     global _membership
+    if _membership is not None and _membership.pid == os.getpid():
+        from collective_core import timeline
+
+        timeline.end_with_engine()
     with _lock:
         if _membership is not None and _membership.pid == os.getpid():
             from collective_core import process_sets as sets

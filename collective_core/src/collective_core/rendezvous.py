@@ -77,7 +77,9 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     ]
     if included:
         secret_bytes = bytes.fromhex(places[0]["secret"])
-        _native.connect(ranks.index(launcher.rank), peers, secret_bytes, config.timeout, config.start_timeout, process_set)
+        _native.connect(
+            ranks.index(launcher.rank), peers, secret_bytes, config.timeout, config.start_timeout, process_set, config.stall_warning
+        )
     return peers
 
 

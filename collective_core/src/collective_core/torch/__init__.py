@@ -34,6 +34,7 @@ from collective_core.process_sets import (
     process_set_by_id,
     remove_process_set,
 )
+from collective_core.timeline import start_timeline, stop_timeline
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
     allgather_object,
@@ -157,5 +158,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

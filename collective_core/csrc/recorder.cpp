@@ -1,0 +1,91 @@
+#include "recorder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "errors.h"
+#include "sockets.h"
+
+namespace cc {
+namespace {
+
+int64_t nanoseconds_of(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+}  // namespace
+
+int64_t monotonic_ns() {
+  return nanoseconds_of(CLOCK_MONOTONIC);
+}
+
+void Event::describe(const Header& header) {
+  bytes = header.bytes();
+  kind = static_cast<uint8_t>(header.kind);
+  dtype = static_cast<uint8_t>(header.dtype);
+  reduce = static_cast<uint8_t>(header.reduce);
+  std::memcpy(name, header.name, name_bytes);
+}
+
+void Event::agree(const Header& header, int64_t when_queued) {
+  describe(header);
+  queued_ns = when_queued;
+  agreed_ns = monotonic_ns();
+}
+
+void Event::end(bool well) {
+  ended_ns = monotonic_ns();
+  state.store(static_cast<uint32_t>(well ? EventState::done : EventState::failed), std::memory_order_release);
+}
+
+Recorder::Recorder(const std::string& path) {
+  Fd file;
+  if (!path.empty()) {
+    file = Fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (!file || ftruncate(file.get(), sizeof(Recording)) != 0) {
+      throw Failure(Fault::invalid, "cannot write the flight recorder " + path + ": " + std::strerror(errno));
+    }
+  }
+  const int flags = path.empty() ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* memory = mmap(nullptr, sizeof(Recording), PROT_READ | PROT_WRITE, flags, path.empty() ? -1 : file.get(), 0);
+  if (memory == MAP_FAILED)
+    throw Failure(Fault::internal, std::string("no memory for the recorder: ") + std::strerror(errno));
+  recording_ = static_cast<Recording*>(memory);  // all zeros: no events
+}
+
+Recorder::~Recorder() {
+  munmap(recording_, sizeof(Recording));
+}
+
+void Recorder::introduce(int rank, int size, const std::string& host_name) {
+  recording_->rank = rank;
+  recording_->size = size;
+  recording_->pid = getpid();
+  recording_->monotonic_ns = monotonic_ns();
+  recording_->real_ns = nanoseconds_of(CLOCK_REALTIME);
+  std::strncpy(recording_->host_name, host_name.c_str(), sizeof recording_->host_name - 1);
+  std::memcpy(recording_->magic, "ccfr0001", sizeof recording_->magic);
+}
+
+Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns) {
+  const uint64_t number = recording_->events.fetch_add(1) + 1;
+  Event& event = recording_->ring[(number - 1) % most_events];
+  event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_release);
+  event.process_set = process_set;
+  event.number = number;
+  event.queued_ns = queued_ns;
+  event.started_ns = monotonic_ns();
+  event.agreed_ns = event.ended_ns = 0;
+  event.describe(header);
+  event.state.store(static_cast<uint32_t>(EventState::running), std::memory_order_release);
+  return event;
+}
+
+}  // namespace cc

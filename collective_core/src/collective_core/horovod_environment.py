@@ -1,0 +1,69 @@
+"""Horovod's environment variables: which ones mean something here, and a sentence for those that do not. Pure."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+#: Variables that are honoured, and the one of ours that they stand for. Ours wins where both are set.
+HONOURED = {
+    "HOROVOD_FUSION_THRESHOLD": "COLLECTIVE_FUSION_MB",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "COLLECTIVE_START_TIMEOUT",
+    "HOROVOD_STALL_CHECK_DISABLE": "COLLECTIVE_STALL_WARNING",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "COLLECTIVE_STALL_WARNING",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "COLLECTIVE_TIMEOUT",
+    "HOROVOD_TIMELINE": "COLLECTIVE_TIMELINE",
+}
+#: Variables that ask for what is so anyway.
+ALWAYS = ("HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_LOG_LEVEL", "HOROVOD_LOG_HIDE_TIME", "HOROVOD_LOG_TIMESTAMP")
+#: Why the others do nothing, by the beginning of their names.
+WITHOUT_MEANING = {
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum is not cut into chunks of MPI",
+    "HOROVOD_AUTOTUNE": "there is no automatic tuning yet",
+    "HOROVOD_CACHE_CAPACITY": "there is no cache of responses",
+    "HOROVOD_CONTROLLER": "the ranks find each other through their launcher",
+    "HOROVOD_CPU_OPERATIONS": "tensors in host memory go through the engine's own collectives",
+    "HOROVOD_CYCLE_TIME": "operations start at once, without a cycle",
+    "HOROVOD_DISABLE_GROUP_FUSION": "groups are not fused",
+    "HOROVOD_ELASTIC": "elastic jobs are not in this version",
+    "HOROVOD_ENABLE_XLA_OPS": "it concerns TensorFlow",
+    "HOROVOD_GLOO_IFACE": "COLLECTIVE_NETWORK or COLLECTIVE_ADDRESS choose the network",
+    "HOROVOD_HIERARCHICAL": "collectives are hierarchical whenever a host has several ranks",
+    "HOROVOD_MPI_THREADS_DISABLE": "collectives do not go through MPI",
+    "HOROVOD_NUM_NCCL_STREAMS": "it concerns Horovod's own use of NCCL",
+    "HOROVOD_THREAD_AFFINITY": "no thread of the engine is bound to a core",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to mark",
+}
+
+
+def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Our variables that Horovod's stand for, and a sentence for each of Horovod's that does nothing."""
+    ours: dict[str, str] = {}
+    notes: list[str] = []
+    for name in sorted(environment):
+        value = environment[name].strip()
+        if not name.startswith("HOROVOD_") or name in ALWAYS or not value:
+            continue
+        if name not in HONOURED:
+            reason = next((text for start, text in WITHOUT_MEANING.items() if name.startswith(start)), "it is not known here")
+            notes.append(f"{name} has no effect: {reason}")
+        elif name == "HOROVOD_FUSION_THRESHOLD":
+            # Bytes there, where 0 switches fusion off; here the smallest bucket holds one parameter.
+            ours[HONOURED[name]] = str(max(float(value), 1.0) / (1 << 20)) if _is_number(value) else value
+        elif name == "HOROVOD_STALL_CHECK_DISABLE":
+            if value != "0":
+                ours[HONOURED[name]] = "0"
+        elif name == "HOROVOD_TIMELINE" and value == "DYNAMIC":
+            continue  # start_timeline always works
+        elif name == "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" and value == "0":
+            continue  # never, there; our own limit stays
+        else:
+            ours.setdefault(HONOURED[name], value)
+    return ours, notes
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,80 @@
+"""The engine's record of operations: its layout (csrc/recorder.h), and reading it from memory or from a crashed rank's file."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import NamedTuple
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+
+KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
+STATES = ("none", "running", "done", "failed")
+
+_event = struct.Struct("=IiQqqqqQBBB5x72s")
+_head = struct.Struct("=8siiqqqQQ64s")
+MAGIC = b"ccfr0001"
+RING = 8192
+
+
+class Event(NamedTuple):
+    """One operation of this rank. Times: nanoseconds of CLOCK_MONOTONIC; 0 where it did not get so far."""
+
+    state: str
+    process_set: int
+    number: int
+    queued: int
+    started: int
+    agreed: int
+    ended: int
+    bytes: int
+    kind: str
+    dtype: str
+    name: str
+
+
+class Recording(NamedTuple):
+    """A rank's last operations."""
+
+    rank: int
+    size: int
+    pid: int
+    host_name: str
+    monotonic: int  # nanoseconds of both clocks at one moment
+    real: int
+    begun: int  # operations ever
+    events: list[Event]
+
+
+def unpack(raw: bytes) -> Event:
+    state, process_set, number, queued, started, agreed, ended, size, kind, dtype, _, name = _event.unpack(raw)
+    names = list(_native.DTYPES)
+    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return Event(STATES[state], process_set, number, queued, started, agreed, ended, size, KINDS[kind], names[dtype], text)
+
+
+def take(first: int) -> tuple[list[Event], int, int]:
+    """Finished events from number ``first`` on; the number to go on with; nanoseconds that callers have waited so far."""
+    buffer = ctypes.create_string_buffer(RING * _event.size)
+    count, following, waited = ctypes.c_int32(), ctypes.c_uint64(), ctypes.c_uint64()
+    library = _native.library()
+    _native.check(library.cc_events(first, buffer, RING, ctypes.byref(count), ctypes.byref(following), ctypes.byref(waited)))
+    raw = buffer.raw[: count.value * _event.size]
+    return [unpack(raw[at : at + _event.size]) for at in range(0, len(raw), _event.size)], following.value, waited.value
+
+
+def read_file(path: str) -> Recording:
+    """What a rank left in its file. Raises :class:`CollectiveError` (kind ``invalid``) if it is none."""
+    with open(path, "rb") as file:
+        content = file.read()
+    if len(content) < _head.size or content[:8] != MAGIC:
+        raise CollectiveError(f"{path} is not a flight recorder of this version", "invalid")
+    _, rank, size, pid, monotonic, real, begun, _, host = _head.unpack_from(content)
+    events = []
+    for number in range(max(1, begun - RING + 1), begun + 1):
+        at = _head.size + (number - 1) % RING * _event.size
+        event = unpack(content[at : at + _event.size])
+        if event.number == number and event.state != "none":
+            events.append(event)
+    return Recording(rank, size, pid, host.split(b"\0", 1)[0].decode("utf-8", "replace"), monotonic, real, begun, events)

@@ -1,0 +1,208 @@
+"""What every rank did when: a file for Chrome or Perfetto (chrome://tracing, ui.perfetto.dev), and a table.
+
+The engine records every operation anyway (csrc/recorder.h); a thread collects the records twice a second. When the timeline
+ends, rank 0 gathers those of all ranks and corrects their clocks. One row per rank: ``wait`` until all ranks are there, then
+the collective's own name while data moves.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from collective_core import arrays, context, recorder
+from collective_core.errors import CollectiveError
+
+#: Seconds between two looks at the engine's ring of records, which holds 8192.
+COLLECT_INTERVAL = 0.5
+#: Exchanges that the clocks are compared with: the best one counts.
+CLOCK_ROUNDS = 16
+
+
+class Clock(NamedTuple):
+    """How far this rank's clock is ahead of rank 0's, in nanoseconds, at a moment of its own."""
+
+    at: int
+    offset: float
+
+
+class Part(NamedTuple):
+    """One rank's timeline."""
+
+    host_name: str
+    clocks: tuple[Clock, Clock]
+    begin: int  # nanoseconds of this rank's clock
+    end: int
+    waited: int  # nanoseconds in which the program waited for collectives
+    lost: int  # events that were overwritten before they were collected
+    events: list[recorder.Event]
+
+    def corrected(self, moment: int) -> float:
+        """A moment of this rank's clock in microseconds of rank 0's. The drift between both comparisons is taken as even."""
+        first, last = self.clocks
+        share = (moment - first.at) / (last.at - first.at) if last.at > first.at else 0.0
+        return (moment - (first.offset + share * (last.offset - first.offset))) / 1e3
+
+
+def offset_of(enters: Sequence[Sequence[int]], leaves: Sequence[Sequence[int]], rank: int) -> float:
+    """How far ``rank``'s clock is ahead of rank 0's, from when both entered and left the same exchanges.
+
+    Nobody leaves an exchange before everybody has entered it, which bounds the offset from both sides. Pure.
+    """
+    least = max(theirs - mine for theirs, mine in zip(enters[rank], leaves[0]))
+    most = min(theirs - mine for theirs, mine in zip(leaves[rank], enters[0]))
+    return (least + most) / 2
+
+
+def _compare_clocks(phase: str) -> Clock:
+    enters, leaves = [], []
+    for number in range(CLOCK_ROUNDS):
+        enters.append(time.monotonic_ns())
+        arrays.barrier(f"timeline.clock.{phase}.{number}")
+        leaves.append(time.monotonic_ns())
+    everyone = arrays.allgather(np.array([[enters, leaves]], dtype=np.int64), f"timeline.clocks.{phase}")
+    rank = context.rank()
+    offset = 0.0 if rank == 0 else offset_of(everyone[:, 0].tolist(), everyone[:, 1].tolist(), rank)
+    return Clock(time.monotonic_ns(), offset)
+
+
+class Timeline:
+    """The timeline of this rank while it is on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._first = _compare_clocks("begin")
+        _, self._next, self._waited = recorder.take(1 << 62)
+        self._events: list[recorder.Event] = []
+        self._lost = 0
+        self._begin = time.monotonic_ns()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._collect_until_stopped, name="collective_core timeline", daemon=True)
+        self._thread.start()
+
+    def _collect_until_stopped(self) -> None:
+        while not self._stop.wait(COLLECT_INTERVAL):
+            self._collect()
+
+    def _collect(self) -> int:
+        events, following, waited = recorder.take(self._next)
+        if events:
+            self._lost += events[0].number - self._next
+        self._events += events
+        self._next = following
+        return waited
+
+    def stop(self) -> list[Part] | None:
+        """Ends the recording. Collective. Returns all ranks' parts on rank 0."""
+        self._stop.set()
+        self._thread.join()
+        waited = self._collect() - self._waited
+        end = time.monotonic_ns()
+        clocks = (self._first, _compare_clocks("end"))
+        host = context.current().peers[context.rank()].host_name
+        part = Part(host, clocks, self._begin, end, waited, self._lost, self._events)
+        mine = np.frombuffer(json.dumps(part).encode(), dtype=np.uint8)
+        lengths = arrays.allgather(np.array([mine.size]), "timeline.lengths")
+        everyone = arrays.allgather(mine, "timeline.parts")
+        if context.rank() != 0:
+            return None
+        ends = np.cumsum(lengths)
+        return [_part_of(json.loads(everyone[end - n : end].tobytes())) for end, n in zip(ends, lengths)]
+
+
+def _part_of(document: Any) -> Part:
+    host, clocks, begin, end, waited, lost, events = document
+    first, last = (Clock(*clock) for clock in clocks)
+    return Part(host, (first, last), begin, end, waited, lost, [recorder.Event(*event) for event in events])
+
+
+def chrome_document(parts: Sequence[Part]) -> dict[str, Any]:
+    """The trace in Chrome's JSON format: a process per rank, times in microseconds from the beginning. Pure."""
+    zero = min(part.corrected(part.begin) for part in parts)
+    rows: list[dict[str, Any]] = []
+    for rank, part in enumerate(parts):
+        rows.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} ({part.host_name})"}})
+        rows.append({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
+
+        def add(name: str, begin: int, end: int, of: recorder.Event, rank: int = rank, part: Part = part) -> None:
+            start = part.corrected(begin) - zero
+            facts = {"tensor": of.name, "bytes": of.bytes, "type": of.dtype, "number": of.number, "result": of.state}
+            row = {"ph": "X", "pid": rank, "tid": of.process_set, "name": name, "cat": of.kind, "ts": start}
+            rows.append({**row, "dur": part.corrected(end) - zero - start, "args": facts})
+
+        for event in part.events:
+            agreed = event.agreed or event.ended
+            add("wait", event.started, agreed, event)
+            if event.ended > agreed:
+                add(f"{event.kind} {event.name}", agreed, event.ended, event)
+    return {"displayTimeUnit": "ms", "traceEvents": rows}
+
+
+def table(parts: Sequence[Part]) -> str:
+    """Where the time of every rank went, in seconds. Pure.
+
+    exposed: the program waited for collectives; compute: the rest. communication: data moved; hidden: of that, while the
+    program computed. for others: from a rank's own arrival to that of the last rank. The slowest rank waits least for others.
+    """
+    head = ("rank", "host", "total", "compute", "communication", "hidden", "exposed", "for others")
+    rows, patience = [], []
+    for rank, part in enumerate(parts):
+        total = (part.end - part.begin) / 1e9
+        exposed = min(part.waited / 1e9, total)
+        moving = sum(e.ended - e.agreed for e in part.events if e.agreed) / 1e9
+        for_others = sum((e.agreed or e.ended) - e.started for e in part.events) / 1e9
+        patience.append(for_others)
+        hidden = max(0.0, min(moving, moving + for_others - exposed))
+        numbers = (total, total - exposed, moving, hidden, exposed, for_others)
+        rows.append((str(rank), part.host_name, *(f"{number:.3f}" for number in numbers)))
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths)) for row in (head, *rows)]
+    slowest = patience.index(min(patience))
+    if len(parts) > 1:
+        lines.append(f"slowest rank: {slowest} (host {parts[slowest].host_name}); the others waited up to {max(patience):.3f} s")
+    lost = sum(part.lost for part in parts)
+    if lost:
+        lines.append(f"{lost} operations are not in the timeline: there were more than could be collected")
+    return "\n".join(lines)
+
+
+_active: Timeline | None = None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter; there are no cycles
+    """Begins to record what all ranks do; rank 0 will write it to ``file_path``. Collective.
+
+    Raises ValueError if a timeline is on already.
+    """
+    global _active
+    context.current()
+    if _active is not None:
+        raise ValueError(f"a timeline is on already, for {_active.path}: call stop_timeline() first")
+    _active = Timeline(file_path)
+
+
+def stop_timeline() -> None:
+    """Ends the timeline: rank 0 writes the file and prints the table. Collective; does nothing if none is on."""
+    global _active
+    if _active is None:
+        return
+    timeline, _active = _active, None
+    parts = timeline.stop()
+    if parts is None:
+        return
+    with open(timeline.path, "w") as file:
+        json.dump(chrome_document(parts), file)
+    print(f"timeline: {timeline.path}\n{table(parts)}", file=sys.stderr)
+
+
+def end_with_engine() -> None:
+    """At shutdown: a timeline that nobody stopped. If the other ranks are gone, that is said and nothing more."""
+    try:
+        stop_timeline()
+    except CollectiveError as error:
+        print(f"timeline: not written, because not all ranks came to its end: {error}", file=sys.stderr)

@@ -1,0 +1,103 @@
+"""What a user sees of a job: the timeline, warnings of stalls, the flight recorder, notes on Horovod's variables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from collective_core.horovod_environment import translate
+from collective_core.timeline import Clock, Part, chrome_document, offset_of, table
+
+from collective_core import flight, recorder
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(("n", "hosts", "how"), [(2, 1, "call"), (4, 2, "call"), (3, 1, "COLLECTIVE_TIMELINE"), (2, 2, "HOROVOD_TIMELINE")])
+def test_timeline_of_all_ranks(launch, tmp_path, n, hosts, how):
+    path = tmp_path / "timeline.json"
+    env = {} if how == "call" else {how: str(path)}
+    outcome = launch("timeline.py", n, hosts, [str(path), how], env=env).must_succeed()
+    rows = json.loads(path.read_text())["traceEvents"]
+    assert {row["pid"] for row in rows} == set(range(n))
+    for name in [f"gradient.{i}" for i in range(5)] + [f"late.{i}" for i in range(3)]:
+        moves = [row for row in rows if row["name"] == f"allreduce {name}"]
+        assert sorted(row["pid"] for row in moves) == list(range(n)), name
+        assert all(row["dur"] > 0 for row in moves)
+        # Nobody moves data before everybody is there, by the corrected clocks; their error is far below a step's 60 ms.
+        waits = [row for row in rows if row["name"] == "wait" and row["args"]["tensor"] == name]
+        assert max(row["ts"] for row in waits) < min(row["ts"] + row["dur"] for row in moves) + 20_000
+    assert "slowest rank: 1 " in outcome.stderr
+    lines = [line.split() for line in outcome.stderr.splitlines() if line.split()[:1] and line.split()[0] in map(str, range(n))]
+    assert len(lines) == n
+    assert all(float(total) >= float(compute) > 0 for _, _, total, compute, *_ in lines)
+
+
+def test_a_clock_that_is_ahead_is_found():
+    ahead = 5_000_000
+    enters = [[0, 1000, 2000], [ahead + 100, ahead + 990, ahead + 2100]]
+    leaves = [[150, 1050, 2150], [ahead + 160, ahead + 1040, ahead + 2140]]
+    assert abs(offset_of(enters, leaves, 1) - ahead) <= 50
+
+
+def test_table_and_trace_correct_the_clocks():
+    def part(shift):
+        event = recorder.Event("done", 0, 1, shift, shift, shift + 2_000_000, shift + 5_000_000, 40, "allreduce", "float32", "g")
+        clock = Clock(shift, float(shift))
+        return Part("box", (clock, clock), shift, shift + 10_000_000, 4_000_000, 0, [event])
+
+    rows = chrome_document([part(0), part(7_000_000)])["traceEvents"]
+    starts = [row["ts"] for row in rows if row["name"] == "allreduce g"]
+    assert starts == [2000.0, 2000.0]
+    first = table([part(0), part(7_000_000)]).splitlines()[1].split()
+    assert first == ["0", "box", "0.010", "0.006", "0.003", "0.001", "0.004", "0.002"]
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2)])
+def test_a_rank_that_waits_names_whom_it_waits_for(launch, n, hosts):
+    outcome = launch("waiting.py", n, hosts, env={"COLLECTIVE_STALL_WARNING": "0.5"}).must_succeed()
+    late = outcome.reports()[n - 1]["pid"]
+    warnings = [line for line in outcome.stderr.splitlines() if line.startswith("collective_core: rank")]
+    if hosts == 1:
+        assert all(line.startswith("collective_core: rank 0 (host") for line in warnings), warnings
+    assert any(f"in allreduce 'loss' (float32[10]) for rank {n - 1} (host " in line and f"pid {late})" in line for line in warnings)
+
+
+def test_stall_warnings_can_be_switched_off(launch):
+    outcome = launch("waiting.py", 2, env={"HOROVOD_STALL_CHECK_DISABLE": "1", "TEST_LATE": "0.3"}).must_succeed()
+    assert "has waited" not in outcome.stderr
+
+
+def test_flight_recorder_survives_a_kill(launch, tmp_path, capsys):
+    launch("waiting.py", 3, 1, ["die"], env={"COLLECTIVE_FLIGHT_RECORDER": str(tmp_path), "TEST_LATE": "0"}, keep_going=True)
+    assert flight.main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for rank in range(3):
+        recording = recorder.read_file(flight.path_of(str(tmp_path), rank))
+        assert recording.rank == rank
+        assert [event.name for event in recording.events if event.name == "loss"] == ["loss"]
+        assert f"rank {rank} of 3 (host " in text
+    assert recorder.read_file(flight.path_of(str(tmp_path), 0)).events[-1].state == "failed"
+    assert "allreduce 'gradient' (float32, 12000000 bytes): failed after" in text
+    assert flight.main([str(tmp_path / "nothing")]) == 2
+
+
+def test_horovods_variables():
+    ours, notes = translate(
+        {
+            "HOROVOD_FUSION_THRESHOLD": "1048576",
+            "HOROVOD_CYCLE_TIME": "5",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0",
+            "HOROVOD_TIMELINE": "DYNAMIC",
+            "HOROVOD_LOG_LEVEL": "debug",
+            "HOROVOD_SOMETHING": "1",
+            "PATH": "/bin",
+        }
+    )
+    assert ours == {"COLLECTIVE_FUSION_MB": "1.0", "COLLECTIVE_STALL_WARNING": "30"}
+    assert notes == [
+        "HOROVOD_CYCLE_TIME has no effect: operations start at once, without a cycle",
+        "HOROVOD_SOMETHING has no effect: it is not known here",
+    ]
+    assert translate({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_DISABLE": "1"})[0]["COLLECTIVE_STALL_WARNING"] == "0"

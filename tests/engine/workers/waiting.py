@@ -1,0 +1,27 @@
+"""The last rank comes late, the others wait. Then the last one is killed in the middle of an operation, if argv says so."""
+
+import os
+import signal
+import sys
+import time
+
+import collective_core.torch as hvd
+import common
+import torch
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+hvd.barrier()
+if rank == size - 1:
+    time.sleep(float(os.environ.get("TEST_LATE", "1.5")))
+hvd.allreduce(torch.ones(10), name="loss")
+common.report(pid=os.getpid())
+if len(sys.argv) > 1:
+    if rank == size - 1:
+        handle = hvd.allreduce_async(torch.ones(3_000_000), name="never")
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        hvd.allreduce(torch.ones(3_000_000), name="gradient")
+    except hvd.HorovodInternalError:
+        os._exit(0)
+hvd.shutdown()
