@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from collective_core.horovod_environment import translate
@@ -101,3 +103,13 @@ def test_horovods_variables():
         "HOROVOD_SOMETHING has no effect: it is not known here",
     ]
     assert translate({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_DISABLE": "1"})[0]["COLLECTIVE_STALL_WARNING"] == "0"
+
+
+def test_every_variable_is_in_the_table():
+    """The table of settings is where a user looks: a variable that the code reads and the table lacks does not exist for them."""
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "engine-settings.md").read_text()
+    package = [p.read_text() for p in (root / "collective_core" / "src" / "collective_core").glob("*.py")]
+    read = {name for text in package for name in re.findall(r"COLLECTIVE_[A-Z]+(?:_[A-Z]+)*", text)}
+    assert len(read) > 10
+    assert {name for name in read if f"`{name}`" not in table} == set()
