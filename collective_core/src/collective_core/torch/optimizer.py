@@ -1,7 +1,8 @@
 """DistributedOptimizer: sums gradients over all ranks while the backward pass still runs, then steps.
 
 A hook on every parameter notes when its gradient is ready. When all gradients of a bucket are, and all earlier buckets have
-gone, the bucket is submitted to the engine (buckets.py says why in this order). ``step`` waits for all of them.
+gone, the bucket is submitted to the engine (buckets.py says why in this order). The last one is complete when the pass ends and
+has nothing to overlap with: ``step`` sums it in its own thread, without waking another, and waits for the others.
 """
 
 from __future__ import annotations
@@ -123,17 +124,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         bucket.waiting.discard(parameter)
 
     def _launch_complete(self) -> None:
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].waiting:
+        """Starts the buckets that are complete, in their order; not the last one."""
+        while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].waiting:
             bucket = self._buckets[self._launched]
-            bucket.handle = allreduce.allreduce_async_(
-                bucket.flat,
-                name=bucket.name,
-                op=self._op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=self._process_set,
-            )
+            bucket.handle = allreduce.allreduce_async_(bucket.flat, name=bucket.name, **self._how())
             self._launched += 1
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "op": self._op,
+            "prescale_factor": self._prescale,
+            "postscale_factor": self._postscale,
+            "process_set": self._process_set,
+        }
 
     def _start_sparse(self, parameter: torch.nn.Parameter) -> int:
         gradient = parameter.grad
@@ -156,8 +159,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 self._launch_complete()
             try:
                 with torch.no_grad():
-                    for bucket in self._buckets:
+                    for bucket in self._buckets[-1:]:
+                        allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
+                    for bucket in self._buckets[:-1]:
                         handles.synchronize(bucket.handle)
+                    for bucket in self._buckets:
                         bucket.empty(self._compression)
                     for parameter, handle in sparse:
                         parameter.grad = handles.synchronize(handle)
