@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, install, launch, main_job, plan_text, progress, report, sandbox
+from provision import __version__, install, last_run, launch, lock, main_job, plan_text, progress, report, sandbox
 from provision import inventory as inventories
 from provision import remove as removing
 from provision import survey as surveying
@@ -64,6 +64,10 @@ def up(
     hosts: Hosts,
     limit: Limit = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would change.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run every step, also where the survey shows that there is nothing to do.")] = False,
+    first_step: Annotated[
+        str | None, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one, e.g. `engine`.")
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="Finish with the training job (default).")] = True,
     np: Np = None,
     epochs: Epochs = None,
@@ -74,7 +78,8 @@ def up(
     passwords: Mapping[str, str],
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
-    options = replace(options, check=check)
+    install.steps(first_step)  # a step that does not exist is said before anything is done
+    options = replace(options, check=check, full=full, first_step=first_step)
     if smoke:
         options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
     inventory = _inventory(hosts, limit)
@@ -134,7 +139,8 @@ def plan(
             looked = surveying.look(Session(inventory, shown, passwords))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
-    made, sources = main_job.make_plan(inventory, found, options)
+    before = None if options.upgrade else lock.read(inventory)
+    made, sources = main_job.make_plan(inventory, found, options, before)
     if json_:
         for piece in made.json():
             sys.stdout.write(piece)
@@ -257,6 +263,9 @@ def _say(text: str) -> None:
 
 
 def _inventory(hosts: str, limit: str | None) -> inventories.Inventory:
+    if limit is not None and last_run.FAILED in limit.split(","):
+        failed = ",".join(last_run.failed_hosts(inventories.load(hosts)))
+        limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
     found = inventories.load(hosts, limit=limit)
     for finding in found.findings:
         _say(f"{finding.where}: {finding.level}: {finding.message}" + (f"\n  → {finding.todo}" if finding.todo else ""))

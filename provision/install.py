@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import difflib
 import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,19 @@ import jinja2
 
 from provision import __version__, catalog, resources, supplies
 from provision.engine_source import EngineSource
+from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
 from provision.plan import Plan
-from provision.playbook import Outcome
+from provision.playbook import Event, Outcome
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
 ROLES = ("guard", "packages", "hwloc", "python", "openmpi_source", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
 
-
+AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
+# What a step reads of an earlier one: it cannot begin without it.
+NEEDS = {"linker": "nccl"}
 # Of these, the ones that are about the set of hosts and not about one.
 OF_THE_SET = ("mpi_network",)
 
@@ -37,7 +42,8 @@ Facts = Mapping[str, Any]
 class Sources:
     """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
 
-    ``nccl_local`` and ``openmpi_tarball`` are files of the user's; the plan's components name them by ``package``, with their checksum.
+    ``locked``: host → the files that pip must take, as provision.lock has them. ``nccl_local`` and ``openmpi_tarball`` are files of the
+    user's; the plan's components name them by ``package``, with their checksum.
     """
 
     engine: EngineSource
@@ -45,6 +51,7 @@ class Sources:
     index_url: str | None = None
     nccl_local: Path | None = None
     openmpi_tarball: Path | None = None
+    locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def without_credentials(url: str) -> str:
@@ -58,28 +65,28 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
     for component in host.values():
         if isinstance(component, dict) and component.get("index"):
             component["index"] = without_credentials(component["index"])
-    return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known)}
+    host["hwloc"] = None  # taken off, not put there
+    return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 
 
 def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, engine_archive: Path) -> dict[str, Any]:
     """What the playbook needs besides itself, as Ansible variables."""
     wheels = sorted(path.name for path in sources.wheels.glob("torch-*.whl")) if sources.wheels else []
     wanted = {host.torch.version for host in plan.hosts.values() if host.torch}
-    cluster, together = cluster_id(inventory), members(plan, inventory, facts)
-    complete = is_complete(plan, inventory)
+    together = members(plan, inventory, facts)
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(),
-        "provision_cluster": cluster,
+        "provision_cluster": cluster_id(inventory),
         "provision_members": together,
-        "provision_manifests": {
-            name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name, {}))) for name in plan.hosts
-        },
+        "provision_manifests": manifests(plan, inventory, facts),
         "provision_networks": networks(together),
         "provision_build_packages": build_packages(),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
         "provision_wheels": str(sources.wheels or ""),
         "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
     }
+    if sources.locked:
+        found["provision_locked"] = dict(sources.locked)
     if sources.index_url:
         found["provision_index_url"] = sources.index_url
     return found
@@ -95,6 +102,19 @@ def is_complete(plan: Plan, inventory: Inventory) -> bool:
     return {host.name for host in inventory.hosts} == set(plan.hosts)
 
 
+def steps(first: str | None = None) -> list[str]:
+    """The names of the steps, from ``first`` on; raises UsageError when there is no step of that name."""
+    names = [*ROLES[1:], *AFTER_THE_ROLES]
+    if first is None:
+        return names
+    if first not in names:
+        close = difflib.get_close_matches(first, names, n=1)
+        raise UsageError(
+            f"--from {first}: there is no such step", todo=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
+        )
+    return names[names.index(NEEDS.get(first, first)) :]
+
+
 def render(
     plan: Plan,
     inventory: Inventory,
@@ -102,6 +122,7 @@ def render(
     sources: Sources,
     folder: Path,
     *,
+    first: str | None = None,
     fetch: bool = True,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Path:
@@ -115,7 +136,7 @@ def render(
     for part in ("roles", "library", "module_utils"):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     archive = sources.engine.save(folder)
-    made = variables(plan, inventory, facts, sources, archive)
+    made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     local, tarball = sources.nccl_local, sources.openmpi_tarball
     made |= supplies.gather(plan, folder / "supplies", nccl_local=local, openmpi_tarball=tarball, fetch=fetch, say=say)
     given = folder / "vars.json"
@@ -137,11 +158,12 @@ def render(
     playbook = folder / "site.yml"
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
     complete = is_complete(plan, inventory)
-    roles = [role for role in ROLES if complete or role not in OF_THE_SET]
+    wanted = steps(first)
+    roles = [role for role in ROLES if role == ROLES[0] or (role in wanted and (complete or role not in OF_THE_SET))]
     text = environment.get_template("site.yml.j2").render(
         hosts=plan.hosts,
         roles=roles,
-        connect=complete and len(made["provision_members"]) > 1,
+        connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
         notes=plan.notes,
         version=__version__,
     )
@@ -149,17 +171,43 @@ def render(
     return playbook
 
 
-def install(session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False) -> Outcome:
-    """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible says what would be."""
+@dataclass
+class Installed:
+    """How the installation went, and host → {name: {version, url, sha256}}: the files that its packages came from."""
+
+    outcome: Outcome
+    files: dict[str, dict[str, Any]]
+
+
+def install(
+    session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False, first: str | None = None
+) -> Installed:
+    """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible says what
+    would be."""
     folder = session.folder / "playbook"
-    playbook = render(plan, session.inventory, facts, sources, folder, fetch=not check, say=session.progress.line)
+    playbook = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    files: dict[str, dict[str, Any]] = {}
+
+    def note(event: Event) -> None:
+        if event.role == "manifest" and event.kind == "ok":
+            for entry in event.result.get("results") or ():
+                if "content" in entry:
+                    files.setdefault(event.host, {}).update(json.loads(base64.b64decode(entry["content"])))
+        session.progress.event(event)
+
     title = "Install (dry run)" if check else "Install"
     try:
-        outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check)
+        outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check, on_event=note)
     finally:
         supplies.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
-    return outcome
+    return Installed(outcome, files)
+
+
+def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+    """What each host's manifest is to say after the plan."""
+    cluster, together, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
+    return {name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name, {}))) for name in plan.hosts}

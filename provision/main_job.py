@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import downloads, engine_source, facts, hold, install, launch, paths
+from provision import converged, downloads, engine_source, facts, hold, install, last_run, launch, paths
+from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
 from provision.doctor.logs.reading import explain
@@ -20,7 +21,7 @@ from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
 from provision.remove import HostRemoval
-from provision.report import Failure, HostReport, Report
+from provision.report import Failure, HostReport, Prospect, Report
 from provision.resolve import HostWishes, Wishes, resolve
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
@@ -29,7 +30,11 @@ from provision.survey import Survey
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for on the command line, besides the hosts."""
+    """What the user asked for on the command line, besides the hosts.
+
+    ``upgrade`` leaves provision.lock out of account, ``full`` runs every step also where the survey shows nothing to do, and
+    ``first_step`` leaves out the steps before it.
+    """
 
     torch: bool = True
     torch_version: str | None = None
@@ -46,6 +51,9 @@ class Options:
     openmpi_verbs: bool = False
     allow_bad: bool = False
     check: bool = False
+    upgrade: bool = False
+    full: bool = False
+    first_step: str | None = None
     smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
 
 
@@ -54,8 +62,13 @@ def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[Non
     return hold.hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
-def make_plan(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options) -> tuple[Plan, Sources]:
-    """The plan for the hosts in ``known`` (their facts), and where its parts come from."""
+def make_plan(
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None = None
+) -> tuple[Plan, Sources]:
+    """The plan for the hosts in ``known`` (their facts), and where its parts come from.
+
+    Where there is a lock, it answers what the user left open.
+    """
     source = engine_source.pack()
     wishes = Wishes(
         torch=options.torch,
@@ -76,8 +89,17 @@ def make_plan(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], opti
         engine_version=source.version,
         engine_sha256=source.sha256,
     )
+    if locked is not None:
+        wishes = locking.fill_in(wishes, locked)
     plan = resolve(known, wishes, {host.name: _host_wishes(host) for host in inventory.hosts})
-    return plan, Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
+    sources = Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
+    if locked is None:
+        return plan, sources
+    if plan.conflicts:
+        anew = "--upgrade, which resolves anew instead of keeping to provision.lock"
+        return replace(plan, conflicts=tuple(replace(one, ways_out=(*one.ways_out, anew)) for one in plan.conflicts)), sources
+    plan = locking.applied(plan, locked)
+    return plan, replace(sources, locked=locking.files_for(plan, locked))
 
 
 def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict[str, dict[str, Any]]]:
@@ -100,21 +122,76 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
     if options.smoke:
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
+    locked = None if options.upgrade else locking.read(inventory)
     with _run(inventory, "provision up", progress, passwords) as (session, report):
         survey = surveying.look(session)
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
         if usable:
-            plan, sources = make_plan(inventory, usable, options)
+            plan, sources = make_plan(inventory, usable, options, locked)
             session.write("plan.json", plan.as_dict())
             report.notes += plan.notes
             _add_conflicts(report, plan)
+            if options.upgrade:
+                _show_upgrade(inventory, plan, progress)
             if plan.hosts:
-                outcome = install.install(session, plan, usable, sources, check=options.check)
-                _add_outcome(report, inventory, plan, outcome, check=options.check)
-            if options.smoke and not options.check and not report.failures:
-                _add_smoke(report, session, plan, options.smoke)
+                files = _make_ready(session, report, plan, usable, sources, options)
+                if options.smoke and not options.check and not report.failures:
+                    _add_smoke(report, session, plan, options.smoke)
+                if report.ok and not options.check and not options.first_step:
+                    _write_lock(inventory, plan, files, report)
     return report
+
+
+def _make_ready(
+    session: Session, report: Report, plan: Plan, facts: Mapping[str, Mapping[str, Any]], sources: Sources, options: Options
+) -> dict[str, dict[str, Any]]:
+    """Run the installation where the survey does not show that there is nothing to do; returns per host the files that pip took."""
+    reasons = _reasons_to_run(session.inventory, plan, facts)
+    if not reasons and not options.full and not options.first_step:
+        session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
+        report.hosts += [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
+        return {name: (facts[name].get("installed") or {}).get("files") or {} for name in plan.hosts}
+    for name, reason in reasons.items():
+        session.progress.line(f"{name}: {reason}", "dim")
+    done = install.install(session, plan, facts, sources, check=options.check, first=options.first_step)
+    _add_outcome(report, session.inventory, plan, done.outcome, check=options.check)
+    return done.files
+
+
+def _reasons_to_run(inventory: Inventory, plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Host → why the installation has to run there; hosts that hold everything are not in it."""
+    found = {}
+    for name, wanted in install.manifests(plan, inventory, facts).items():
+        bad = plan.hosts[name].hwloc
+        reason = f"{bad.package} is to be taken off" if bad else converged.reason_to_run(wanted, facts[name])
+        if reason:
+            found[name] = reason
+    return found
+
+
+def _show_upgrade(inventory: Inventory, plan: Plan, progress: Progress) -> None:
+    """What a new resolution changes against the lock, before anything is done."""
+    try:
+        before = locking.read(inventory)
+    except UsageError as error:
+        progress.line(f"{error.where}: {error.what}; --upgrade writes it anew")
+        return
+    if before is not None:
+        changes = locking.differences(plan, before)
+        for line in changes or ["nothing: the plan is what provision.lock says"]:
+            progress.line(f"upgrade: {line}")
+
+
+def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], report: Report) -> None:
+    try:
+        before = locking.read(inventory)
+    except UsageError:
+        before = None  # the run had --upgrade
+    try:
+        locking.write(inventory, locking.of_plan(plan, files, before, inventory))
+    except OSError as error:
+        report.notes.append(f"provision.lock could not be written: {error}")
 
 
 def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
@@ -157,7 +234,7 @@ def _run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapp
     began = time.monotonic()
     with hold_hosts(inventory, purpose):
         session = Session(inventory, progress, passwords)
-        report = Report(session.run_id, str(session.folder))
+        report = Report(session.run_id, str(session.folder), last_run.identity(inventory))
         try:
             yield session, report
         finally:
@@ -242,12 +319,25 @@ def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> H
         engine=host.engine.version,
         changed=result.changed,
         seconds=result.seconds,
+        steps=_prospects(result) if check else {},
     )
+
+
+def _prospects(result: HostResult) -> dict[str, Prospect]:
+    """What a dry run says of each step. What it had to pass over it cannot know, once an earlier step will change the host."""
+    found: dict[str, Prospect] = {}
+    changing = False
+    for name, step in result.steps.items():
+        if name == "guard":
+            continue
+        found[name] = "will change" if step.changed else "cannot know yet" if step.passed_over and changing else "will not change"
+        changing = changing or step.changed > 0
+    return found
 
 
 def _failure(host: Host, event: Event) -> Failure:
     step = " / ".join(part for part in (event.role, event.task) if part)
-    again = "run the same command again: what is done stays done"
+    again = "run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
         return Failure(host.name, step, event.text, surveying.connection_problem(host, event.text).todo)
     known = explain(event.text, step)

@@ -23,7 +23,10 @@ Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventor
 HostsOrNot = Annotated[
     str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="As for `up`; with --facts it may be left out.")
 ]
-Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group.")]
+Limit = Annotated[
+    str | None,
+    typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group; `@failed`: those that failed last time."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
 Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
@@ -54,6 +57,9 @@ def wishes(
     openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
     openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Resolve anew instead of keeping to provision.lock, and show what differs.")
+    ] = False,
 ) -> main_job.Options:
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
     if wheels is not None and not wheels.is_dir():
@@ -78,6 +84,7 @@ def wishes(
         openmpi_cuda=openmpi_cuda,
         openmpi_verbs=openmpi_verbs,
         allow_bad=allow_bad,
+        upgrade=upgrade,
         smoke=None,
     )
 

@@ -60,14 +60,23 @@ class Event:
 
 
 @dataclass
+class Step:
+    """One role on one host: tasks that changed something (or would), and tasks that a dry run had to pass over."""
+
+    changed: int = 0
+    passed_over: int = 0
+
+
+@dataclass
 class HostResult:
-    """One host's count of tasks, and the event that ended its run, if one did."""
+    """One host's count of tasks, and the event that ended its run, if one did. ``steps``: role → what happened in it, in order."""
 
     ok: int = 0
     changed: int = 0
     skipped: int = 0
     seconds: float = 0.0
     failure: Event | None = None
+    steps: dict[str, Step] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,6 +132,10 @@ class _Collector:
             return
         host = self.hosts.setdefault(event.host, HostResult())
         host.seconds += event.seconds
+        if event.role:
+            step = host.steps.setdefault(event.role, Step())
+            step.changed += event.kind == "changed"
+            step.passed_over += event.kind == "skipped" and "ansible_check_mode" in str(event.result.get("false_condition"))
         if event.kind in ("ok", "changed"):
             host.ok += 1
             host.changed += event.kind == "changed"

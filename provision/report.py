@@ -14,6 +14,7 @@ from provision.facts import Problem
 from provision.remove import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
+Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
 ERROR_LINES = 12  # of the real error, at the end of the run
 
@@ -30,7 +31,8 @@ class Failure:
 
 @dataclass
 class HostReport:
-    """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took."""
+    """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took; ``steps``: step → what a dry
+    run says of it."""
 
     host: str
     state: State
@@ -42,14 +44,19 @@ class HostReport:
     engine: str = "-"
     changed: int = 0
     seconds: float = 0.0
+    steps: Mapping[str, Prospect] = field(default_factory=dict)
 
 
 @dataclass
 class Report:
-    """The whole run. ``smoke`` is the training job's own report, None when it did not run, ``smoke_faults`` why it does not count."""
+    """The whole run. ``inventory`` is its file, or what was typed.
+
+    ``smoke`` is the training job's own report, None when it did not run, ``smoke_faults`` why it does not count.
+    """
 
     run_id: str
     folder: str
+    inventory: str
     hosts: list[HostReport] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -76,6 +83,9 @@ def _line(console: Console, *parts: Text) -> None:
 def show(report: Report, console: Console) -> None:
     """Print the closing table, the training job's result, and the failures."""
     console.print(table(rows(report.hosts), states=True))
+    for host in report.hosts:
+        for prospect in dict.fromkeys(host.steps.values()):
+            _line(console, Text(f"{host.host}: {prospect}: {', '.join(step for step, said in host.steps.items() if said == prospect)}"))
     if report.smoke_summary:
         _line(console, Text(report.smoke_summary))
     for note in report.notes:

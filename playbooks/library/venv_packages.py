@@ -32,7 +32,7 @@ options:
   find_links: {description: A folder of wheels to look into as well., type: path}
   extra_index_url: {description: A package index to ask as well., type: str}
   index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
-  no_index: {description: "Ask no index at all, only C(find_links).", type: bool, default: false}
+  bundle: {description: A folder of wheels to install from instead of asking any index., type: path}
   locked:
     description: "Files of an earlier run, each with C(name), C(version) and C(sha256); what comes now must be the same."
     type: list
@@ -195,9 +195,11 @@ def install_wheels(module, venv, wanted, scratch):
     command = ["download", "--only-binary", ":all:", "--dest", wheels, "--log", log]
     if module.params["find_links"]:
         command += ["--find-links", module.params["find_links"]]
-    if module.params["no_index"]:
-        command.append("--no-index")
-    locked = {(canonical(entry["name"]), entry["version"]): entry["sha256"] for entry in module.params["locked"]}
+    if module.params["bundle"]:
+        command += ["--no-index", "--find-links", module.params["bundle"]]
+    locked = {}
+    for entry in module.params["locked"]:
+        locked.setdefault((canonical(entry["name"]), entry["version"]), set()).add(entry["sha256"])
     if locked:
         versions = os.path.join(scratch, "versions.txt")
         with open(versions, "w") as file:
@@ -211,9 +213,9 @@ def install_wheels(module, venv, wanted, scratch):
         distribution, version = name.split("-")[:2]
         sha256 = digest_of(os.path.join(wheels, name))
         expected = locked.get((canonical(distribution), version))
-        if expected is not None and expected != sha256:
+        if expected is not None and sha256 not in expected:
             module.fail_json(
-                msg=f"{name} has checksum {sha256}, but provision.lock says {expected}; nothing of it was used. "
+                msg=f"{name} has checksum {sha256}, but provision.lock says {' or '.join(sorted(expected))}; nothing of it was used. "
                 "If the index has a new file on purpose, take it with --upgrade."
             )
         found = re.findall(r"\w+://\S*/" + re.escape(name), said.replace("%2B", "+"))
@@ -263,7 +265,7 @@ def main():
             "find_links": {"type": "path"},
             "extra_index_url": {"type": "str", "no_log": True},
             "index_url": {"type": "str", "no_log": True},
-            "no_index": {"type": "bool", "default": False},
+            "bundle": {"type": "path"},
             "locked": {"type": "list", "elements": "dict", "default": []},
             "verify": {"type": "bool", "default": False},
         },

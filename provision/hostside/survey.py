@@ -1460,6 +1460,8 @@ def drift(machine):
         return None
     plan, home = manifest["host"], pwd.getpwuid(os.getuid()).pw_dir
     found = list(missing_packages(machine, wanted_packages(plan)))
+    if machine.exists("/run/provision.lock"):
+        found.append("another run holds /run/provision.lock, or left it there")
     for record in (machine.prefix + "/record.json", home + "/.provision-record.json"):
         if machine.exists(record):
             found += changed_files(machine, record)

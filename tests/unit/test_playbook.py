@@ -119,7 +119,7 @@ def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
 def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     file = next((tmp_path / "wheels").iterdir())
-    keep(tmp_path, "pvdemo==1.0", no_index=True)
+    keep(tmp_path, "pvdemo==1.0", find_links="", bundle=str(tmp_path / "wheels"))
     noted = json.loads((tmp_path / "venv/provision-files.json").read_text())["pvdemo"]
     assert noted["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert noted["url"] == f"file://{file}"

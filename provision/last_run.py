@@ -1,0 +1,39 @@
+"""What the last run of an inventory came to, from the reports that runs leave in the state folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from provision import paths
+from provision.errors import UsageError
+from provision.inventory import Inventory
+
+FAILED = "@failed"
+
+
+def identity(inventory: Inventory) -> str:
+    """By which a report and an inventory are known to belong together: its file, or what was typed."""
+    return str(inventory.source or inventory.argument)
+
+
+def failed_hosts(inventory: Inventory) -> list[str]:
+    """The hosts that failed, were not reached or were kept out. Raises UsageError where there is no such run, or none failed."""
+    last = next((report for report in _reports() if report.get("inventory") == identity(inventory)), None)
+    if last is None:
+        raise UsageError(f"--limit {FAILED}: no earlier run of this inventory is known", todo="run it without --limit")
+    names = {failure["host"] for failure in last["failures"]}
+    found = [host.name for host in inventory.everyone if host.name in names]
+    if not found:
+        raise UsageError(f"--limit {FAILED}: no host failed in the last run", where=last["folder"], todo="leave --limit out")
+    return found
+
+
+def _reports() -> Iterator[dict[str, Any]]:
+    """Newest first; what cannot be read is of a run that is under way."""
+    for path in sorted(paths.runs().glob("2*/report.json"), reverse=True):
+        try:
+            yield json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,133 @@
+"""Whether a host needs the installation at all, who its peers are under --limit, and which hosts failed last time. Pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import converged, install, last_run, members, paths
+from provision import facts as reading
+from provision.errors import UsageError
+from provision.inventory import Inventory, load
+from provision.plan import Plan
+from provision.resolve import HostWishes, Wishes, resolve
+
+DATA = Path(__file__).parents[1] / "data"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
+
+
+@pytest.fixture
+def inventory() -> Inventory:
+    return load(str(DATA / "lint.ini"))
+
+
+def plan_of(facts: dict[str, Any]) -> Plan:
+    made = resolve(facts, Wishes(), {name: HostWishes() for name in facts})
+    assert not made.conflicts
+    return made
+
+
+@pytest.fixture
+def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
+    """The facts of hosts on which a run has just ended."""
+    facts = {name: copy.deepcopy(found) for name, found in reading.load_file(DATA / "lint-facts.json").items()}
+    for found in facts.values():
+        found["ssh"] = {**found["ssh"], "mesh_key": KEY}
+        found["user"] = {**found["user"], "name": "trainer"}
+    for name, manifest in install.manifests(plan_of(facts), inventory, facts).items():
+        facts[name]["installed"] = {**facts[name]["installed"], "manifest": json.loads(json.dumps(manifest))}
+        facts[name]["drift"] = []
+    return facts
+
+
+def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:
+    wanted = install.manifests(plan_of(facts), inventory, facts)
+    return {name: converged.reason_to_run(wanted[name], facts[name]) for name in wanted}
+
+
+def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
+    assert reasons(inventory, done) == {"node1": None, "gpu1": None}
+
+
+def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
+    done["node1"]["installed"]["manifest"]["host"]["openmpi"]["why"] = ["other words"]
+    assert reasons(inventory, done)["node1"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: found["installed"].update(manifest=None), "nothing is installed"),
+        (lambda found: found.update(drift=None), "could not tell"),
+        (lambda found: found["errors"].update(drift="no answer within 8 s"), "could not tell"),
+        (lambda found: found.update(drift=["package g++ is gone"]), r"package g\+\+ is gone"),
+        (lambda found: found.update(dpkg_interrupted=True), "unfinished"),
+        (lambda found: found["installed"]["manifest"]["host"]["openmpi"].update(version="4.1.7"), r'openmpi.version is "4.1.7"'),
+        (lambda found: found["installed"]["manifest"].update(schema=1), "schema is 1, not 2"),
+        (lambda found: found["installed"]["manifest"]["members"].pop("gpu1"), "members.gpu1 is null"),
+        (lambda found: found["ssh"].update(mesh_key=None), "key"),
+    ],
+)
+def test_what_is_missing_or_changed_is_noticed(inventory: Inventory, done: dict[str, dict[str, Any]], change: Any, said: str) -> None:
+    change(done["node1"])
+    with pytest.raises(AssertionError, match=said):
+        assert reasons(inventory, done)["node1"] is None
+
+
+def test_hosts_outside_the_limit_stay_members(done: dict[str, dict[str, Any]]) -> None:
+    limited = load(str(DATA / "lint.ini"), limit="node1")
+    only = {"node1": done["node1"]}
+    assert set(members.members(plan_of(only), limited, only)) == {"node1", "gpu1"}
+    assert members.cluster_id(limited) == members.cluster_id(load(str(DATA / "lint.ini")))
+    assert reasons(limited, only) == {"node1": None}
+
+
+def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, done: dict[str, dict[str, Any]]) -> None:
+    (tmp_path / "hosts.ini").write_text((DATA / "lint.ini").read_text().replace("gpu1", "gpu9"))
+    only = {"node1": done["node1"]}
+    assert set(members.members(plan_of(only), load(str(tmp_path / "hosts.ini"), limit="node1"), only)) == {"node1"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", KEY + "\nssh-ed25519 AAAAevil"),
+        ("host_keys", [KEY + "\n*"]),
+        ("login", "me\nProxyCommand evil"),
+        ("address", "192.0.2.1 evil"),
+        ("port", "22"),
+    ],
+)
+def test_a_manifest_cannot_smuggle_lines_into_other_hosts_files(done: dict[str, dict[str, Any]], field: str, value: Any) -> None:
+    done["node1"]["installed"]["manifest"]["members"]["gpu1"][field] = value
+    assert "gpu1" not in members.remembered(done["node1"])
+
+
+def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="no earlier run"):
+        last_run.failed_hosts(inventory)
+    for number, (of, failed) in enumerate([(inventory, ["node1"]), (inventory, ["gpu1"]), (load("other,"), ["node1"])]):
+        folder = paths.runs() / f"2026010{number}-000000-aaaaaa"
+        folder.mkdir(parents=True)
+        failures = [{"host": name} for name in failed]
+        report = {"inventory": last_run.identity(of), "failures": failures, "folder": str(folder)}
+        (folder / "report.json").write_text(json.dumps(report))
+    assert last_run.failed_hosts(inventory) == ["gpu1"]
+    (paths.runs() / "20260101-000000-aaaaaa" / "report.json").write_text(
+        json.dumps({**report, "inventory": str(inventory.source), "failures": []})
+    )
+    with pytest.raises(UsageError, match="no host failed"):
+        last_run.failed_hosts(inventory)
+
+
+def test_steps_begin_where_they_are_told_to() -> None:
+    assert install.steps("engine") == ["engine", "mpi_network", "ssh_mesh", "manifest", "smoke"]
+    assert install.steps("linker")[0] == "nccl"  # the linker reads what that step finds
+    with pytest.raises(UsageError, match="no such step") as refused:
+        install.steps("engin")
+    assert "did you mean engine?" in str(refused.value)
