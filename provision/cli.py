@@ -68,6 +68,10 @@ def up(
     first_step: Annotated[
         str | None, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one, e.g. `engine`.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="Install from this file of `provision bundle`; no host asks any network.", dir_okay=False),
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="Finish with the training job (default).")] = True,
     np: Np = None,
     epochs: Epochs = None,
@@ -79,7 +83,7 @@ def up(
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
     install.steps(first_step)  # a step that does not exist is said before anything is done
-    options = replace(options, check=check, full=full, first_step=first_step)
+    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle)
     if smoke:
         options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
     inventory = _inventory(hosts, limit)
@@ -174,6 +178,29 @@ def smoke(
     with progress.make() as shown:
         result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
     _print_report(result, json_)
+
+
+@app.command()
+@also(options=wishes, passwords=passwords)
+def bundle(
+    hosts: Hosts,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],
+    limit: Limit = None,
+    apt_mirror: Annotated[str | None, typer.Option(metavar="URL", help="Take the distribution's packages from here.")] = None,
+    *,
+    options: main_job.Options,
+    passwords: Mapping[str, str],
+) -> None:
+    """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
+    inventory = _inventory(hosts, limit)
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: no such folder")
+    with progress.make() as shown:
+        survey = main_job.bundle(inventory, replace(options, apt_mirror=apt_mirror), out.absolute(), shown, passwords)
+    report.show_problems(survey.problems, Console(stderr=True))
+    if survey.blocked:
+        raise typer.Exit(1)
+    typer.echo(f"{out}: {out.stat().st_size / 1e6:.0f} MB; install from it: provision {hosts} --bundle {out}")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from provision import __version__, catalog, resources, supplies
+from provision.bundle.archive import Bundle
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.inventory import Inventory
@@ -24,7 +25,10 @@ from provision.playbook import Event, Outcome
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
-ROLES = ("guard", "packages", "hwloc", "python", "openmpi_source", "openmpi", "cmake", "nccl", "linker", "pytorch", "engine", "mpi_network")
+ROLES = (
+    *("guard", "bundle", "packages", "hwloc", "python", "openmpi_source", "openmpi"),
+    *("cmake", "nccl", "linker", "pytorch", "engine", "mpi_network"),
+)
 
 AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
 # What a step reads of an earlier one: it cannot begin without it.
@@ -42,8 +46,8 @@ Facts = Mapping[str, Any]
 class Sources:
     """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
 
-    ``locked``: host → the files that pip must take, as provision.lock has them. ``nccl_local`` and ``openmpi_tarball`` are files of the
-    user's; the plan's components name them by ``package``, with their checksum.
+    ``bundle``: everything else then comes from there. ``locked``: host → the files that pip must take, as provision.lock has them.
+    ``nccl_local`` and ``openmpi_tarball`` are files of the user's; the plan's components name them by ``package``, with their checksum.
     """
 
     engine: EngineSource
@@ -52,6 +56,7 @@ class Sources:
     nccl_local: Path | None = None
     openmpi_tarball: Path | None = None
     locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    bundle: Bundle | None = None
 
 
 def without_credentials(url: str) -> str:
@@ -65,6 +70,9 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
     for component in host.values():
         if isinstance(component, dict) and component.get("index"):
             component["index"] = without_credentials(component["index"])
+    for component in host.values():
+        if isinstance(component, dict) and "why" in component:  # reasons may be worded anew every time; they are in the run's plan
+            component["why"], component["rejected"] = [], []
     host["hwloc"] = None  # taken off, not put there
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 
@@ -85,6 +93,8 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         "provision_wheels": str(sources.wheels or ""),
         "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
     }
+    if sources.bundle:
+        found["provision_bundle"] = {"folder": str(sources.bundle.folder), "hosts": dict(sources.bundle.hosts)}
     if sources.locked:
         found["provision_locked"] = dict(sources.locked)
     if sources.index_url:

@@ -22,11 +22,16 @@ LOG_TAIL_LINES = 15  # of a job that gave no report
 
 @dataclass(frozen=True)
 class SmokeOptions:
-    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers."""
+    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
+
+    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own.
+    """
 
     np: int | None = None
     epochs: int | None = None
     data: Path | None = None
+    cache: Path | None = None
+    source: mnist.Source = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     placed = mpirun.spread(slots, np)
     data = None
     if all(host.torch for host in hosts):
-        data = mnist.obtain(paths.cache(), say=session.progress.line, data_dir=options.data)
+        data = mnist.obtain(options.cache or paths.cache(), say=session.progress.line, source=options.source, data_dir=options.data)
         _push(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]

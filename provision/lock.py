@@ -18,7 +18,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def of_plan(plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], be
         for host in plan.hosts.values():
             component = getattr(host, name)
             if component is not None:
-                _add(variants, component, host.name)
+                _add(variants, component, host.name, before.components.get(name, ()) if before else ())
         if variants:
             components[name] = sorted(variants, key=lambda entry: json.dumps(entry, sort_keys=True))
     environments: dict[str, list[dict[str, Any]]] = {}
@@ -114,14 +114,20 @@ def of_plan(plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], be
     return Lock(components, ordered)
 
 
-def _add(variants: list[dict[str, Any]], component: Component, host: str) -> None:
+def _add(variants: list[dict[str, Any]], component: Component, host: str, before: Iterable[Mapping[str, Any]]) -> None:
+    """Add a host's component; the reason of the first resolution stays, because later ones only say that the lock asked for it."""
     known = json.loads(json.dumps(vars(component), default=vars))
     identity = {key: _public(known[key]) for key in _IDENTITY if known[key]}
     for entry in variants:
-        if {key: entry[key] for key in _IDENTITY if key in entry} == identity:
+        if _identity(entry) == identity:
             entry["hosts"] = sorted({*entry["hosts"], host})
             return
-    variants.append({**identity, "hosts": [host], "why": list(component.why)})
+    why = next((entry["why"] for entry in before if _identity(entry) == identity), list(component.why))
+    variants.append({**identity, "hosts": [host], "why": why})
+
+
+def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in _IDENTITY if entry.get(key)}
 
 
 def _public(value: Any) -> Any:

@@ -13,6 +13,8 @@ from provision import converged, downloads, engine_source, facts, hold, install,
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
+from provision.bundle.archive import Bundle, unpack
+from provision.bundle.gather import Places, gather
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
@@ -33,7 +35,7 @@ class Options:
     """What the user asked for on the command line, besides the hosts.
 
     ``upgrade`` leaves provision.lock out of account, ``full`` runs every step also where the survey shows nothing to do, and
-    ``first_step`` leaves out the steps before it.
+    ``first_step`` leaves out the steps before it. ``bundle``: a file from which everything comes instead of from a network.
     """
 
     torch: bool = True
@@ -54,6 +56,8 @@ class Options:
     upgrade: bool = False
     full: bool = False
     first_step: str | None = None
+    bundle: Path | None = None
+    apt_mirror: str | None = None
     smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
 
 
@@ -124,6 +128,9 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
     locked = None if options.upgrade else locking.read(inventory)
     with _run(inventory, "provision up", progress, passwords) as (session, report):
+        bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
+        if bundle is not None:
+            locked = bundle.lock
         survey = surveying.look(session)
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
@@ -134,13 +141,40 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             _add_conflicts(report, plan)
             if options.upgrade:
                 _show_upgrade(inventory, plan, progress)
+            if bundle is not None:
+                bundle.must_hold(plan)
+                sources = replace(sources, bundle=bundle)
             if plan.hosts:
                 files = _make_ready(session, report, plan, usable, sources, options)
                 if options.smoke and not options.check and not report.failures:
-                    _add_smoke(report, session, plan, options.smoke)
+                    _add_smoke(report, session, plan, _with_data_of(bundle, options.smoke))
                 if report.ok and not options.check and not options.first_step:
                     _write_lock(inventory, plan, files, report)
     return report
+
+
+def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
+    """Gather in ``target`` all that the plan needs; raises ProvisionError when something cannot be had. Returns the survey."""
+    with hold_hosts(inventory, "provision bundle"):
+        session = Session(inventory, progress, passwords)
+        try:
+            survey = surveying.look(session)
+            if survey.blocked:
+                return survey
+            locked = None if options.upgrade else locking.read(inventory)
+            plan, _sources = make_plan(inventory, survey.hosts, options, locked)
+            refuse_conflicts(plan)
+            places = Places(options.index_url, options.torch_index, options.wheels, options.apt_mirror)
+            gather(session, plan, survey.hosts, places, target, data=options.torch)
+            return survey
+        finally:
+            session.close()
+
+
+def _with_data_of(bundle: Bundle | None, options: launch.SmokeOptions) -> launch.SmokeOptions:
+    if bundle is None or bundle.data is None or options.data is not None:
+        return options
+    return replace(options, cache=bundle.cache, source=bundle.data)
 
 
 def _make_ready(
@@ -164,7 +198,7 @@ def _reasons_to_run(inventory: Inventory, plan: Plan, facts: Mapping[str, Mappin
     found = {}
     for name, wanted in install.manifests(plan, inventory, facts).items():
         bad = plan.hosts[name].hwloc
-        reason = f"{bad.package} is to be taken off" if bad else converged.reason_to_run(wanted, facts[name])
+        reason = f"{bad.package} is to be taken off" if bad and bad.source == "remove" else converged.reason_to_run(wanted, facts[name])
         if reason:
             found[name] = reason
     return found

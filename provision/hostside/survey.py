@@ -1426,7 +1426,7 @@ def damaged_environment(machine, venv):
     if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
         yield "%s has no interpreter" % venv
         return
-    rows, owners = [], {}
+    rows, owners, bad = [], {}, set()
     for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
         folder = os.path.dirname(os.path.dirname(record))
         for row in csv.reader(io.StringIO(machine.read(record, limit=64 << 20) or "")):
@@ -1434,9 +1434,10 @@ def damaged_environment(machine, venv):
                 path = os.path.normpath(os.path.join(folder, row[0]))
                 owners[path] = owners.get(path, 0) + 1
                 rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
-    bad = set()
+    ours = {entry["path"] for entry in ((read_json(machine, machine.prefix + "/record.json") or {}).get("files") or {}).values()}
     for package, path, checksum, size in rows:
-        if package in bad or owners[path] > 1:  # a file that two packages brought may be either's
+        # A file that two packages brought may be either's; one that provision wrote to is looked at by its record.
+        if package in bad or owners[path] > 1 or path in ours:
             continue
         try:
             found = os.stat(machine.path(path)).st_size

