@@ -56,6 +56,7 @@ installed:
   type: list
 """
 
+import base64  # noqa: E402
 import csv  # noqa: E402
 import glob  # noqa: E402
 import hashlib  # noqa: E402
@@ -105,24 +106,53 @@ def archive_hash(venv, name):
     return info.get("hashes", {}).get("sha256") or info.get("hash", "").partition("=")[2]
 
 
+def recorded(venv):
+    """Every file that a package brought and nobody is meant to edit: (package, path, checksum, size), as pip wrote it down."""
+    folder, rows, owners = site_packages(venv), [], {}
+    for record in sorted(glob.glob(os.path.join(folder, "*.dist-info", "RECORD"))):
+        with open(record, newline="") as file:
+            for row in csv.reader(file):
+                if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:
+                    path = os.path.normpath(os.path.join(folder, row[0]))
+                    owners[path] = owners.get(path, 0) + 1
+                    rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
+    return [row for row in rows if owners[row[1]] == 1]  # what two packages brought may be either's
+
+
 def damage(venv):
-    """What is wrong with the environment, or None: a package without its record, or with files missing."""
+    """What is wrong with the environment, or None: a package without its record, with files missing, or of another size."""
     folder = site_packages(venv)
     if folder is None or not os.path.exists(os.path.join(venv, "bin", "pip")):
         return "it is incomplete"
     for entry in sorted(os.listdir(folder)):
         if entry.startswith("~"):
             return "{} was being replaced".format(entry.lstrip("~"))
-        if not entry.endswith(".dist-info"):
-            continue
-        record = os.path.join(folder, entry, "RECORD")
-        if not os.path.exists(record):
+        if entry.endswith(".dist-info") and not os.path.exists(os.path.join(folder, entry, "RECORD")):
             return f"{entry} has no record of its files"
-        with open(record, newline="") as file:
-            for row in csv.reader(file):
-                if row and not row[0].endswith(".pyc") and not os.path.exists(os.path.join(folder, row[0])):
-                    return f"{entry} lacks {row[0]}"
+    for package, path, _checksum, size in recorded(venv):
+        if not os.path.exists(path):
+            return f"{package} lacks {os.path.relpath(path, folder)}"
+        if size and os.path.getsize(path) != int(size) and not is_built_here(venv, package):
+            return f"{package}: {os.path.relpath(path, folder)} has another size"
     return None
+
+
+def is_built_here(venv, package):
+    """Whether a package came from an archive: it is then not a reason to make the environment anew, but is built again by itself."""
+    return os.path.exists(os.path.join(site_packages(venv), package, "direct_url.json"))
+
+
+def altered(venv, name):
+    """Whether a file of the package ``name`` is not what was installed, byte for byte."""
+    for package, path, checksum, _size in recorded(venv):
+        if canonical(package.rpartition("-")[0]) == canonical(name) and checksum.startswith("sha256="):
+            try:
+                found = base64.urlsafe_b64encode(bytes.fromhex(digest_of(path))).decode().rstrip("=")
+            except OSError:
+                return True
+            if found != checksum[len("sha256=") :]:
+                return True
+    return False
 
 
 def reason_to_make(module, venv, python):
@@ -279,7 +309,7 @@ def main():
     installed = {} if make else installed_versions(venv)
     wanted = unmet(module.params["requirements"], installed)
     name = module.params["archive_name"]
-    build = name is not None and (make is not None or archive_hash(venv, name) != module.params["archive_sha256"])
+    build = name is not None and (make is not None or archive_hash(venv, name) != module.params["archive_sha256"] or altered(venv, name))
     surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
     todo = wanted + ([name] if build else []) + ["-" + gone for gone in surplus]
     if module.check_mode or not (make or todo):

@@ -1387,8 +1387,8 @@ def wanted_packages(plan):
     wanted = {name: None for name in plan.get("packages") or ()}
     for component in plan.values():
         for pin in (component.get("packages") or ()) if isinstance(component, dict) else ():
-            name, _, version = pin.partition("=")
-            wanted[name] = version or None
+            name, _, version = pin.partition("=")  # apt's way; dnf's is name-version-release
+            wanted[name if version else pin.rsplit("-", 2)[0]] = version or None
     return wanted
 
 
@@ -1430,14 +1430,12 @@ def damaged_environment(machine, venv):
     for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
         folder = os.path.dirname(os.path.dirname(record))
         for row in csv.reader(io.StringIO(machine.read(record, limit=64 << 20) or "")):
-            if len(row) == 3 and not row[0].endswith(".pyc"):
+            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
                 path = os.path.normpath(os.path.join(folder, row[0]))
                 owners[path] = owners.get(path, 0) + 1
                 rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
-    ours = {entry["path"] for entry in ((read_json(machine, machine.prefix + "/record.json") or {}).get("files") or {}).values()}
     for package, path, checksum, size in rows:
-        # A file that two packages brought may be either's; one that provision wrote to is looked at by its record.
-        if package in bad or owners[path] > 1 or path in ours:
+        if package in bad or owners[path] > 1:  # a file that two packages brought may be either's
             continue
         try:
             found = os.stat(machine.path(path)).st_size
