@@ -207,6 +207,8 @@ def pip(module, venv, arguments, scratch):
         "PIP_NO_CACHE_DIR": "1",
         "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"],
     }
+    if module.params["bundle"]:
+        environment.update(PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # nothing but the bundle, whatever the host's pip is set up for
     # In the environment, not on the command line, which every user of the host can read: an index may want a password.
     for option in ("index_url", "extra_index_url"):
         if module.params[option]:

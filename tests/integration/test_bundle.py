@@ -1,0 +1,108 @@
+"""Closed networks: a bundle is gathered, the hosts lose every way out, and the whole job runs from it; a changed bundle is refused.
+
+Also here, because it needs finished hosts: a converged inventory is recognised, and what was changed behind our back is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hosts import good, provision, report, root
+
+from provision import paths
+from provision.sandbox import Sandbox
+
+LEAN = ("--without-torch",)
+
+
+@pytest.fixture(scope="module")
+def closed(sandbox_factory) -> Sandbox:
+    return sandbox_factory(2, "debian:12", name="closed", slots=1)
+
+
+@pytest.fixture(scope="module")
+def bundle(closed, tmp_path_factory) -> Path:
+    """The bundle for both hosts; from here on they reach nothing but the network they share with the controller."""
+    target = tmp_path_factory.mktemp("bundle") / "hosts.bundle"
+    good(provision("bundle", str(closed.inventory), "--out", str(target), *LEAN))
+    for host in closed.hosts:
+        root(
+            host,
+            "ip route del default; rm -f /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox",
+        )
+        root(host, "! apt-get update -q 2>/dev/null | grep -q ^Get:")
+        assert root(host, "ip route get 192.0.2.1 2>&1 || true").endswith("Network is unreachable")
+    return target
+
+
+def last_log() -> str:
+    return next((paths.runs() / "latest").glob("site/artifacts/ansible/stdout")).read_text()
+
+
+def test_a_changed_bundle_is_refused_before_a_host_is_touched(closed, bundle, tmp_path):
+    content = bytearray(bundle.read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "changed").write_bytes(content)
+    refused = provision("up", str(closed.inventory), "--bundle", str(tmp_path / "changed"), *LEAN)
+    assert refused.returncode == 2
+    assert "nothing of it was used" in refused.stderr
+    (tmp_path / "short").write_bytes(bundle.read_bytes()[: len(content) // 3])
+    assert provision("up", str(closed.inventory), "--bundle", str(tmp_path / "short"), *LEAN).returncode == 2
+    assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
+
+
+def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed, bundle):
+    lacking = provision("up", str(closed.inventory), "--bundle", str(bundle))  # made without PyTorch
+    assert lacking.returncode == 2
+    assert "torch==" in lacking.stderr
+    assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
+
+
+def test_hosts_without_a_way_out_are_installed_and_proven_from_the_bundle(closed, bundle):
+    document = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
+    assert {host["state"] for host in document["hosts"]} == {"ready"}
+    assert document["smoke"]["size"] == 2
+
+
+def test_a_converged_inventory_needs_no_playbook(closed, bundle):
+    again = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--json")))
+    assert [(host["state"], host["changed"]) for host in again["hosts"]] == [("unchanged", 0)] * 2
+    assert not (Path(again["folder"]) / "site").exists()
+    whole = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--full", "--json")))
+    assert (Path(whole["folder"]) / "site").exists()
+    assert [host["changed"] for host in whole["hosts"]] == [0, 0]
+
+
+def test_what_was_changed_behind_our_back_is_noticed_and_mended(closed, bundle):
+    one, two = closed.hosts
+    root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/provision.conf")
+    engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")
+    root(two, f"printf x | dd of={engine} bs=1 seek=4096 conv=notrunc 2>/dev/null")
+    mended = good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json"))
+    assert "node1: package g++ is gone; /etc/ld.so.conf.d/provision.conf was changed" in mended.stderr
+    assert f"node2: {engine} has other content" in mended.stderr
+    assert {host["state"] for host in report(mended)["hosts"]} == {"ready"}
+    assert all(host["changed"] > 0 for host in report(mended)["hosts"])
+
+
+def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ssh):
+    before = root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config")
+    good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--full", "--limit", "node1"))
+    assert root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config") == before
+    reached = ssh(closed, closed.hosts[0], f"ssh -F ~/.ssh/provision_config {closed.hosts[1].address} hostname")
+    assert reached.stdout.strip() == "node2", reached.stderr
+
+
+def test_the_lock_holds_what_was_installed_and_an_edit_is_refused(closed, bundle):
+    path = closed.inventory.with_name("provision.lock")
+    text = path.read_text()
+    installed = json.loads(root(closed.hosts[0], "cat /opt/provision/venv/provision-files.json"))
+    assert all(entry["sha256"] in text for entry in installed.values())
+    path.write_text(text.replace("version: 4.1.8", "version: 4.1.6"))
+    refused = provision("up", str(closed.inventory), *LEAN)
+    path.write_text(text)
+    assert refused.returncode == 2
+    assert f"{path}:" in refused.stderr
+    assert "--upgrade" in refused.stderr
