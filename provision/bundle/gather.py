@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +15,6 @@ from provision.bundle import archive, debs, wheels
 from provision.errors import ProvisionError
 from provision.lock import of_plan
 from provision.plan import HostPlan, Plan
-from provision.playbook import Event
 from provision.session import Session
 from provision.versions import minor
 
@@ -37,16 +37,16 @@ def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]],
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
         hosts: dict[str, dict[str, list[str]]] = {}
-        seen = _look(session, plan)
+        brought: dict[str, list[str]] = {}
+        seen = _look(session, plan, work / "seen")
         for host in plan.hosts.values():
-            brought = wheels.bring(
-                [pin for pin in [*archive.requirements_of(host), *install.build_packages()] if "==" in pin],
-                wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17"),
-                folder / "wheels" / _kind(host),
-                indexes=_indexes(host, places),
-                find_links=places.wheels,
-                say=say,
-            )
+            pins = [pin for pin in [*archive.requirements_of(host), *install.build_packages()] if "==" in pin]
+            kind = _kind(host, pins)
+            if kind not in brought:
+                target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17")
+                indexes = _indexes(host, places)
+                place = folder / "wheels" / kind
+                brought[kind] = wheels.bring(pins, target_machine, place, indexes=indexes, find_links=places.wheels, say=say)
             say(f"{host.name}: packages: {', '.join(host.packages)}")
             try:
                 packages = debs.bring(host.packages, host.arch, seen[host.name], work / host.name, folder / "debs", places.apt_mirror)
@@ -54,7 +54,7 @@ def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]],
                 raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
             hosts[host.name] = {
                 "requirements": archive.requirements_of(host),
-                "wheels": [f"{_kind(host)}/{file}" for file in brought],
+                "wheels": [f"{kind}/{file}" for file in brought[kind]],
                 "debs": packages,
             }
         dataset = _data(folder / "cache", say) if data else None
@@ -77,10 +77,10 @@ def _refuse(plan: Plan) -> None:
             )
 
 
-def _kind(host: HostPlan) -> str:
-    """Hosts of one kind share a folder: two builds of PyTorch must not lie side by side."""
-    build = host.torch.version.partition("+")[2] or "any" if host.torch else "none"
-    return f"py{minor(host.python.version)}-{host.arch}-{build}"
+def _kind(host: HostPlan, pins: list[str]) -> str:
+    """Hosts that get the same files share a folder; two builds of PyTorch must not lie side by side."""
+    digest = hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()[:8]
+    return f"py{minor(host.python.version)}-{host.arch}-{digest}"
 
 
 def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
@@ -90,23 +90,18 @@ def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
     return {**found, "PIP_EXTRA_INDEX_URL": extra} if extra else found
 
 
-def _look(session: Session, plan: Plan) -> dict[str, str]:
-    said: dict[str, str] = {}
-
-    def note(event: Event) -> None:
-        if event.kind in ("ok", "changed"):
-            said[event.host] = str(event.result.get("stdout", ""))
-        elif event.kind in ("failed", "unreachable"):
-            raise ProvisionError(event.text, where=event.host)
-
-    session.play(
+def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
+    folder.mkdir(parents=True)
+    outcome = session.play(
         resources.folder("playbooks") / "look.yml",
         "Ask the hosts for their packages",
         hosts=list(plan.hosts),
-        extra_vars={"provision_look_command": debs.LOOK},
-        on_event=note,
+        extra_vars={"provision_look_command": debs.LOOK, "provision_look_folder": str(folder)},
     )
-    return said
+    for name in outcome.failed:
+        failure = outcome.hosts[name].failure
+        raise ProvisionError(failure.text if failure else "it did not answer", where=name)
+    return {name: (folder / name).read_text(encoding="utf-8") for name in plan.hosts}
 
 
 def _data(cache: Path, say: Any) -> str:
