@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from provision import catalog
@@ -163,7 +163,7 @@ def _component(
     )
 
 
-def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason) -> Iterable[Rejected]:  # type: ignore[no-untyped-def]
+def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Callable[[Build], str]) -> Iterable[Rejected]:
     """What lost: newer ones and other builds of the chosen version one by one, what is simply older in one line."""
     older: list[Build] = []
     for build in sorted(known, key=lambda each: (key(each.version), key(each.cuda), each.source), reverse=True):
