@@ -94,6 +94,54 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
     }
   }
 
+  // Rows dealt out; uneven parts to everyone.
+  if (count > 0) {
+    const cc::Rows mine_of = cc::rows_of(count, rank, size);
+    std::vector<float> part(mine_of.length + 1);
+    task = make_task(Kind::reducescatter, DType::f32, count, mine.data(), part.data(), "scatter");
+    engine.run(task);
+    if (!task->error.empty()) return task->error;
+    for (uint64_t i = 0; i < mine_of.length; ++i) {
+      float want = value(0, mine_of.begin + i);
+      for (int r = 1; r < size; ++r) want += value(r, mine_of.begin + i);
+      if (part[i] != want) return "wrong part at " + std::to_string(i);
+    }
+  }
+  const auto split_of = [&](int from, int to) { return static_cast<int64_t>(count / 3) * ((from + to) % 2) + from; };
+  uint64_t sent = 0;
+  std::vector<int64_t> splits;
+  for (int r = 0; r < size; ++r) {
+    splits.push_back(split_of(rank, r));
+    sent += static_cast<uint64_t>(splits.back());
+  }
+  std::vector<float> parts(sent + 1, static_cast<float>(rank));
+  task = make_task(Kind::alltoall, DType::f32, sent, parts.data(), nullptr, "exchange");
+  task->operation.splits = splits;
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  const auto* received = reinterpret_cast<const float*>(task->operation.gathered.get());
+  for (int r = 0; r < size; ++r) {
+    for (int64_t i = 0; i < split_of(r, rank); ++i) {
+      if (*received++ != static_cast<float>(r)) return "wrong part from rank " + std::to_string(r);
+    }
+  }
+
+  // Rank 0 has no more data: it takes part until the others have none.
+  if (rank > 0) {
+    task = make_task(Kind::allreduce, DType::f32, count, mine.data(), out.data(), "without rank 0");
+    engine.run(task);
+    if (!task->error.empty()) return task->error;
+    for (uint64_t i = 0; i < count; ++i) {
+      float want = value(1, i);
+      for (int r = 2; r < size; ++r) want += value(r, i);
+      if (out[i] != want) return "wrong sum without rank 0 at " + std::to_string(i);
+    }
+  }
+  task = make_task(Kind::join, DType::u8, 0, nullptr, nullptr, "join");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  if (task->operation.received.at(0) < (size > 1 ? 1 : 0)) return "wrong rank joined last";
+
   // A disagreement, which must leave the engine usable.
   if (size > 1) {
     const uint64_t odd = count + (rank == 0 ? 1 : 0);
