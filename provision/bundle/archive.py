@@ -90,7 +90,7 @@ def unpack(path: Path, folder: Path) -> Bundle:
         with tarfile.open(path, "r:") as packed:
             listing = _listing(packed, path)
             files: dict[str, Any] = listing["files"]
-            for member in packed:
+            while (member := packed.next()) is not None:  # those after the list
                 stated = files.pop(member.name, None)
                 if stated is None or not member.isfile() or not _MEMBER.fullmatch(member.name) or ".." in member.name.split("/"):
                     raise _refused(path, f"it holds {member.name}, which is not in its list")

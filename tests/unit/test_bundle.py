@@ -1,0 +1,164 @@
+"""The bundle file, and the wheels for another machine's Python. Packages of hosts need real ones: tests/integration/test_bundle.py."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import facts
+from provision.bundle import archive, wheels
+from provision.errors import ProvisionError, UsageError
+from provision.plan import Plan
+from provision.resolve import HostWishes, Wishes, resolve
+
+OUTSIDE = "wheels/../../evil"
+DATA = Path(__file__).parents[1] / "data"
+
+
+def plan() -> Plan:
+    known = facts.load_file(DATA / "lint-facts.json")
+    return resolve(known, Wishes(), {name: HostWishes() for name in known})
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    folder = tmp_path / "content"
+    (folder / "wheels/kind").mkdir(parents=True)
+    (folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").write_bytes(b"wheel" * 1000)
+    hosts = {
+        name: {"requirements": archive.requirements_of(host), "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"], "debs": []}
+        for name, host in plan().hosts.items()
+    }
+    lock = {"components": {}, "environments": {}}
+    archive.pack(folder, {"hosts": hosts, "lock": lock, "data": "digits"}, tmp_path / "hosts.bundle")
+    return tmp_path / "hosts.bundle"
+
+
+def test_what_was_packed_comes_out(packed: Path, tmp_path: Path) -> None:
+    bundle = archive.unpack(packed, tmp_path / "out")
+    assert (bundle.folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").read_bytes() == b"wheel" * 1000
+    assert bundle.data == "digits"
+    bundle.must_hold(plan())
+
+
+def test_any_changed_byte_is_refused(packed: Path, tmp_path: Path) -> None:
+    content = packed.read_bytes()
+    at = content.index(b"wheelwheel") + 17
+    (tmp_path / "changed").write_bytes(content[:at] + b"X" + content[at + 1 :])
+    with pytest.raises(UsageError, match=r"damaged or changed.*nothing of it was used"):
+        archive.unpack(tmp_path / "changed", tmp_path / "out")
+
+
+@pytest.mark.parametrize("size", [0, 100, 2000, 6000])
+def test_a_bundle_that_breaks_off_is_refused(packed: Path, tmp_path: Path, size: int) -> None:
+    (tmp_path / "short").write_bytes(packed.read_bytes()[:size])
+    with pytest.raises(UsageError):
+        archive.unpack(tmp_path / "short", tmp_path / "out")
+
+
+def rewritten(packed: Path, change: Callable[[dict[str, Any]], None], extra: str | None = None) -> Path:
+    """The bundle with its list changed, or with one more member."""
+    target = packed.with_name("rewritten")
+    with tarfile.open(packed) as old, tarfile.open(target, "w") as new:
+        for member in old:
+            file = old.extractfile(member)
+            content = file.read() if file else b""
+            if member.name == archive.LIST:
+                listing = json.loads(content)
+                change(listing)
+                content = json.dumps(listing).encode()
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+        if extra:
+            new.addfile(tarfile.TarInfo(extra), io.BytesIO(b""))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "extra", "said"),
+    [
+        (lambda listing: listing.update(schema=9), None, "schema 9"),
+        (lambda listing: listing.pop("hosts"), None, "list is damaged"),
+        (lambda listing: listing["files"].update({"wheels/kind/gone.whl": {"bytes": 1, "sha256": "0" * 64}}), None, "gone.whl is missing"),
+        (lambda listing: None, "wheels/kind/more.whl", "not in its list"),
+        (
+            lambda listing: listing["files"].update({OUTSIDE: {"bytes": 0, "sha256": "0" * 64}}),
+            OUTSIDE,
+            "not in its list",
+        ),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(packed: Path, tmp_path: Path, change: Any, extra: str | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        archive.unpack(rewritten(packed, change, extra), tmp_path / "out")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_something_else_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(UsageError, match="cannot be read as a bundle"):
+        archive.unpack(tmp_path / "text", tmp_path / "out")
+    with pytest.raises(UsageError, match="cannot be read as a bundle"):
+        archive.unpack(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: Path) -> None:
+    bundle = archive.unpack(packed, tmp_path / "out")
+    made = plan()
+    other = replace(made.hosts["node1"], cmake=replace(made.hosts["node1"].cmake, version="9.9", package="cmake==9.9"))
+    with pytest.raises(UsageError, match=r"does not hold cmake==9\.9"):
+        bundle.must_hold(Plan({**made.hosts, "node1": other}))
+    with pytest.raises(UsageError, match="not made for new"):
+        bundle.must_hold(Plan({"new": replace(other, name="new")}))
+
+
+# --- wheels ---------------------------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-none-any") -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as file:
+        requires = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+        file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def bring(tmp_path: Path, target: wheels.Target, *pins: str) -> list[str]:
+    return wheels.bring(
+        pins, target, tmp_path / "out", indexes={"PIP_NO_INDEX": "1"}, find_links=tmp_path / "links", say=lambda _line: None
+    )
+
+
+def test_dependencies_are_those_of_the_other_machine(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    wheel(links, "pvtop", "1.0", "pvnew; python_version >= '3.13'", "pvold<2; python_version < '3.13'", "pvwin; sys_platform == 'win32'")
+    wheel(links, "pvnew", "1.0", "pvold>=1")
+    for version in ("1.0", "1.5", "2.0"):
+        wheel(links, "pvold", version)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "links").symlink_to(links)
+    old = bring(tmp_path / "a", wheels.Target("3.9", "aarch64", "2.31"), "pvtop==1.0")
+    new = bring(tmp_path / "b", wheels.Target("3.13", "aarch64", "2.31"), "pvtop==1.0")
+    assert old == ["pvold-1.5-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
+    assert new == ["pvnew-1.0-py3-none-any.whl", "pvold-2.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
+
+
+def test_wheels_are_for_the_other_machines_processor_and_c_library(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    for tag in ("cp312-cp312-manylinux_2_17_x86_64", "cp312-cp312-manylinux_2_17_aarch64", "cp313-cp313-manylinux_2_17_aarch64"):
+        wheel(tmp_path / "links", "pvbin", "1.0", tag=tag)
+    found = bring(tmp_path, wheels.Target("3.12", "aarch64", "2.31"), "pvbin==1.0")
+    assert found == ["pvbin-1.0-cp312-cp312-manylinux_2_17_aarch64.whl"]
+    with pytest.raises(ProvisionError, match="could not bring"):
+        bring(tmp_path, wheels.Target("3.12", "aarch64", "2.12"), "pvbin==1.0")
