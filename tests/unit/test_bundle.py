@@ -88,7 +88,7 @@ def rewritten(packed: Path, change: Callable[[dict[str, Any]], None], extra: str
         (lambda listing: listing.update(schema=9), None, "schema 9"),
         (lambda listing: listing.pop("hosts"), None, "list is damaged"),
         (lambda listing: listing["files"].update({"wheels/kind/gone.whl": {"bytes": 1, "sha256": "0" * 64}}), None, "gone.whl is missing"),
-        (lambda listing: None, "wheels/kind/more.whl", "not in its list"),
+        (lambda _listing: None, "wheels/kind/more.whl", "not in its list"),
         (
             lambda listing: listing["files"].update({OUTSIDE: {"bytes": 0, "sha256": "0" * 64}}),
             OUTSIDE,
