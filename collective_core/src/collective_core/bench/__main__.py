@@ -11,7 +11,7 @@ from typing import Sequence
 
 from collective_core.bench import options
 from collective_core.errors import CollectiveError
-from collective_core.launchers import MPI_VARIABLES
+from collective_core.launchers import MPI_VARIABLES, read
 
 
 def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         wanted = options.parse(given)
-        if any(name in os.environ for name in MPI_VARIABLES):
+        if any(name in os.environ for name in MPI_VARIABLES) or read(os.environ) is not None:
             from collective_core.bench import ranks
 
             return ranks.main(wanted)

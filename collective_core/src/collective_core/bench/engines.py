@@ -45,6 +45,8 @@ class OpenMpi:
     def __init__(self) -> None:
         from mpi4py import MPI
 
+        if MPI.COMM_WORLD.Get_size() != cc.size():
+            raise RuntimeError("the ranks were not started by mpirun")
         self._communicator, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
 
     def array(self, elements: int) -> Array:

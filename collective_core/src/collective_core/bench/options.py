@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Raises :class:`UsageError` for what cannot be run, SystemExit after ``--help``."""
     parser = _Parser(
         prog="python -m collective_core.bench",
-        description="Measures the engine, its peers and the machine's own limit in one run. Under mpirun it uses the ranks that are there.",
+        description="The engine, its peers and the machine's own limit in one run. Under mpirun, torchrun or srun it uses their ranks.",
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")

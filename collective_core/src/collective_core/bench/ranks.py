@@ -18,7 +18,7 @@ def main(wanted: Options) -> int:
     """Measures what was asked for. Raises :class:`UsageError` when --np and the ranks that mpirun started disagree."""
     cc.init()
     if wanted.ranks is not None and wanted.ranks != cc.size():
-        raise UsageError(f"--np {wanted.ranks}, but mpirun started {cc.size()} ranks; leave --np away under mpirun")
+        raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")
     if wanted.train:
         from collective_core.bench import training
 
