@@ -61,6 +61,7 @@ engine: $(ENGINE_STAMP)
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
 	@$(BIN)/python benchmarks/plan.py
+	@$(BIN)/python benchmarks/doctor.py
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration

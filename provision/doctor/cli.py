@@ -24,7 +24,7 @@ from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory
 from provision.options import Json, Limit, also
 from provision.options import passwords as passwords_given
-from provision.session import Session
+from provision.session import Interrupted, Session
 
 
 class _LookByDefault(TyperGroup):
@@ -144,7 +144,9 @@ def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mappi
     before = {(finding.id, finding.host) for finding in look.findings}
     try:
         mending.mend(inventory, session, look, made, passwords)
-    except ProvisionError as error:
+    except Interrupted:
+        raise
+    except ProvisionError as error:  # what is mended is mended: the second look says what is left
         typer.echo(f"provision: {error}", err=True)
     fresh = Session(inventory, session.progress, passwords)  # connections of its own: limits and PATH are given at login
     try:

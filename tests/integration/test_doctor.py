@@ -141,3 +141,45 @@ def test_a_bundle_holds_no_secret(cluster, tmp_path):
     for name, text in files.items():
         for secret in (*planted, "trainer", "bob", "ssh-ed25519 AAAA"):
             assert secret not in text, (name, secret)
+
+
+# ------------------------------------------------------------------------------------------------- where something is installed
+
+
+@pytest.fixture(scope="module")
+def installed(sandbox_factory) -> Sandbox:
+    made = sandbox_factory(1, "debian:12", name="doctor-installed")
+    good(provision("up", str(made.inventory), "--without-torch", "--no-smoke"))
+    return made
+
+
+def mended(cluster: Sandbox, name: str) -> None:
+    """Doctor finds it, mends it, looks again and finds it no more."""
+    assert hosts_of(doctor(cluster, "--only", name), name) == {"node1"}
+    result = good(provision("doctor", str(cluster.inventory), "--only", name, "--fix", "--yes"))
+    assert f"mended: node1: {name}" in result.stderr
+
+
+def test_libraries_that_the_linker_does_not_know(installed):
+    host = installed.hosts[0]
+    root(host, "rm /etc/ld.so.conf.d/provision.conf && ldconfig")
+    mended(installed, "libopen-rte-missing")
+    assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
+
+
+def test_another_open_mpi_in_front_of_ours(installed, ssh):
+    host = installed.hosts[0]
+    root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")
+    mended(installed, "mpi-lib-mixed")
+    assert ssh(installed, host, "command -v mpirun").stdout.strip() == "/opt/provision/venv/bin/mpirun"
+
+
+def test_an_engine_that_was_built_for_another_python(installed):
+    host = installed.hosts[0]
+    root(
+        host,
+        "cd /opt/provision/venv/lib && mkdir -p python3.9/site-packages"
+        " && mv python3.11/site-packages/collective_core* python3.9/site-packages/",
+    )
+    mended(installed, "engine-other-python")
+    root(host, "/opt/provision/venv/bin/python -c 'import collective_core'")

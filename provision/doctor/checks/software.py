@@ -53,11 +53,11 @@ def _mixed(facts: Facts) -> Iterator[Seen]:
             "on the PATH are " + " and ".join(f"{each['path']} ({each['flavour']} {each['version']})" for each in on_path), "one MPI"
         )
     elif ours and first and not first.startswith(ours + "/"):
-        version = next((each["version"] for each in on_path if each["path"] == first), None)
         wanted = ((facts["installed"]["manifest"] or {}).get("host") or {}).get("openmpi") or {}
-        if version and version != wanted.get("version"):
+        if wanted.get("source") != "distribution":
+            # What it says of its version proves nothing: it may load our libraries, which come first in the linker's cache.
             fix = (f"{ours}/bin/mpirun …   # by its own path", f"export PATH={ours}/bin:$PATH")
-            yield Seen(f"{first} (Open MPI {version}) stands first on the PATH", f"{ours}/bin/mpirun ({wanted.get('version')})", fix)
+            yield Seen(f"{first} stands first on the PATH", f"{ours}/bin/mpirun (Open MPI {wanted.get('version')})", fix)
 
 
 @check("btl-unreachable")

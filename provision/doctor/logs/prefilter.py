@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _DIGITS = b"0123456789"
@@ -23,10 +24,7 @@ class Prefilter:
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = sorted({word.encode() for word in words})
-        tails = {word: _tail(word) for word in self._words}
-        self._any = re.compile(_trie(tails.values()))
-        # The expression stops at the shortest tail that fits, so a tail stands for all words whose tails begin with it.
-        self._words_behind = {tail: [word for word in self._words if tails[word].startswith(tail)] for tail in tails.values()}
+        self._any = re.compile(_trie(self._words))
         self._seen: dict[bytes, None] = {}
         self._seen_bytes = 0
         self._words_of: dict[bytes, tuple[bytes, ...]] = {}
@@ -65,16 +63,10 @@ class Prefilter:
         if len(self._words_of) > _KEPT_LINES:
             self._words_of.clear()
         joined = b"\n".join(new)
-        position = 0
-        while match := self._any.search(joined, position):
+        for match in self._any.finditer(joined):
             begin = joined.rfind(b"\n", 0, match.start()) + 1
             end = joined.find(b"\n", match.end())
-            line = joined[begin : end if end >= 0 else len(joined)]
-            if any(word in line for word in self._words_behind[match.group()]):
-                self._words_of[line] = ()
-                position = begin + len(line)
-            else:
-                position = match.start() + 1
+            self._words_of[joined[begin : end if end >= 0 else len(joined)]] = ()
         self._seen.update(dict.fromkeys(line for line in new if line not in self._words_of and len(line) < 4096))
         self._seen_bytes += len(joined)
 
@@ -87,19 +79,26 @@ def _tail(word: bytes) -> bytes:
     return text[best:].encode()
 
 
-def _trie(words: Iterable[bytes]) -> bytes:
-    """One expression that matches any of the words, letter by letter: alternatives that begin alike are tried once."""
-    root: dict[int, dict[int, object]] = {}
-    for word in words:
-        node: dict[int, object] = root  # type: ignore[assignment]
-        for letter in word:
-            node = node.setdefault(letter, {})  # type: ignore[assignment]
-        node[-1] = {}
+@dataclass
+class _Node:
+    """One letter of the tails: what follows it, and the words whose tails end here."""
 
-    def expression(node: dict[int, object]) -> bytes:
-        if -1 in node:
-            return b""
-        parts = [re.escape(bytes([letter])) + expression(below) for letter, below in sorted(node.items())]  # type: ignore[arg-type]
+    below: dict[int, _Node] = field(default_factory=dict)
+    words: list[bytes] = field(default_factory=list)
+
+    def expression(self) -> bytes:
+        """Alternatives that begin alike are tried once; where a tail ends, a look back sees whether it is the whole word."""
+        parts = [b"(?<=" + re.escape(word) + b")" for word in self.words]
+        parts += [re.escape(bytes([letter])) + node.expression() for letter, node in sorted(self.below.items())]
         return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
 
-    return expression(root)  # type: ignore[arg-type]
+
+def _trie(words: Iterable[bytes]) -> bytes:
+    """One expression that matches any of the words, from its rarest letter on."""
+    root = _Node()
+    for word in words:
+        node = root
+        for letter in _tail(word):
+            node = node.below.setdefault(letter, _Node())
+        node.words.append(word)
+    return root.expression()
