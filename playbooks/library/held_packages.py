@@ -32,8 +32,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-names:
-  description: The packages' names.
+held:
+  description: What this task has put on hold and was not before, named as the package manager's own list has it.
   returned: always
   type: list
 differ:
@@ -78,6 +78,11 @@ class Apt:
         rows = [line.split() for line in out.splitlines()]
         return {row[0]: (row[3], row[1] == "hold") for row in rows if len(row) == 4 and row[2] == "installed"}
 
+    def known_as(self, names):
+        """With the architecture where dpkg writes it: ``libnccl2:amd64``."""
+        command = ["dpkg-query", "--show", "--showformat=${binary:Package}\n", *names]
+        return self.module.run_command(command, check_rc=True)[1].split() if names else []
+
     def offered(self, name):
         _rc, out, _err = self.module.run_command(["apt-cache", "madison", name])
         return list(dict.fromkeys(line.split("|")[1].strip() for line in out.splitlines() if line.count("|") == 2))
@@ -119,6 +124,10 @@ class Dnf:
         _rc, locked, _err = self.module.run_command(["dnf", "-q", "versionlock", "list"])
         rows = [line.split() for line in out.splitlines() if "is not installed" not in line]
         return {row[0]: (row[1], f"{row[0]}-" in locked and row[1] in locked) for row in rows if len(row) == 2}
+
+    @staticmethod
+    def known_as(names):
+        return names
 
     def offered(self, name):
         _rc, out, _err = self.module.run_command(["dnf", "-q", "list", "--showduplicates", name])
@@ -164,7 +173,7 @@ def main():
     before = {name: version for name, (version, _held) in found.items()}
     same = before == wanted
     differ = not same or not all(held for _version, held in found.values())
-    result = {"names": list(wanted), "before": before, "differ": differ}
+    result = {"held": [], "before": before, "differ": differ}
     if not differ:
         module.exit_json(changed=False, **result)
     if module.check_mode:
@@ -186,6 +195,7 @@ def main():
                 manager.hold(held)
             module.fail_json(msg=f"could not install {', '.join(packages)}:\n" + excerpt(out + "\n" + err), rc=rc, **result)
     manager.hold(list(wanted))
+    result["held"] = manager.known_as([name for name in wanted if name not in found or not found[name][1]])
     module.exit_json(changed=True, **result)
 
 

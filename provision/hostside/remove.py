@@ -133,6 +133,7 @@ class Removal:
         ours &= set(installed)
         for name in self.record["taken_off"]:
             self.leave(name, "provision took it off because it breaks Open MPI; it is not brought back")
+        self.let_go(sorted(set(installed) & set(self.record["held"])))
         if not ours:
             return
         going = self.without_dependants(ours)
@@ -145,13 +146,15 @@ class Removal:
             return
         names = sorted(going)
         if shutil.which("dpkg"):
-            held = sorted(going & set(self.record["held"]))
-            if held:
-                self.run(["apt-mark", "unhold"] + held)
             self.run(DPKG + ["--purge"] + names)
             self.run(["dpkg", "--configure", "--pending"])
         else:
             self.run(["rpm", "--erase"] + names)
+
+    def let_go(self, held):
+        """Lift our holds, also of packages that were there before us and stay."""
+        if held and not self.dry_run:
+            self.run(["apt-mark", "unhold"] + held if shutil.which("dpkg") else ["dnf", "-q", "versionlock", "delete"] + held)
 
     def installed(self):
         if shutil.which("dpkg-query"):
