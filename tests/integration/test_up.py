@@ -43,6 +43,8 @@ def test_a_dry_run_on_bare_hosts_fails_nowhere_and_changes_nothing(cluster):
     result = good(provision("up", inventory(cluster), "--check", "--json"))
     assert sorted(files(cluster) ^ before) == []
     assert {host["state"] for host in report(result)["hosts"]} == {"would change"}
+    steps = report(result)["hosts"][0]["steps"]
+    assert (steps["packages"], steps["engine"], steps["hwloc"]) == ("will change", "will change", "will not change")
     assert report(result)["smoke"] is None
 
 
@@ -77,7 +79,7 @@ def test_the_first_run_ends_in_a_training_job_over_all_hosts_and_ranks(cluster):
 
 
 def test_the_second_run_changes_nothing_and_trains_again(cluster):
-    result = good(provision("up", inventory(cluster)))
+    result = good(provision("up", inventory(cluster), "--full"))
     assert "ready in" in result.stdout
     table = [line.split() for line in result.stdout.splitlines() if line.startswith(("host ", "node1 ", "node2 "))][:3]
     assert table[0][-2:] == ["changed", "time"]
@@ -87,8 +89,9 @@ def test_the_second_run_changes_nothing_and_trains_again(cluster):
 
 
 def test_a_dry_run_on_finished_hosts_would_change_nothing(cluster):
-    document = report(good(provision("up", inventory(cluster), "--check", "--json")))
+    document = report(good(provision("up", inventory(cluster), "--check", "--full", "--json")))
     assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
+    assert {said for host in document["hosts"] for said in host["steps"].values()} == {"will not change"}
 
 
 def test_the_survey_shows_what_was_installed(cluster):
