@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -32,7 +34,7 @@ _POLL_S = 0.5  # how soon an interrupt is noticed
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere)."""
+    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere); ``path``: its ``file:line``."""
 
     kind: Kind
     host: str
@@ -40,6 +42,7 @@ class Event:
     task: str
     result: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    path: str = ""
 
     @property
     def text(self) -> str:
@@ -125,7 +128,9 @@ class _Collector:
             return None
         host = "" if kind == "task" else str(data.get("host", ""))
         task = str(data.get("task", "")).rpartition(" : ")[2]  # Ansible writes "role : task" in some events
-        return Event(kind, host, str(data.get("role", "")), task, result, float(data.get("duration") or 0.0))
+        return Event(
+            kind, host, str(data.get("role", "")), task, result, float(data.get("duration") or 0.0), str(data.get("task_path", ""))
+        )
 
     def _count(self, event: Event) -> None:
         if not event.host:
@@ -135,7 +140,7 @@ class _Collector:
         if event.role:
             step = host.steps.setdefault(event.role, Step())
             step.changed += event.kind == "changed"
-            step.passed_over += event.kind == "skipped" and "ansible_check_mode" in str(event.result.get("false_condition"))
+            step.passed_over += event.kind == "skipped" and _waits_for_a_real_run(event.path)
         if event.kind in ("ok", "changed"):
             host.ok += 1
             host.changed += event.kind == "changed"
@@ -143,6 +148,18 @@ class _Collector:
             host.skipped += 1
         elif event.kind in ("failed", "unreachable"):
             host.failure = host.failure or event
+
+
+@cache
+def _waits_for_a_real_run(path: str) -> bool:
+    """Whether a task is one that a dry run passes over: its condition begins with that. Ansible's event of a skipped task does not say."""
+    name, _, line = path.rpartition(":")
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
+    except (OSError, ValueError):
+        return False
+    task = [lines[0], *takewhile(lambda text: not text.startswith("- "), lines[1:])] if lines else []
+    return any(re.match(r"\s+when: not ansible_check_mode", text) for text in task)
 
 
 @contextmanager

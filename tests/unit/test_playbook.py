@@ -219,3 +219,16 @@ def test_controller_lock_names_the_holder_is_given_back_and_taken_from_the_dead(
     (tmp_path / "lock").write_text("{half")
     assert "left no name" in lock(tmp_path, "four").text
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("lock.")) == []
+
+
+def test_a_dry_run_tells_what_it_had_to_pass_over(tmp_path: Path) -> None:
+    role = tmp_path / "book" / "roles" / "demo" / "tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text(
+        "- name: Real run only\n  ansible.builtin.debug:\n    msg: x\n  when: not ansible_check_mode\n"
+        "- name: Never\n  ansible.builtin.debug:\n    msg: x\n  when: false\n"
+    )
+    book = tmp_path / "book" / "site.yml"
+    book.write_text("- hosts: all\n  gather_facts: false\n  connection: local\n  roles: [demo]\n")
+    outcome = playbook.run(book, "localhost,", workdir=tmp_path / "run", run_id="test-passed-over", check=True)
+    assert outcome.hosts["localhost"].steps["demo"] == playbook.Step(changed=0, passed_over=1)
