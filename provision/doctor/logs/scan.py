@@ -63,7 +63,7 @@ class _Rule:
         return cls(pattern, kind, name, tuple(tuple(word.encode() for word in group) for group in required(pattern)))
 
     def possible(self, near: bytes) -> bool:
-        return all(any(word in near for word in group) for group in self.words[1:])
+        return all(any(word in near for word in group) for group in self.words)
 
 
 class Scanner:
@@ -83,6 +83,7 @@ class Scanner:
             rules += [_Rule.of(pattern, "recovery", signature.id) for pattern in signature.recovered_by]
         rules += [_Rule.of(pattern, "unknown", name) for name, pattern in MARKERS.items()]
         self._rules: dict[bytes, list[_Rule]] = defaultdict(list)
+        self._harmless = [rule for rule in rules if rule.kind == "harmless"]
         for rule in rules:  # the harmless first: they end the look at a line
             for word in rule.words[0]:
                 self._rules[word].append(rule)
@@ -127,6 +128,7 @@ class Scanner:
         begin = max(0, index - BEHIND)
         near = b"\n".join(reduced[begin : index + AHEAD])
         rules = {id(rule): rule for word in self._prefilter.words_in(line) for rule in self._rules[word] if rule.possible(near)}
+        rules.update({id(rule): rule for rule in self._harmless if rule.possible(near)})  # also one that begins on another line
         if not rules:
             return
         lines = [clean(each) for each in raw[begin : index + AHEAD]]

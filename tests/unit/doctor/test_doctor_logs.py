@@ -33,6 +33,11 @@ def test_harmless_logs_are_silent(explain, load) -> None:
     assert {name: said for name, said in told.items() if said} == {"neg-hwloc-runs-fine": [("hwloc-os-error", "warning")]}
 
 
+def test_harmless_logs_stay_silent_beside_the_closing_words_of_a_job(explain, load) -> None:
+    text = "\n".join(log for name, log in load("harmless.yaml").items() if name != "neg-hwloc-runs-fine")
+    assert explain(text) == []
+
+
 REFUSED = "Host key verification failed."
 UNABLE = "ORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not finding the required libraries"
 CLOSING = "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted."
