@@ -286,6 +286,7 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
     root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
     root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/000-other.conf && ldconfig")
     done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/000-other.conf && ldconfig")
     assert done.returncode != 0
     assert "from /opt/other/libnccl.so.2" in done.stdout
     assert "see /etc/ld.so.conf.d" in done.stdout
