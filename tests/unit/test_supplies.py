@@ -157,3 +157,8 @@ def test_a_key_that_cannot_be_had_and_one_without_a_checksum_are_refused(tmp_pat
         gather(with_repository(kind="apt", key_sha256="0" * 64), tmp_path / "two")
     with pytest.raises(ProvisionError, match="checksum of the repository's key is not known"):
         gather(with_repository(key_sha256=None), tmp_path / "three")
+
+
+def test_a_tarball_that_is_given_is_built_although_the_distribution_has_the_same_version() -> None:
+    wishes = replace(WISHES, openmpi="auto", openmpi_tarball="openmpi-4.1.4.tar.gz")
+    assert planned(wishes, a=host("debian", "12")).hosts["a"].openmpi.source == "source"
