@@ -164,6 +164,7 @@ def render(
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  it is YAML, not HTML
+        finalize=_one_line,
     )
     playbook = folder / "site.yml"
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
@@ -179,6 +180,11 @@ def render(
     )
     playbook.write_text(text, encoding="utf-8")
     return playbook
+
+
+def _one_line(value: Any) -> Any:
+    """What hosts say stands in comments and names of the playbook: a line of its own would be a play of its own, run on the controller."""
+    return " ".join(value.splitlines()) if isinstance(value, str) else value
 
 
 @dataclass

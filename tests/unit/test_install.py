@@ -1,0 +1,38 @@
+"""What hosts say must not become part of the playbook that runs on the controller."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from provision.cli import app
+
+PLAY = "- name: 12 not ours\n  hosts: localhost\n  tasks:\n    - ansible.builtin.command: id\n#"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\x85", "\u2028"])
+def test_a_version_with_a_play_in_it_stays_a_comment(tmp_path: Path, line_end: str) -> None:
+    version = line_end.join(["2.99.9-1+cuda12.4", *PLAY.splitlines()])
+    host = {
+        "os": {"id": "ubuntu", "version": "22.04"},
+        "arch": "x86_64",
+        "driver": {"version": "550.54.14", "cuda": "12.4"},
+        "gpus": [{"name": "A", "compute_capability": "8.0"}],
+        "candidates": {"libnccl2": [version, "2.21.5-1+cuda12.4"]},
+        "network": {"interfaces": [{"name": "eth0", "addresses": ["10.0.0.1/24"], "up": True}]},
+    }
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps({"schema": 1, "hosts": {"a": host}}))
+    made = tmp_path / "made"
+    done = CliRunner().invoke(app, ["plan", "--facts", str(file), "--nccl-source", "wheel", "--out", str(made)])
+    if done.exit_code == 0:
+        plays = yaml.safe_load((made / "site.yml").read_text())
+        assert [play["name"] for play in plays if "not ours" in play["name"]] == []
+        assert all(play["hosts"] != "localhost" for play in plays)
+    else:
+        assert "Traceback" not in done.output
+        assert done.exit_code == 2
