@@ -34,8 +34,8 @@ uint16_t half_identity_of(ReduceOp op, uint16_t infinity, uint16_t one) {
 
 template <class T>
 void fill(std::vector<char>* bytes, T value) {
-  for (size_t at = 0; at + sizeof value <= bytes->size(); at += sizeof value) {
-    std::memcpy(bytes->data() + at, &value, sizeof value);
+  for (size_t left = bytes->size() / sizeof(T); left-- > 0;) {
+    std::memcpy(bytes->data() + left * sizeof(T), &value, sizeof(T));
   }
 }
 
