@@ -15,6 +15,7 @@ from provision.facts.document import Facts, defused, normalise
 
 SCHEMA = 1
 _DOTTED = re.compile(r"\d+(\.\d+)*")
+_CUDA = re.compile(r"\d+\.\d+")  # `12` alone would be read as 12.0
 _CAPABILITY = re.compile(r"\d+\.\d+")
 _CHECKED_APART = ("os", "arch", "driver", "gpus")
 
@@ -108,13 +109,13 @@ def _wrong_driver(at: str, driver: Any) -> Iterator[str]:
     if not isinstance(driver, dict):
         yield f"`{at}` must be an object with `version` and `cuda`, or null"
         return
-    for key, example in (("version", "535.104.05"), ("cuda", "12.2")):
+    for key, form, example in (("version", _DOTTED, "535.104.05"), ("cuda", _CUDA, "12.2")):
         value = driver.get(key)
         if value is None and key == "cuda":
             continue  # normalise reports it
         if isinstance(value, (int, float)):
             yield f'`{at}.{key}` must be in quotes, "{value}": as numbers 12.10 and 12.1 are the same'
-        elif not isinstance(value, str) or not _DOTTED.fullmatch(value):
+        elif not isinstance(value, str) or not form.fullmatch(value):
             yield f'`{at}.{key}` must be a version, such as "{example}"'
 
 

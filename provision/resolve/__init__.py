@@ -15,9 +15,9 @@ from provision import catalog
 from provision.plan import Component, Conflict, HostPlan, Network, Plan
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
 from provision.resolve.blocked import Blocked, leave_out, some
-from provision.resolve.machine import Facts, Interpreter, Machine, machine
+from provision.resolve.machine import Facts, Interpreter, Machine, has_gpu, machine
 from provision.resolve.wishes import DEFAULT_PREFIX, HostWishes, Wishes
-from provision.versions import minor
+from provision.versions import key, minor
 
 __all__ = ["DEFAULT_PREFIX", "HostWishes", "Wishes", "resolve"]
 
@@ -73,11 +73,11 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
         name: _host_plan(name, host, kind_of[name], hosts.get(name, HostWishes()), networks[name], shared[kind_of[name]])
         for name, host in facts.items()
     }
-    return Plan(hosts=plans, notes=(*notes, *_missing(facts), *network.notes(networks.values())))
+    return Plan(hosts=plans, notes=(*notes, *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())))
 
 
 def _unusable(kinds: Mapping[Machine, list[str]]) -> list[Conflict]:
-    """Systems that nothing is known of."""
+    """Systems that nothing is known of, and drivers that nothing runs on."""
     known = catalog.load("os")
     found = []
     for kind, names in kinds.items():
@@ -86,6 +86,11 @@ def _unusable(kinds: Mapping[Machine, list[str]]) -> list[Conflict]:
         elif kind.family not in ("debian", "rhel"):
             listed = ", ".join(known["distributions"])
             what = f"{some(names)}: the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
+        elif kind.too_old:
+            what = f"{some(names)}: {kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
+            oldest = min(catalog.load("cuda")["minor_compatibility"]["drivers"].values(), key=key)
+            found.append(Conflict(names[0], what, (leave_out(names), f"update the NVIDIA driver of {some(names)} to {oldest} or newer")))
+            continue
         else:
             continue
         found.append(Conflict(names[0], what, (leave_out(names), "install one of those systems there")))
@@ -225,6 +230,16 @@ def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, 
         return []
     listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
     return [f"hosts have different Pythons ({listed}): each keeps its own; objects that are sent by pickle may not be readable everywhere"]
+
+
+def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> list[str]:
+    """GPUs that the plan leaves alone, by cause."""
+    unused: dict[str, list[str]] = {}
+    for name in sorted(facts):
+        if has_gpu(facts[name]) and kind_of[name].cuda is None:
+            unused.setdefault(kind_of[name].cuda_why, []).append(name)
+    count = {why: sum(len(facts[name]["gpus"]) for name in names) for why, names in unused.items()}
+    return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
 def _missing(facts: Mapping[str, Facts]) -> list[str]:

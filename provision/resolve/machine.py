@@ -32,6 +32,7 @@ class Machine:
         driver: version of the NVIDIA driver, None without one.
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
         cuda_why: where ``cuda`` is known from.
+        too_old: whether there are GPUs whose driver is too old for every CUDA that is known.
         capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
@@ -48,6 +49,7 @@ class Machine:
     driver: str | None
     cuda: str | None
     cuda_why: str
+    too_old: bool
     capabilities: tuple[str, ...]
     python: Interpreter
     others: tuple[Interpreter, ...]
@@ -85,6 +87,7 @@ def machine(facts: Facts) -> Machine:
         driver=driver.get("version"),
         cuda=cuda,
         cuda_why=why,
+        too_old=has_gpu(facts) and cuda is None and bool(driver.get("version")),
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
         others=others,
@@ -119,11 +122,13 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
     if not has_gpu(facts):
         return None, "it has no GPU"
     if not driver:
-        return None, "its GPUs have no NVIDIA driver"
+        return None, "no NVIDIA driver"
     if driver["cuda"]:
         return str(driver["cuda"]), f"the driver's CUDA is {driver['cuda']}"
     if driver["version"]:
         cuda = cuda_of_driver(driver["version"])
+        if cuda is None:
+            return None, f"driver {driver['version']} is older than every CUDA in NVIDIA's table"
         return cuda, f"driver {driver['version']} runs CUDA {cuda} by NVIDIA's table"
     return None, "neither version nor CUDA of its driver is known"
 

@@ -82,7 +82,7 @@ def _wrong_gpu(build: Build, kind: Machine) -> str | None:
 def _choose(fitting: Mapping[Machine, list[Build]]) -> _Choice | None:
     """The best version that every kind of host can have.
 
-    Best is: on most kinds for the driver's CUDA major; builds that are known to exist; the fewest troubles that a newer release has
+    Best is: builds that are known to exist; on most kinds for the driver's CUDA major; the fewest troubles that a newer release has
     fixed; the source that is preferred; the newest.
     """
     versions = set.intersection(*({build.version for build in found} for found in fitting.values()))
@@ -91,8 +91,8 @@ def _choose(fitting: Mapping[Machine, list[Build]]) -> _Choice | None:
     for version in sorted(versions, key=key, reverse=True):
         made = _Choice(version, {kind: _largest(build for build in found if build.version == version) for kind, found in fitting.items()})
         score = (
-            sum(key(build.cuda)[0] < majors[kind] for kind, build in made.builds.items()),
             any(build.weak for build in made.builds.values()),
+            sum(key(build.cuda)[0] < majors[kind] for kind, build in made.builds.items()),
             len(_known_weak(version)),
             max(SOURCES.index(build.source) for build in made.builds.values()),
         )
@@ -142,6 +142,8 @@ def _component(
         if other.version not in everywhere:
             blocking = next(each for each in wanting if other.version not in alone[each])
             return f"no build of it fits {some(wanting[blocking])}"
+        if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
+            return f"weak: known from {other.evidence} only"
         if key(other.version) < key(choice.version):
             return f"older than {choice.version}"
         if key(other.cuda)[0] < key(build.cuda)[0]:

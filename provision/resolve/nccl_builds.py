@@ -124,7 +124,10 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
         elif entry["absent"]:
             yield Rejected(_strings(kind, version)[0], entry["absent"])
         else:
-            yield _package(kind, revision, cuda, there, entry["what"], weak=entry["weak"])
+            first = _first_cuda(kind)
+            early = first is not None and key(cuda) < key(first)
+            evidence = f"builds for other systems ({entry['what']}; {kind.repository}'s repository is sure from CUDA {first} on)"
+            yield _package(kind, revision, cuda, there, evidence if early else entry["what"], weak=entry["weak"] or early)
     for entry in known["absent"]:  # strings that people copy, though no such build was ever listed
         for cuda in entry["cuda"]:
             version = f"{entry['version']}+cuda{cuda}"
@@ -144,6 +147,12 @@ def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for cuda, letter in by_cuda.items():
             version = f"{revision}+cuda{cuda}"
             yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version)}
+
+
+def _first_cuda(kind: Machine) -> str | None:
+    """The oldest CUDA whose builds surely lie in NVIDIA's repository for this system: evidence of a build is of some system's."""
+    first: str | None = catalog.load("cuda_repositories")["first_cuda"]["systems"].get(kind.repository)
+    return first
 
 
 def _absence(entry: Mapping[str, Any]) -> str:

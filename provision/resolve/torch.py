@@ -20,22 +20,38 @@ def torch(
     kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes
 ) -> tuple[dict[Machine, Component], list[str]]:
     """(PyTorch for every kind of host, notes). Raises Blocked with the host that no release fits."""
-    lost: list[tuple[str, str, str]] = []  # release, host, reason
-    for version in _candidates(wishes):
-        misfit = _misfit(version, kinds, pythons, wishes)
-        if misfit is None:
-            tags = _same_nccl(version, {kind: _tags(version, kind)[0] for kind in kinds})
-            rejected = tuple(Rejected(f"torch=={other}", f"{host}: {reason}") for other, host, reason in lost)
-            older = [each for each in _candidates(wishes) if each != version and each not in {other for other, _, _ in lost}]
-            rejected += tuple(Rejected(f"torch=={each}", f"older than {version}, which fits every host") for each in older)
-            made = {
-                kind: _component(version, tags[kind], kind, pythons[kind], wishes, (*_other_builds(version, tags[kind], kind), *rejected))
-                for kind in kinds
-            }
-            return made, _notes(version, kinds, tags)
-        lost.append((version, *misfit))
-    _, host, reason = lost[0] if wishes.torch_version else min(lost, key=lambda each: _cause(each[2]))
-    raise Blocked(host, reason, *_ways_out(host, kinds, pythons, wishes))
+    misfits = {version: _misfit(version, kinds, pythons, wishes) for version in _candidates(wishes)}
+    fitting = {
+        version: _same_nccl(version, {kind: _tags(version, kind)[0] for kind in kinds})
+        for version, misfit in misfits.items()
+        if misfit is None
+    }
+    if not fitting:
+        found = [misfit for misfit in misfits.values() if misfit]
+        host, reason = min(found, key=lambda each: _cause(each[1]))
+        raise Blocked(host, reason, *_ways_out(host, kinds, pythons, wishes))
+    version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
+    rejected = tuple(_lost(version, fitting, misfits))
+    tags = fitting[version]
+    made = {
+        kind: _component(version, tags[kind], kind, pythons[kind], wishes, (*_other_builds(version, tags[kind], kind), *rejected))
+        for kind in kinds
+    }
+    return made, _notes(version, kinds, tags)
+
+
+def _lost(chosen: str, fitting: Mapping[str, Mapping[Machine, str]], misfits: Mapping[str, tuple[str, str] | None]) -> Iterator[Rejected]:
+    """The releases that were not taken: those that do not fit, those that bring several NCCLs, those that are older."""
+    order = list(misfits)
+    for version in order[: order.index(chosen)]:
+        misfit = misfits[version]
+        inside = ", ".join(_nccls(version, fitting.get(version, {})))
+        said = (
+            f"{misfit[0]}: {misfit[1]}" if misfit else f"its builds for these hosts bring different NCCLs ({inside}): ranks need the same"
+        )
+        yield Rejected(f"torch=={version}", said)
+    for version in order[order.index(chosen) + 1 :]:
+        yield Rejected(f"torch=={version}", f"older than {chosen}, which fits every host")
 
 
 def pythons(wishes: Wishes) -> list[str]:
@@ -127,7 +143,7 @@ def _has_code(compiled: list[str] | None, kind: Machine) -> bool:
 def _same_nccl(version: str, tags: dict[Machine, str]) -> dict[Machine, str]:
     """Each build brings its own NCCL, and ranks with different ones refuse each other: where one build fits all GPU hosts, it is that."""
     gpus = {kind: tag for kind, tag in tags.items() if tag != CPU}
-    if len({_nccl_inside(version, tag) for tag in gpus.values()}) <= 1:
+    if len(_nccls(version, tags)) <= 1:
         return tags
     usable = [_tags(version, kind) for kind in gpus]
     common = [tag for tag in usable[0] if all(tag in each for each in usable)]
@@ -157,17 +173,22 @@ def _other_builds(version: str, chosen: str, kind: Machine) -> Iterator[Rejected
 
 
 def _notes(version: str, kinds: Mapping[Machine, list[str]], tags: Mapping[Machine, str]) -> list[str]:
-    inside = {_nccl_inside(version, tag): kind for kind, tag in tags.items() if tag != CPU}
+    inside = _nccls(version, tags)
     if len(inside) <= 1:
         return []
-    listed = ", ".join(f"{tags[kind]} on {kinds[kind][0]} {nccl or '?'}" for nccl, kind in inside.items())
+    listed = ", ".join(f"{tags[kind]} on {kinds[kind][0]} {nccl}" for nccl, kind in inside.items())
     return [
         f"PyTorch {version} brings different NCCLs ({listed}) and no one build runs everywhere: its own NCCL backend will refuse to work "
         "across these hosts"
     ]
 
 
-def _nccl_inside(version: str, tag: str) -> str | None:
+def _nccls(version: str, tags: Mapping[Machine, str]) -> dict[str, Machine]:
+    """The NCCLs inside these builds, each with a kind of host that gets it."""
+    return {_nccl_inside(version, tag): kind for kind, tag in tags.items() if tag != CPU}
+
+
+def _nccl_inside(version: str, tag: str) -> str:
     release = catalog.load("pytorch")["releases"].get(version)
     inside = release["builds"][_dotted(tag)]["nccl"] if release and tag != CPU else None
     return inside or f"of {tag}"

@@ -155,6 +155,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(arch=...), "`hosts.a.arch` is missing"),
         (changed(driver="535"), "`hosts.a.driver` must be an object with `version` and `cuda`, or null"),
         (changed(driver={"version": "535.1", "cuda": 12.2}), '`hosts.a.driver.cuda` must be in quotes, "12.2"'),
+        (changed(driver={"version": "535.1", "cuda": "12"}), '`hosts.a.driver.cuda` must be a version, such as "12.2"'),
         (changed(driver={"cuda": "12.2"}), '`hosts.a.driver.version` must be a version, such as "535.104.05"'),
         (changed(driver={"version": "R535", "cuda": "12.2"}), "`hosts.a.driver.version` must be a version"),
         (changed(gpus={"name": "x"}), "`hosts.a.gpus` must be a list"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -290,6 +291,48 @@ def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told()
     assert any("2.29.1-1+cuda12.4, which the catalogue does not know" in note for note in made.notes)
 
 
+@pytest.mark.parametrize(("system", "python"), [(("ubuntu", "24.04"), "3.12.3"), (("debian", "13"), "3.13.5")])
+def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distribution(system: tuple[str, str], python: str) -> None:
+    a100 = [{"name": "A100", "compute_capability": "8.0"}]
+    old = {"os": {"id": system[0], "version": system[1]}, "driver": {"version": "525.147.05", "cuda": "12.0"}, "gpus": a100}
+    known = facts.normalise({**host(system=system, python=python), **old})
+    made = plan_for({"a": known}).hosts["a"].nccl
+    assert (made.source, made.cuda) == ("wheel", "11.0")
+    lost = next(lost for lost in made.rejected if lost.candidate == "libnccl2=2.19.3-1+cuda12.0")
+    assert lost.reason.startswith("weak: known from builds for other systems")
+    asked = plan_for({"a": known}, Wishes(nccl_source="repository")).hosts["a"].nccl
+    assert any(why.startswith("weak:") for why in asked.why)
+
+
+def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
+    def of(capability: str) -> facts.Facts:
+        return facts.normalise(
+            {**gpu("13.0"), "driver": {"version": "580.65.06", "cuda": "13.0"}, "gpus": [{"name": "GPU", "compute_capability": capability}]}
+        )
+
+    both = {"v100": of("7.0"), "b200": of("10.0")}
+    made = plan_for(both)
+    assert {name: one.torch.version for name, one in made.hosts.items()} == {"v100": "2.11.0+cu126", "b200": "2.11.0+cu130"}
+    assert not any("different NCCLs" in note for note in made.notes)
+    assert any(lost.candidate == "torch==2.13.0" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
+    asked = plan_for(both, Wishes(torch_version="2.13.0"))
+    assert any("different NCCLs" in note for note in asked.notes)
+
+
+def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() -> None:
+    old = {"driver": {"version": "418.87"}, "gpus": [{"name": "V100", "compute_capability": "7.0"}]}
+    made = plan_for({"a": facts.normalise({**host(system=("ubuntu", "20.04")), **old})})
+    assert not made.hosts
+    assert "driver 418.87 is older than every CUDA" in made.conflicts[0].constraint
+    assert "update the NVIDIA driver of a" in made.conflicts[0].ways_out[1]
+
+
+def test_gpus_without_a_driver_are_named() -> None:
+    made = plan_for({"a": facts.normalise({**host(), "gpus": [{"name": "A100"}] * 2})})
+    assert "a: 2 GPUs stay unused: no NVIDIA driver" in made.notes
+    assert not any("unused" in note for note in plan_for({"a": host()}).notes)
+
+
 def test_a_driver_without_a_gpu_gets_no_nccl_and_gpus_without_a_driver_neither() -> None:
     bare = facts.normalise({**host(cuda="12.4"), "gpus": []})
     assert plan_for({"a": bare}).hosts["a"].nccl is None
@@ -335,6 +378,19 @@ def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(wishes: Wishe
     made = plan_for({"a": host()}, wishes)
     assert said in made.conflicts[0].constraint
     assert len(made.conflicts[0].ways_out) == 2
+
+
+@pytest.mark.parametrize(
+    "asked", [Wishes(openmpi_cuda=True), Wishes(openmpi_verbs=True), Wishes(openmpi_tarball="openmpi-4.1.2.tar.gz", allow_bad=True)]
+)
+def test_a_build_of_its_own_is_not_replaced_by_the_distributions(asked: Wishes) -> None:
+    jammy = {"os": {"id": "ubuntu", "version": "22.04"}}  # its package is a good 4.1.2
+    made = plan_for({"a": facts.normalise({**gpu("12.2"), **jammy})}, asked).hosts["a"].openmpi
+    assert made.source == "source"
+    for source in ("wheel", "distribution"):
+        refused = plan_for({"a": facts.normalise({**gpu("12.2"), **jammy})}, replace(asked, openmpi=source))
+        assert "--openmpi source" in refused.conflicts[0].ways_out
+        assert not {"--openmpi wheel", "--openmpi distribution"} & set(refused.conflicts[0].ways_out)
 
 
 def test_a_bad_open_mpi_is_taken_where_it_is_allowed_and_a_tarball_is_the_users() -> None:

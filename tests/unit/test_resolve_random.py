@@ -157,3 +157,26 @@ def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, ve
         if one.nccl:
             assert one.nccl.source == source
             assert version in (None, one.nccl.version)
+
+
+@given(
+    inventories,
+    st.sampled_from(["auto", "wheel", "distribution", "source"]),
+    st.sampled_from([None, "4.1.8", "4.1.6", "4.1.2"]),
+    st.sampled_from([None, "openmpi-4.1.8.tar.gz", "openmpi-4.1.2.tar.bz2"]),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=120)
+def test_the_open_mpi_that_was_asked_for_is_planned_or_refused(
+    kinds: list[Any], source: Any, version: str | None, tarball: str | None, cuda: bool, verbs: bool
+) -> None:
+    asked = Wishes(openmpi=source, openmpi_version=version, openmpi_tarball=tarball, openmpi_cuda=cuda, openmpi_verbs=verbs)
+    plan = resolve(known(kinds), asked, {})
+    assert bool(plan.hosts) != bool(plan.conflicts)
+    for one in plan.hosts.values():
+        assert source in ("auto", one.openmpi.source)
+        assert version in (None, one.openmpi.version)
+        assert tarball in (None, one.openmpi.package)
+        assert not cuda or "--with-cuda" in one.openmpi.options
+        assert not verbs or "--with-verbs" in one.openmpi.options
