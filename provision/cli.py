@@ -135,7 +135,8 @@ def plan(
     """What would be installed where, from where, and why."""
     inventory = _inventory(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found = main_job.from_facts(facts_file, inventory)
+        inventory, found, problems = main_job.from_facts(facts_file, inventory)
+        report.show_problems(problems, Console(stderr=True))
     elif inventory is None:
         raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
     else:

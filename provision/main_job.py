@@ -24,7 +24,7 @@ from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
 from provision.remove import HostRemoval
 from provision.report import Failure, HostReport, Prospect, Report
-from provision.resolve import HostWishes, Wishes, resolve
+from provision.resolve import DEFAULT_PREFIX, HostWishes, Wishes, resolve
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
 from provision.survey import Survey
@@ -106,20 +106,30 @@ def make_plan(
     return plan, replace(sources, locked=locking.files_for(plan, locked))
 
 
-def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict[str, dict[str, Any]]]:
-    """(the hosts to plan for, their facts), from a file and without touching a host; without an inventory all hosts of the file.
+def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict[str, dict[str, Any]], list[facts.Problem]]:
+    """(the hosts to plan for, the facts of those that were surveyed, why the others were not), from a file and without touching a host.
+
+    Without an inventory it is all hosts of the file.
 
     Raises:
-        UsageError: the file cannot be used, or is about none of the inventory's hosts.
+        UsageError: the file cannot be used, or holds facts of none of the hosts.
     """
     found = facts.load_file(path)
     if inventory is None:
-        return Inventory(str(path), None, None, tuple(Host(name, name) for name in found)), found
-    known = {host.name: found[host.name] for host in inventory.hosts if host.name in found}
+        inventory = Inventory(str(path), None, None, tuple(Host(name, name) for name in found))
+    listed = {host.name: found[host.name] for host in inventory.hosts if host.name in found}
+    known = {name: each for name, each in listed.items() if not (each.get("unreachable") or each.get("missing_python"))}
+    problems = [
+        problem
+        for name in listed
+        if name not in known
+        for problem in facts.problems(name, listed[name], needed_mb=0, prefix=DEFAULT_PREFIX)
+    ]
     if not known:
         again = f"make them anew: provision survey {inventory.argument} --json"
-        raise UsageError("the facts are of none of the inventory's hosts", where=str(path), todo=again)
-    return inventory, known
+        said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
+        raise UsageError(said, where=str(path), todo=again)
+    return inventory, known, problems
 
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:

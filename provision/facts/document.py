@@ -10,6 +10,7 @@ from typing import Any
 from provision import catalog
 from provision.errors import ProvisionError
 from provision.facts import defaults
+from provision.facts.kinds import is_version
 
 Facts = dict[str, Any]
 
@@ -76,8 +77,10 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
             facts[key] = copy.copy(default)  # shallow: ten thousand hosts share what is below
             if key not in missing and key not in ("driver", "gpus"):  # no driver and no GPUs is what most hosts have
                 missing.append(key)
+        elif facts[key] is None and default is not None:
+            facts[key] = copy.copy(default)
         elif isinstance(default, dict) and default:
-            stated = facts[key] or {}
+            stated = facts[key]
             facts[key] = default | {name: value for name, value in stated.items() if value is not None or default.get(name) is None}
     if host_facts.get("driver") and "gpus" not in host_facts:  # a driver is there for a GPU; which one, nobody said
         missing.append("gpus")
@@ -96,9 +99,19 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
             gpu["compute_capability"] = str(gpu["compute_capability"])
     if facts["package_manager"]["name"] is None:
         facts["package_manager"]["name"] = defaults.PACKAGE_MANAGERS.get(facts["os"]["family"], "none")
+    facts["candidates"], odd = _plain(facts["candidates"])
     facts.setdefault("errors", {})
+    if odd:
+        facts["errors"] = {**facts["errors"], "candidates": f"no versions of packages: {', '.join(odd)}"}
     facts["missing"] = missing
     return facts
+
+
+def _plain(candidates: Mapping[str, list[Any]] | None) -> tuple[dict[str, list[str]], list[str]]:
+    """(what a host's package index offers, what is no version): versions end up in the playbook and in commands."""
+    kept = {package: [version for version in versions if is_version(version)] for package, versions in (candidates or {}).items()}
+    odd = [f"{package} {version!r}" for package, versions in (candidates or {}).items() for version in versions if not is_version(version)]
+    return kept, odd
 
 
 def _architecture(name: str | None) -> str | None:

@@ -12,11 +12,13 @@ from typing import Any
 from provision.errors import UsageError
 from provision.facts.defaults import BESIDES, DEFAULTS
 from provision.facts.document import Facts, defused, normalise
+from provision.facts.kinds import wrong_kinds
 
 SCHEMA = 1
 _DOTTED = re.compile(r"\d+(\.\d+)*")
 _CUDA = re.compile(r"\d+\.\d+")  # `12` alone would be read as 12.0
 _CAPABILITY = re.compile(r"\d+\.\d+")
+_HOST = re.compile(r"\[?[\w:][\w.:%-]*\]?")
 _CHECKED_APART = ("os", "arch", "driver", "gpus")
 
 _SMALLEST = (
@@ -39,7 +41,9 @@ def load_file(path: str | Path) -> dict[str, Facts]:
     except UnicodeDecodeError as error:
         raise UsageError("the facts are no UTF-8 text", where=name) from error
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_once)
+    except UsageError as error:
+        raise UsageError(error.what, where=name, todo=error.todo) from error
     except ValueError as error:
         line = getattr(error, "lineno", None)
         raise UsageError(f"the facts are no JSON: {getattr(error, 'msg', error)}", where=f"{name}:{line}" if line else name) from error
@@ -49,6 +53,16 @@ def load_file(path: str | Path) -> dict[str, Facts]:
     if wrong:
         raise UsageError("\n".join(f"{name}: {each}" for each in wrong), todo=_SMALLEST)
     return {host: normalise(defused(facts)) for host, facts in document["hosts"].items()}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a name that stands in it twice would silently be the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise UsageError(f"`{twice}` stands twice in one object", todo="name each host, and each of its facts, once")
+    return found
 
 
 def _wrong_in_file(document: Any) -> Iterator[str]:
@@ -65,6 +79,8 @@ def _wrong_in_file(document: Any) -> Iterator[str]:
     if not hosts:
         yield "`hosts` is empty"
     for name, facts in hosts.items():
+        if not _HOST.fullmatch(name):
+            yield f"`hosts`: {name!r} is not a host name: letters, digits, `_`, `-`, `.` and `:`"
         yield from _wrong_in_host(f"hosts.{name}", facts)
 
 
@@ -77,7 +93,7 @@ def _wrong_in_host(at: str, facts: Any) -> Iterator[str]:
         yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
         yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
         yield from _wrong_candidates(f"{at}.candidates", facts.get("candidates"))
-        yield from _wrong_kinds(at, facts)
+        yield from wrong_kinds(at, facts, DEFAULTS, _CHECKED_APART)
 
 
 def _unknown_keys(at: str, facts: dict[str, Any]) -> Iterator[str]:
@@ -134,11 +150,3 @@ def _wrong_candidates(at: str, candidates: Any) -> Iterator[str]:
     for package, versions in candidates.items() if isinstance(candidates, dict) else ():
         if not isinstance(versions, list) or not all(isinstance(version, str) and re.search(r"\d", version) for version in versions):
             yield f"`{at}.{package}` must be a list of versions in quotes"
-
-
-def _wrong_kinds(at: str, facts: dict[str, Any]) -> Iterator[str]:
-    for key, default in DEFAULTS.items():
-        if key in _CHECKED_APART or default is None or facts.get(key) is None:
-            continue
-        if not isinstance(facts[key], type(default)):
-            yield f"`{at}.{key}` must be " + {dict: "an object", list: "a list", bool: "true or false"}[type(default)]

@@ -43,6 +43,19 @@ def test_a_plan_from_facts_touches_no_host_and_is_one_json_document() -> None:
     assert document["conflicts"] == []
 
 
+def test_hosts_that_the_survey_did_not_reach_are_left_out_and_named(tmp_path: Path) -> None:
+    minimal = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
+    known = {"a": minimal, "b": {"unreachable": "no route to host"}, "c": {"missing_python": True}}
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps({"hosts": known}))
+    done = provision("plan", "--facts", str(file), "--json", code=1)
+    assert list(json.loads(done.stdout)["hosts"]) == ["a"]
+    assert "no route to host" in done.stderr
+    assert "no plan for b, c" in done.stderr
+    file.write_text(json.dumps({"hosts": {"b": known["b"]}}))
+    assert "no route to host" in provision("plan", "--facts", str(file), code=2).stderr
+
+
 def test_the_same_facts_give_the_same_plan() -> None:
     assert plan("--json").stdout == plan("--json").stdout
 

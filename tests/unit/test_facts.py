@@ -15,6 +15,7 @@ from provision import catalog, facts
 from provision.errors import ProvisionError, UsageError
 from provision.facts.defaults import DEFAULTS
 from provision.facts.document import defused
+from provision.resolve import Wishes, resolve
 
 MINIMAL = {
     "os": {"id": "ubuntu", "version": "22.04"},
@@ -104,6 +105,14 @@ def test_normalising_twice_changes_nothing_and_the_given_facts_stay_as_they_are(
     assert facts.normalise(once) == once
 
 
+def test_what_is_no_version_is_not_offered_and_named() -> None:
+    odd = "2.1\n- hosts: all"
+    found = facts.normalise({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
+    assert found["candidates"] == {"libnccl2": ["2.21.5-1+cuda12.2"]}
+    assert "$(id)" in found["errors"]["candidates"]
+    assert facts.normalise(found) == found
+
+
 def test_a_section_that_the_survey_could_not_look_at_is_missing() -> None:
     found = facts.normalise({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
     assert "packages" in found["missing"]
@@ -163,6 +172,26 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(gpus=[{"compute_capability": "sm_80"}]), '`hosts.a.gpus[0].compute_capability` must look like "8.0"'),
         (changed(drivers={}, driver=...), "`hosts.a.drivers` is unknown; did you mean `driver`?"),
         (changed(memory=[]), "`hosts.a.memory` must be an object"),
+        (changed(python={"version": 3.1}), "`hosts.a.python.version` must be a version in quotes"),
+        (changed(python={"version": "three"}), "`hosts.a.python.version` must be a version in quotes"),
+        (changed(python={"others": ["x"]}), "`hosts.a.python.others[0]` must be an object"),
+        (changed(packages={"hwloc": 1}), "`hosts.a.packages.hwloc` must be a version in quotes"),
+        (changed(packages={"hwloc": "unknown"}), "`hosts.a.packages.hwloc` must be a version in quotes"),
+        (changed(network={"interfaces": "eth0"}), "`hosts.a.network.interfaces` must be a list"),
+        (changed(network={"interfaces": ["eth0"]}), "`hosts.a.network.interfaces[0]` must be an object with `name`"),
+        (
+            changed(network={"interfaces": [{"name": "eth0", "addresses": ["banana"]}]}),
+            "`hosts.a.network.interfaces[0].addresses[0]` must be an address",
+        ),
+        (changed(ssh={"ports": ["x"]}), "`hosts.a.ssh.ports[0]` must be a port"),
+        (changed(ssh={"host_keys": [1]}), "`hosts.a.ssh.host_keys[0]` must be a text"),
+        (changed(missing=5), "`hosts.a.missing` must be a list"),
+        (changed(dpkg_interrupted=0), "`hosts.a.dpkg_interrupted` must be true or false"),
+        (changed(os={"id": "x", "version": "1", "id_like": "ubuntu debian"}), "`hosts.a.os.id_like` must be a list"),
+        ({"hosts": {"": MINIMAL}}, "'' is not a host name"),
+        ({"hosts": {"a,b": MINIMAL}}, "'a,b' is not a host name"),
+        ({"hosts": {"a\n- hosts": MINIMAL}}, "is not a host name"),
+        ('{"hosts": {"a": {}, "a": {}}}', "`a` stands twice in one object"),
         (changed(packages="x"), "`hosts.a.packages` must be an object"),
     ],
 )
@@ -196,16 +225,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         facts.load_file(tmp_path / "nope.json")
 
 
+INSIDE = sorted(
+    {"x", "id", "version", "cuda", "name", *(key for default in DEFAULTS.values() if isinstance(default, dict) for key in default)}
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*DEFAULTS, "x", "id", "version", "cuda"]), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(INSIDE), inner, max_size=4),
     max_leaves=12,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*DEFAULTS, "missing_python"]), json_values, max_size=6))
+@given(st.dictionaries(st.sampled_from([*DEFAULTS, "missing", "errors", "missing_python"]), json_values, max_size=6))
 def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
     try:
@@ -213,6 +243,8 @@ def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytes
     except UsageError:
         return
     assert set(loaded) == {"a"}
+    if not document.get("missing_python"):
+        assert resolve(loaded, Wishes(), {})
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
