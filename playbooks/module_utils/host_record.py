@@ -4,6 +4,7 @@ It is written before a change is made, so that a run which is cut off leaves not
 
     {"schema": 1,
      "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file
+     "contents": [NAME, ...],                     what we make in the prefix; each goes as a whole
      "claimed": [PATH, ...],                      was not there before us, whatever it holds: a key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null},                  "before": an installation is under way
      "held": [NAME, ...], "taken_off": [...]}
@@ -16,7 +17,7 @@ import json
 import os
 import tempfile
 
-EMPTY = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "taken_off": []}
+EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "packages": {"added": [], "before": None}, "held": [], "taken_off": []}
 
 
 def load(path):

@@ -7,7 +7,7 @@ between two marker lines:
 
 Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
     record     the record to go by (see playbooks/module_utils/host_record.py); ~ is the user's home
-    prefix     the folder that the record lies in; what provision makes there goes as a whole. Empty: there is none
+    prefix     the folder that the record lies in; what it says provision makes there goes as a whole. Empty: there is none
     dry_run    change nothing; "removed" is then what would go
 """
 
@@ -23,8 +23,6 @@ import tempfile
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
-# What the roles and the smoke job make in the prefix. Anything else there is somebody else's and stays.
-OURS = ("venv", "nccl", "openmpi", "openmpi-source", "src", "smoke", "wheels", "repositories", "bundle", "manifest.json")
 # What was cut off in the middle of being unpacked goes, too: it came with us.
 DPKG = ["dpkg", "--force-remove-reinstreq"]
 
@@ -94,7 +92,8 @@ class Removal:
         if not self.prefix:
             return
         kept = {os.path.realpath(path) for path in self.kept_files}
-        for name in OURS:
+        ours = self.record.get("contents", [])
+        for name in ours:
             path = os.path.join(self.prefix, name)
             if os.path.lexists(path):
                 self.gone(path)
@@ -103,7 +102,7 @@ class Removal:
         record = os.path.basename(self.record_path)
         for name in sorted(os.listdir(self.prefix)):
             path = os.path.join(self.prefix, name)
-            if name not in OURS and name != record and os.path.realpath(path) not in kept:
+            if name not in ours and name != record and os.path.realpath(path) not in kept:
                 self.leave(path, "provision did not put it there")
 
     def claimed(self):

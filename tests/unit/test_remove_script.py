@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,13 +24,23 @@ def load(path: str, name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def owned() -> Any:
+def load_module(name: str) -> Any:
+    """An Ansible module of ours, with our helpers where Ansible puts them on the host."""
     sys.modules["ansible.module_utils.host_record"] = load("playbooks/module_utils/host_record.py", "ansible.module_utils.host_record")
     import ansible.module_utils
 
     ansible.module_utils.host_record = sys.modules["ansible.module_utils.host_record"]
-    return load("playbooks/library/owned_file.py", "owned_file")
+    return load(f"playbooks/library/{name}.py", name)
+
+
+@pytest.fixture(scope="module")
+def owned() -> Any:
+    return load_module("owned_file")
+
+
+@pytest.fixture(scope="module")
+def owned_prefix() -> Any:
+    return load_module("owned_prefix")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +108,7 @@ def test_the_prefix_loses_what_is_ours_and_keeps_the_rest(owned: Any, remover: A
     (prefix / "venv" / "link").symlink_to(tmp_path)
     settings = prefix / "venv" / "etc" / "params.conf"
     settings.write_text("mine now\n")
-    record: dict[str, Any] = {"files": {}, "claimed": [str(prefix), str(tmp_path / "opt")]}
+    record: dict[str, Any] = {"files": {}, "contents": ["venv", "src"], "claimed": [str(prefix), str(tmp_path / "opt")]}
     owned.note(record, str(settings), "written\n", None, exists=False)
     path = prefix / "record.json"
     write(prefix, record)
@@ -126,3 +137,46 @@ def test_only_what_was_not_there_before_is_claimed(owned: Any, tmp_path: Path) -
     owned.host_record.claim(record, str(tmp_path / "new" / "deep"))
     owned.host_record.claim(record, str(tmp_path))
     assert record["claimed"] == [str(tmp_path / "new" / "deep"), str(tmp_path / "new")]
+
+
+def test_folders_in_the_prefix_that_the_record_does_not_name_stay(remover: Any, tmp_path: Path) -> None:
+    for name in ("src", "wheels", "openmpi", "venv"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("mine")
+    done = removal(remover, write(tmp_path, {"contents": ["venv"]}), str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["openmpi", "src", "wheels"]
+    assert {Path(entry["what"]).name for entry in done.left} == {"openmpi", "src", "wheels"}
+
+
+def test_a_prefix_of_somebody_elses_is_refused(owned_prefix: Any, tmp_path: Path) -> None:
+    names = ["src", "venv"]
+    assert owned_prefix.refusal(str(tmp_path / "new"), names) is None
+    assert owned_prefix.refusal(str(tmp_path), names) is None
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".provision-x1y2").write_text("half a record of a run that died")
+    assert owned_prefix.refusal(str(tmp_path), names) is None
+    (tmp_path / "letters").mkdir()
+    assert "holds letters, which provision did not make" in owned_prefix.refusal(str(tmp_path), names)
+    (tmp_path / "record.json").write_text('{"album": 1}')
+    assert "record.json is no record of provision's" in owned_prefix.refusal(str(tmp_path), names)
+
+
+def test_a_prefix_of_ours_is_taken_again_but_for_what_others_made_there(owned_prefix: Any, tmp_path: Path) -> None:
+    write(tmp_path, {"contents": ["venv"]})
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert owned_prefix.refusal(str(tmp_path), ["venv", "src"]) is None
+    (tmp_path / "src").mkdir()
+    assert "holds src, which provision did not make" in owned_prefix.refusal(str(tmp_path), ["venv", "src"])
+    (tmp_path / "manifest.json").write_text('{"schema": 2, "cluster": "c", "host": {}}')
+    write(tmp_path, {})  # as versions before `contents` left it
+    assert owned_prefix.refusal(str(tmp_path), ["venv", "src"]) is None
+
+
+def test_every_folder_that_a_role_makes_in_the_prefix_is_noted_first() -> None:
+    guard = (ROOT / "playbooks/roles/guard/tasks/main.yml").read_text()
+    noted = set(re.findall(r"^      - (\S+)$", guard, re.M))
+    books = [*(ROOT / "playbooks/roles").rglob("*.yml"), ROOT / "playbooks/smoke.yml", ROOT / "playbooks/site.yml.j2"]
+    made = {name for book in books for name in re.findall(r"host_plan\.prefix (?:\}\}|~ ')/([a-z-]+)", book.read_text())}
+    assert made - {"record"} <= noted | {"manifest"}
+    assert "venv" in made
