@@ -7,12 +7,14 @@ DOCUMENTATION = r"""
 module: owned_packages
 short_description: Note which system packages an installation brings
 description:
-  - C(state=before) writes down what is installed; C(state=after) takes the difference as ours. An installation that was cut off in
-    between is closed by the next C(before), C(after), or by C(provision remove).
+  - C(state=before) writes down what is installed; C(state=after) takes the difference as ours, and belongs into an C(always).
+  - Of an installation that was cut off in between, the next C(before) or C(closed) notes the difference as unsure, for others may have
+    installed packages since; C(provision remove) decides which of it are ours.
 author: [the provision authors]
 options:
   record: {description: The record that notes it., type: path, required: true}
-  state: {description: Before or after the installation., choices: [before, after], required: true}
+  state: {description: "Before or after the installation; C(closed): none is under way.", choices: [before, after, closed], required: true}
+  asked: {description: "With C(before): the packages that the installation asks for.", type: list, elements: str, default: []}
   held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
   taken_off: {description: Packages that were there before us and were taken off., type: list, elements: str, default: []}
 """
@@ -22,6 +24,7 @@ EXAMPLES = r"""
   owned_packages:
     record: /opt/provision/record.json
     state: before
+    asked: [g++]
 """
 
 RETURN = r"""
@@ -44,11 +47,28 @@ def installed(module):
     return sorted(set(out.split()))
 
 
+def bracketed(packages, state, now, asked):
+    """What the record says of packages once ``state`` is reached with the packages ``now`` installed."""
+    added, unsure = set(packages["added"]), set(packages["unsure"])
+    new = set() if packages["before"] is None else set(now) - set(packages["before"]) - added
+    if state == "after":
+        added |= new
+    else:
+        unsure |= new
+    return {
+        "added": sorted(added & set(now)),
+        "before": now if state == "before" else None,
+        "asked": sorted(set(packages["asked"]) | set(asked)),
+        "unsure": sorted((unsure - added) & set(now)),
+    }
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "path", "required": True},
-            "state": {"choices": ["before", "after"], "required": True},
+            "state": {"choices": ["before", "after", "closed"], "required": True},
+            "asked": {"type": "list", "elements": "str", "default": []},
             "held": {"type": "list", "elements": "str", "default": []},
             "taken_off": {"type": "list", "elements": "str", "default": []},
         },
@@ -57,17 +77,13 @@ def main():
     given = module.params
     record = host_record.load(given["record"])
     noted = host_record.load(given["record"])
-    packages = record["packages"]
     now = installed(module)
-    if packages["before"] is not None:
-        packages["added"] = sorted(set(packages["added"]) | (set(now) - set(packages["before"])))
-    packages["before"] = now if given["state"] == "before" else None
-    packages["added"] = sorted(set(packages["added"]) & set(now))
+    record["packages"] = bracketed({**host_record.EMPTY["packages"], **record["packages"]}, given["state"], now, given["asked"])
     record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
     record["taken_off"] = sorted(set(record["taken_off"]) | set(given["taken_off"]))
     if record != noted and not module.check_mode:
         host_record.save(given["record"], record)
-    module.exit_json(changed=False, added=packages["added"])
+    module.exit_json(changed=False, added=record["packages"]["added"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ It is written before a change is made, so that a run which is cut off leaves not
      "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file
      "contents": [NAME, ...],                     what we make in the prefix; each goes as a whole
      "claimed": [PATH, ...],                      was not there before us, whatever it holds: a key, a folder
-     "packages": {"added": [NAME, ...], "before": [NAME, ...] or null},                  "before": an installation is under way
+     "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
+                  "asked": [NAME, ...], "unsure": [NAME, ...]},   asked for by us; new since an installation that was cut off
      "held": [NAME, ...], "taken_off": [...]}
 """
 
@@ -17,7 +18,8 @@ import json
 import os
 import tempfile
 
-EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "packages": {"added": [], "before": None}, "held": [], "taken_off": []}
+EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "held": [], "taken_off": []}
+EMPTY["packages"] = {"added": [], "before": None, "asked": [], "unsure": []}
 
 
 def load(path):

@@ -23,6 +23,7 @@ import tempfile
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
+EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt notes what it has installed automatically
 # What was cut off in the middle of being unpacked goes, too: it came with us.
 DPKG = ["dpkg", "--force-remove-reinstreq"]
 
@@ -127,8 +128,10 @@ class Removal:
         noted = self.record["packages"]
         installed = self.installed()
         ours = set(noted["added"])
+        unsure = set(noted.get("unsure", []))
         if noted["before"] is not None:  # an installation that was cut off
-            ours |= set(installed) - set(noted["before"])
+            unsure |= set(installed) - set(noted["before"])
+        ours |= self.ours_among(unsure & set(installed), set(noted.get("asked", [])))
         ours &= set(installed)
         for name in self.record["taken_off"]:
             self.leave(name, "provision took it off because it breaks Open MPI; it is not brought back")
@@ -161,6 +164,42 @@ class Removal:
             pairs = (line.partition(" ") for line in said.splitlines())
             return [name for state, _, name in pairs if state not in ("not-installed", "config-files")]
         return sorted(set(self.run(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()))
+
+    def ours_among(self, unsure, asked):
+        """Of what is new since an installation that was cut off: what it asked for, and what apt brought along for that and nothing else."""
+        ours = {name for name in unsure if name.split(":")[0] in asked}
+        if not ours or not shutil.which("dpkg-query"):
+            return ours
+        relations, marked = self.relations(), automatic()
+        brought = {name for name in unsure if name.split(":")[0] in marked}
+        found, edge = set(ours), list(ours)
+        while edge:
+            wanted = set().union(*relations[edge.pop()]["depends"])
+            new = {name for name in brought - found if relations[name]["provides"] & wanted}
+            found |= new
+            edge += new
+        while True:
+            others = set(relations) - found
+            offered = set().union(*(relations[name]["provides"] for name in others))
+            needed = set()
+            for name in others:  # what was there before us did well without what it merely recommends
+                groups = relations[name]["depends"] + (relations[name]["recommends"] if name in unsure else [])
+                needed = needed.union(*(group for group in groups if not group & offered))
+            lost = {name for name in found - ours if relations[name]["provides"] & needed}
+            if not lost:
+                return found
+            found -= lost
+
+    def relations(self):
+        """{installed package: {"provides": names, "depends" and "recommends": [names of which one is enough]}}"""
+        fields = "${db:Status-Status}\t${binary:Package}\t${Package}, ${Provides}\t${Depends}, ${Pre-Depends}\t${Recommends}\x1e"
+        found = {}
+        for row in self.run(["dpkg-query", "--show", "--showformat=" + fields])[1].split("\x1e")[:-1]:
+            state, name, provides, depends, recommends = row.split("\t")
+            if state not in ("not-installed", "config-files"):
+                found[name] = {"depends": alternatives(depends), "recommends": alternatives(recommends)}
+                found[name]["provides"] = set().union(*alternatives(provides))
+        return found
 
     def without_dependants(self, ours):
         """Those of our packages that no package of somebody else's needs: the trial run says whom it would have to leave."""
@@ -199,6 +238,23 @@ class Removal:
         if not self.dry_run:
             os.unlink(self.record_path)
         self.claimed()
+
+
+def automatic():
+    """Names of packages that apt has installed for others and not because somebody asked."""
+    try:
+        with open(EXTENDED_STATES) as file:
+            stanzas = file.read().split("\n\n")
+    except OSError:
+        return set()
+    found = [dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line) for stanza in stanzas]
+    return {one["Package"] for one in found if one.get("Auto-Installed") == "1"}
+
+
+def alternatives(relation):
+    """``a (>= 1) | b, c:any`` → [{a, b}, {c}]"""
+    groups = [{word.split()[0].split(":")[0] for word in group.split("|") if word.strip()} for group in relation.split(",")]
+    return [group for group in groups if group]
 
 
 def block_of(text, marker):
