@@ -44,6 +44,10 @@ before:
   description: What was installed of them before, name to version.
   returned: always
   type: dict
+replaced:
+  description: What this task has replaced by another version, name to the version before.
+  returned: always
+  type: dict
 """
 
 import os  # noqa: E402
@@ -104,7 +108,7 @@ class Apt:
             self.module.run_command(["apt-mark", "unhold", *names], check_rc=True)
 
     def install(self, packages):
-        return self.call("--allow-downgrades", "--no-install-recommends", "install", *packages)
+        return self.call("--allow-downgrades", "--no-remove", "--no-install-recommends", "install", *packages)
 
 
 class Dnf:
@@ -147,14 +151,20 @@ class Dnf:
             self.module.run_command(["dnf", "-q", "versionlock", "delete", *names])
 
     def install(self, packages):
-        return self.module.run_command(["dnf", "-y", "install", "--allowerasing", *packages])  # an exact older version is a downgrade
+        return self.module.run_command(["dnf", "-y", "install", *packages])  # an exact older version is a downgrade
 
 
 def excerpt(text):
-    """The package manager's errors, else its last lines."""
+    """The package manager's errors, else its last lines; dnf tells the conflicting packages in lines with a dash."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(E:|Err:|W: |Error)", line)]
+    errors = [line for line in lines if re.match(r"(E:|Err:|W: |Error|Problem|- )", line)]
     return "\n".join((errors or lines)[-ERROR_LINES:])
+
+
+def would_go(text):
+    """The installed packages that apt would have to take off, by what it says."""
+    found = re.search(r"^The following packages will be REMOVED:\n((?: .*\n?)+)", text, re.MULTILINE)
+    return [name.rstrip("*") for name in found.group(1).split()] if found else []
 
 
 def main():
@@ -173,7 +183,7 @@ def main():
     before = {name: version for name, (version, _held) in found.items()}
     same = before == wanted
     differ = not same or not all(held for _version, held in found.values())
-    result = {"held": [], "before": before, "differ": differ}
+    result = {"held": [], "before": before, "replaced": {}, "differ": differ}
     if not differ:
         module.exit_json(changed=False, **result)
     if module.check_mode:
@@ -193,7 +203,13 @@ def main():
         if rc != 0:
             if held:
                 manager.hold(held)
-            module.fail_json(msg=f"could not install {', '.join(packages)}:\n" + excerpt(out + "\n" + err), rc=rc, **result)
+            msg = f"could not install {', '.join(packages)}:\n" + excerpt(out + "\n" + err)
+            going = would_go(out)
+            if going:
+                msg += f"\n{', '.join(going)} would have to go, and provision takes no package of others off. Take it off first, "
+                msg += "or choose another version with --nccl."
+            module.fail_json(msg=msg, rc=rc, **result)
+    result["replaced"] = {name: version for name, version in before.items() if version != wanted[name]}
     manager.hold(list(wanted))
     result["held"] = manager.known_as([name for name in wanted if name not in found or not found[name][1]])
     module.exit_json(changed=True, **result)

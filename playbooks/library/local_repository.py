@@ -123,8 +123,9 @@ def main():
             module.fail_json(msg="could not install {}: {}".format(given["package"], (err or out).strip()), rc=rc)
         path, missing = todo(module, name)
     record = host_record.load(given["record"])
-    for target in missing:
-        host_record.claim(record, target)
+    for target, content in missing.items():
+        if not os.path.exists(target) or target in record["files"]:  # the list is the package's and goes with it
+            host_record.note(record, target, content, None, exists=False)
     host_record.save(given["record"], record)
     for target, content in missing.items():
         with open(target + ".provision-new", "wb") as file:

@@ -57,15 +57,6 @@ def with_block(text, marker, block):
     return before + marker.replace("{mark}", "BEGIN") + "\n" + block + marker.replace("{mark}", "END") + "\n" + after
 
 
-def note(record, path, content, marker, exists):
-    """Write down what the file or block will be; the one before it is remembered, too, in case the write does not happen."""
-    key = path if marker is None else path + "\n" + marker
-    entry = record["files"].get(key)
-    if entry is None:
-        entry = record["files"][key] = {"path": path, "marker": marker, "sha256": [], "made": not exists}
-    entry["sha256"] = [*[one for one in entry["sha256"] if one != host_record.digest(content)][-1:], host_record.digest(content)]
-
-
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -96,7 +87,7 @@ def main():
         elif text is not None or content is not None:
             wanted = with_block(text or "", given["marker"], content)
         if content is not None:
-            note(record, given["path"], content, given["marker"], text is not None)
+            host_record.note(record, given["path"], content, given["marker"], text is not None)
     mode = int(given["mode"], 8)
     other_mode = text is not None and given["marker"] is None and os.stat(given["path"]).st_mode & 0o7777 != mode
     changed = bool(given["path"]) and (wanted != text or (wanted is not None and other_mode))

@@ -17,6 +17,7 @@ options:
   asked: {description: "With C(before): the packages that the installation asks for.", type: list, elements: str, default: []}
   held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
   taken_off: {description: Packages that were there before us and were taken off., type: list, elements: str, default: []}
+  replaced: {description: "Packages that the installation brought to another version, name to the version before.", type: dict, default: {}}
 """
 
 EXAMPLES = r"""
@@ -71,6 +72,7 @@ def main():
             "asked": {"type": "list", "elements": "str", "default": []},
             "held": {"type": "list", "elements": "str", "default": []},
             "taken_off": {"type": "list", "elements": "str", "default": []},
+            "replaced": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -81,6 +83,10 @@ def main():
     record["packages"] = bracketed({**host_record.EMPTY["packages"], **record["packages"]}, given["state"], now, given["asked"])
     record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
     record["taken_off"] = sorted(set(record["taken_off"]) | set(given["taken_off"]))
+    ours = {name.split(":")[0] for name in record["packages"]["added"]}
+    for name, version in given["replaced"].items():
+        if name not in ours:
+            record["replaced"].setdefault(name, version)
     if record != noted and not module.check_mode:
         host_record.save(given["record"], record)
     module.exit_json(changed=False, added=record["packages"]["added"])

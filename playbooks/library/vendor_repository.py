@@ -92,6 +92,11 @@ def key_of(module, package, expected, keyring):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def not_ours(record, path):
+    """Whether somebody else has put ``path`` there."""
+    return os.path.exists(path) and path not in record["files"] and path not in record["claimed"]
+
+
 def replace(path, data):
     with open(path + ".provision-new", "wb") as file:
         file.write(data)
@@ -126,11 +131,17 @@ def main():
     if not module.check_mode:
         os.umask(0o022)
         record = host_record.load(given["record"])
-        for path in (own, given["keyring"]):
-            host_record.claim(record, path)
+        wanted = {given["keyring"]: key, own: text.encode()}
+        theirs = [path for path in wanted if not_ours(record, path)]
+        for path in theirs:
+            if content(path) != wanted[path]:
+                module.fail_json(msg=f"{path} is not provision's and holds something else than it should: remove it, or what brought it")
+        missing = {path: data for path, data in wanted.items() if path not in theirs}
+        for path, data in missing.items():
+            host_record.note(record, path, data, None, exists=False)
         host_record.save(given["record"], record)
-        replace(given["keyring"], key)
-        replace(own, text.encode())
+        for path, data in missing.items():
+            replace(path, data)
     module.exit_json(changed=True, list=own)
 
 

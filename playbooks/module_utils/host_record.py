@@ -5,10 +5,10 @@ It is written before a change is made, so that a run which is cut off leaves not
     {"schema": 1,
      "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file
      "contents": [NAME, ...],                     what we make in the prefix; each goes as a whole
-     "claimed": [PATH, ...],                      was not there before us, whatever it holds: a key, a folder
+     "claimed": [PATH, ...],                      was not there before us, whatever it holds: a secret key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
                   "asked": [NAME, ...], "unsure": [NAME, ...]},   asked for by us; new since an installation that was cut off
-     "held": [NAME, ...], "taken_off": [...]}
+     "held": [NAME, ...], "taken_off": [...], "replaced": {NAME: VERSION}}               was there before us in that version
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 
-EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "held": [], "taken_off": []}
+EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "held": [], "taken_off": [], "replaced": {}}
 EMPTY["packages"] = {"added": [], "before": None, "asked": [], "unsure": []}
 
 
@@ -62,8 +62,17 @@ def read(path):
         return None
 
 
-def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(content):
+    return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+
+
+def note(record, path, content, marker, exists):
+    """Write down what the file or block will be; the one before it is remembered, too, in case the write does not happen."""
+    key = path if marker is None else path + "\n" + marker
+    entry = record["files"].get(key)
+    if entry is None:
+        entry = record["files"][key] = {"path": path, "marker": marker, "sha256": [], "made": not exists}
+    entry["sha256"] = [*[one for one in entry["sha256"] if one != digest(content)][-1:], digest(content)]
 
 
 def claim(record, path):

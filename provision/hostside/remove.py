@@ -64,16 +64,24 @@ class Removal:
         for entry in self.record["files"].values():
             path, marker = entry["path"], entry["marker"]
             try:
-                with open(path) as file:
-                    text = file.read()
+                with open(path, "rb") as file:
+                    content = file.read()
             except OSError:
                 continue  # gone already
-            before, ours, after = "", text, ""
+            before, ours, after = "", content, ""
             if marker is not None:
-                before, ours, after = block_of(text, marker)
-                if ours is None:
+                before, block, after = block_of(content.decode("utf-8", "surrogateescape"), marker)
+                if block is None:
                     continue
-            if hashlib.sha256(ours.encode()).hexdigest() not in entry["sha256"]:
+                ours = block.encode("utf-8", "surrogateescape")
+            elif not entry["made"]:
+                self.kept_files.add(path)
+                self.leave(path, "it was there before provision wrote it; what it held then is not known")
+                continue
+            elif self.owner(path):
+                self.leave(path, "it belongs to package %s now" % self.owner(path))
+                continue
+            if hashlib.sha256(ours).hexdigest() not in entry["sha256"]:
                 self.kept_files.add(path)
                 self.leave(path, "it was changed since provision wrote it" if marker is None else "our lines in it were changed since")
                 continue
@@ -88,6 +96,14 @@ class Removal:
                 rewrite(path, rest)
         if linker and not self.dry_run:
             self.run(["ldconfig"])
+
+    def owner(self, path):
+        """The package that has brought a file, or an empty string."""
+        if shutil.which("dpkg-query"):
+            code, said = self.run(["dpkg-query", "--search", path], check=False)
+            return said.split(":")[0] if code == 0 else ""
+        code, said = self.run(["rpm", "--query", "--file", "--queryformat=%{NAME}\n", path], check=False)
+        return said.split()[0] if code == 0 else ""
 
     def prefix_contents(self):
         if not self.prefix:
@@ -115,6 +131,9 @@ class Removal:
                 if not os.path.isdir(path):
                     self.gone(path)
                 continue
+            if not os.path.isdir(path) and self.owner(path):
+                self.leave(path, "it belongs to package %s now" % self.owner(path))
+                continue
             try:
                 os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
                 self.gone(path)
@@ -133,6 +152,9 @@ class Removal:
             unsure |= set(installed) - set(noted["before"])
         ours |= self.ours_among(unsure & set(installed), set(noted.get("asked", [])))
         ours &= set(installed)
+        for name, version in sorted(self.record.get("replaced", {}).items()):
+            if any(one.split(":")[0] == name for one in set(installed) - ours):
+                self.leave("package " + name, "it was there before, in version %s, which is not brought back" % version)
         for name in self.record["taken_off"]:
             self.leave(name, "provision took it off because it breaks Open MPI; it is not brought back")
         self.let_go(sorted(set(installed) & set(self.record["held"])))
@@ -273,8 +295,8 @@ def rewrite(path, text):
     path = os.path.realpath(path)
     before = os.stat(path)
     descriptor, draft = tempfile.mkstemp(prefix=".provision-", dir=os.path.dirname(path))
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
     os.chmod(draft, before.st_mode & 0o7777)
     os.chown(draft, before.st_uid, before.st_gid)
     os.replace(draft, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +68,7 @@ def test_a_block_goes_in_and_out_of_a_shared_file_without_a_trace(owned: Any, re
         record: dict[str, Any] = {"files": {}}
         text = owned.with_block(before, "# {mark} provision a", "ours\n")
         assert "# BEGIN provision a\nours\n# END provision a\n" in text
-        owned.note(record, str(shared), "ours\n", "# {mark} provision a", exists=True)
+        owned.host_record.note(record, str(shared), "ours\n", "# {mark} provision a", exists=True)
         shared.write_text(text)
         removal(remover, write(tmp_path, record))
         assert shared.read_text() == (before if before.endswith("\n") or not before else before + "\n")
@@ -84,7 +85,7 @@ def test_a_changed_file_stays_and_is_named(owned: Any, remover: Any, tmp_path: P
     record: dict[str, Any] = {"files": {}}
     for path in (ours, changed):
         path.write_text("written\n")
-        owned.note(record, str(path), "written\n", None, exists=False)
+        owned.host_record.note(record, str(path), "written\n", None, exists=False)
     changed.write_text("changed\n")
     done = removal(remover, write(tmp_path, record))
     assert not ours.exists()
@@ -96,8 +97,8 @@ def test_a_write_that_did_not_happen_leaves_the_file_before_it_removable(owned: 
     path = tmp_path / "file"
     path.write_text("first\n")
     record: dict[str, Any] = {"files": {}}
-    owned.note(record, str(path), "first\n", None, exists=False)
-    owned.note(record, str(path), "second\n", None, exists=True)  # noted, and then the host died
+    owned.host_record.note(record, str(path), "first\n", None, exists=False)
+    owned.host_record.note(record, str(path), "second\n", None, exists=True)  # noted, and then the host died
     removal(remover, write(tmp_path, record))
     assert not path.exists()
 
@@ -109,7 +110,7 @@ def test_the_prefix_loses_what_is_ours_and_keeps_the_rest(owned: Any, remover: A
     settings = prefix / "venv" / "etc" / "params.conf"
     settings.write_text("mine now\n")
     record: dict[str, Any] = {"files": {}, "contents": ["venv", "src"], "claimed": [str(prefix), str(tmp_path / "opt")]}
-    owned.note(record, str(settings), "written\n", None, exists=False)
+    owned.host_record.note(record, str(settings), "written\n", None, exists=False)
     path = prefix / "record.json"
     write(prefix, record)
     (prefix / "checkpoint.pt").write_text("mine")
@@ -125,7 +126,7 @@ def test_a_dry_run_tells_and_changes_nothing(owned: Any, remover: Any, tmp_path:
     path = tmp_path / "file"
     path.write_text("written\n")
     record: dict[str, Any] = {"files": {}}
-    owned.note(record, str(path), "written\n", None, exists=False)
+    owned.host_record.note(record, str(path), "written\n", None, exists=False)
     done = removal(remover, write(tmp_path, record), dry_run=True)
     assert path.exists()
     assert (tmp_path / "record.json").exists()
@@ -180,3 +181,59 @@ def test_every_folder_that_a_role_makes_in_the_prefix_is_noted_first() -> None:
     made = {name for book in books for name in re.findall(r"host_plan\.prefix (?:\}\}|~ ')/([a-z-]+)", book.read_text())}
     assert made - {"record"} <= noted | {"manifest"}
     assert "venv" in made
+
+
+def test_a_file_that_was_there_before_us_is_not_emptied(owned: Any, remover: Any, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("written\n")
+    record: dict[str, Any] = {"files": {}}
+    owned.host_record.note(record, str(path), "written\n", None, exists=True)
+    done = removal(remover, write(tmp_path, record))
+    assert path.read_text() == "written\n"
+    assert [entry["what"] for entry in done.left] == [str(path)]
+
+
+def test_a_key_goes_only_as_we_have_put_it_there(owned: Any, remover: Any, tmp_path: Path) -> None:
+    ours, replaced = tmp_path / "ours.gpg", tmp_path / "replaced.gpg"
+    record: dict[str, Any] = {"files": {}}
+    for path in (ours, replaced):
+        owned.host_record.note(record, str(path), b"\x99\xff key", None, exists=False)
+    ours.write_bytes(b"\x99\xff key")
+    replaced.write_bytes(b"\x99\xfe another key")
+    done = removal(remover, write(tmp_path, record))
+    assert not ours.exists()
+    assert replaced.read_bytes() == b"\x99\xfe another key"
+    assert [entry["what"] for entry in done.left] == [str(replaced)]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg-query; the integration tests cover packages too")
+def test_what_belongs_to_a_package_by_now_stays(owned: Any, remover: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = tmp_path / "dpkg"
+    (database / "info").mkdir(parents=True)
+    written, claimed = tmp_path / "written", tmp_path / "claimed"
+    stanza = "Package: own\nStatus: install ok installed\nVersion: 2\nArchitecture: all\nMaintainer: a <a@example.org>\nDescription: b\n"
+    (database / "status").write_text(stanza)
+    (database / "info/own.list").write_text(f"{written}\n{claimed}\n")
+    (database / "info/format").write_text("1\n")
+    monkeypatch.setenv("DPKG_ADMINDIR", str(database))
+    record: dict[str, Any] = {"files": {}, "claimed": [str(claimed)], "replaced": {"own": "1"}}
+    owned.host_record.note(record, str(written), "text\n", None, exists=False)
+    for path in (written, claimed):
+        path.write_text("text\n")
+    done = removal(remover, write(tmp_path, record))
+    assert written.exists()
+    assert claimed.exists()
+    assert [(entry["what"], "package own now" in entry["why"]) for entry in done.left][1:] == [(str(written), True), (str(claimed), True)]
+    assert done.left[0]["what"] == "package own"
+    assert "in version 1, which is not brought back" in done.left[0]["why"]
+
+
+def test_files_of_others_are_told_from_ours(tmp_path: Path) -> None:
+    repository = load_module("vendor_repository")
+    theirs, ours = tmp_path / "theirs.gpg", tmp_path / "ours.gpg"
+    record = {"files": {str(ours): {}}, "claimed": []}
+    assert not repository.not_ours(record, str(theirs))
+    for path in (theirs, ours):
+        path.write_text("key")
+    assert repository.not_ours(record, str(theirs))
+    assert not repository.not_ours(record, str(ours))
