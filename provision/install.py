@@ -94,7 +94,7 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
     }
     if sources.bundle:
-        found["provision_bundle"] = {"folder": str(sources.bundle.folder), "hosts": dict(sources.bundle.hosts)}
+        found["provision_bundle"] = {"hosts": dict(sources.bundle.hosts), "parcels": sources.bundle.parcels(engine_archive.parent)}
     if sources.locked:
         found["provision_locked"] = dict(sources.locked)
     if sources.index_url:

@@ -59,6 +59,30 @@ class Bundle:
                 todo = "give the options that it was made with, or " + AGAIN
                 raise UsageError(f"the bundle does not hold {', '.join(lacking)}", where=name, todo=todo)
 
+    def parcels(self, target: Path) -> dict[str, dict[str, str]]:
+        """Host → {archive, sha256}: what goes to it, as one file, because a copy per file takes a second per file and host.
+
+        Hosts that get the same share the file, in ``target``; the same files make the same bytes.
+        """
+        made: dict[tuple[str, ...], dict[str, str]] = {}
+        found = {}
+        for name, given in self.hosts.items():
+            files = (*(f"wheels/{file}" for file in sorted(given["wheels"])), *(f"debs/{file}" for file in sorted(given["debs"])))
+            if files not in made:
+                target.mkdir(parents=True, exist_ok=True)
+                archive = target / f"bundle-{len(made)}.tar"
+                with tarfile.open(archive, "w") as packed:
+                    for file in files:
+                        packed.add(self.folder / file, file, filter=_nobodys)
+                made[files] = {"archive": str(archive), "sha256": downloads.digest(archive)}
+            found[name] = made[files]
+        return found
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime, member.mode, member.uid, member.gid, member.uname, member.gname = 0, 0o644, 0, 0, "root", "root"
+    return member
+
 
 def requirements_of(host: HostPlan) -> list[str]:
     """What a host's plan needs from outside: pins for pip, and names of system packages."""
