@@ -73,7 +73,8 @@ class Bundle:
                 archive = target / f"bundle-{len(made)}.tar"
                 with tarfile.open(archive, "w") as packed:
                     for file in files:
-                        packed.add(self.folder / file, file, filter=_nobodys)
+                        kind, _, _ = file.partition("/")
+                        packed.add(self.folder / file, f"{kind}/{Path(file).name}", filter=_nobodys)
                 made[files] = {"archive": str(archive), "sha256": downloads.digest(archive)}
             found[name] = made[files]
         return found
