@@ -18,7 +18,8 @@ namespace cc {
 inline size_t size_of(DType dtype) {
   static const size_t sizes[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1};
   const auto index = static_cast<size_t>(dtype);
-  return index < std::size(sizes) ? sizes[index] : 0;  // a header's type comes from another process
+  return index < std::size(sizes) ? sizes[index]
+                                  : 1;  // a header's type comes from another process; counts are divided by this
 }
 // Half types are summed in float32 and rounded once; every other type is its own accumulator.
 inline size_t accumulator_size_of(DType dtype) {
