@@ -20,7 +20,7 @@ from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
-from provision.plan import Plan
+from provision.plan import COMPONENTS, Plan
 from provision.playbook import Event, Outcome
 from provision.session import Session
 
@@ -67,12 +67,10 @@ def without_credentials(url: str) -> str:
 def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
     """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
     host = plan.hosts[name].as_dict()
-    for component in host.values():
-        if isinstance(component, dict) and component.get("index"):
+    for component in (host[name] for name in COMPONENTS if host[name] is not None):
+        if component["index"]:
             component["index"] = without_credentials(component["index"])
-    for component in host.values():
-        if isinstance(component, dict) and "why" in component:  # reasons may be worded anew every time; they are in the run's plan
-            component["why"], component["rejected"] = [], []
+        component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
     host["hwloc"] = None  # taken off, not put there
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 

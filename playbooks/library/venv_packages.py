@@ -145,7 +145,7 @@ def is_built_here(venv, package):
 def altered(venv, name):
     """Whether a file of the package ``name`` is not what was installed, byte for byte."""
     for package, path, checksum, _size in recorded(venv):
-        if canonical(package.rpartition("-")[0]) == canonical(name) and checksum.startswith("sha256="):
+        if canonical(package.partition("-")[0]) == canonical(name) and checksum.startswith("sha256="):
             try:
                 found = base64.urlsafe_b64encode(bytes.fromhex(digest_of(path))).decode().rstrip("=")
             except OSError:

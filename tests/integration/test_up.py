@@ -154,7 +154,7 @@ def test_a_controller_on_another_machine_is_named_too(cluster):
 
 
 def test_a_controller_that_is_killed_while_installing_does_not_lock_the_next_one_out(cluster):
-    with running("up", inventory(cluster), "--no-smoke") as run:
+    with running("up", inventory(cluster), "--no-smoke", "--full") as run:
         run.wait_for("python: Make the environment")
         children = [int(child) for child in Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()]
         os.kill(run.process.pid, signal.SIGKILL)

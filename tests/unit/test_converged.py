@@ -13,7 +13,7 @@ from provision import converged, install, last_run, members, paths
 from provision import facts as reading
 from provision.errors import UsageError
 from provision.inventory import Inventory, load
-from provision.plan import Plan
+from provision.plan import HostPlan, Plan
 from provision.resolve import HostWishes, Wishes, resolve
 
 DATA = Path(__file__).parents[1] / "data"
@@ -51,6 +51,12 @@ def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str,
 
 def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
     assert reasons(inventory, done) == {"node1": None, "gpu1": None}
+
+
+def test_the_plan_comes_back_from_a_manifest(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
+    for name, planned in plan_of(done).hosts.items():
+        found = HostPlan.from_dict(done[name]["installed"]["manifest"]["host"])
+        assert (found.network, found.openmpi.version, found.prefix) == (planned.network, planned.openmpi.version, planned.prefix)
 
 
 def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:

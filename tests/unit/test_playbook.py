@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import json
@@ -58,11 +59,15 @@ def wheel(folder: Path, name: str, version: str) -> None:
     """A real wheel with one module."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
+    module = f"version = {version!r}\n"
+    checksum = base64.urlsafe_b64encode(hashlib.sha256(module.encode()).digest()).decode().rstrip("=")
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{name}.py", module)
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        archive.writestr(
+            f"{info}/RECORD", f"{name}.py,sha256={checksum},{len(module)}\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
 
 
 def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
@@ -114,6 +119,19 @@ def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     assert version_in(tmp_path, "pvdemo") == "1.0"
     (site / "~vdemo").mkdir()
     assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["made"]
+
+
+def test_venv_packages_builds_again_what_was_altered(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pv_demo", "1.0")
+    archive = next((tmp_path / "wheels").iterdir())
+    source = {"archive": str(archive), "archive_name": "pv-demo", "archive_sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}
+    assert keep(tmp_path, **source).kind == "changed"
+    assert keep(tmp_path, **source).kind == "ok"
+    module = next((tmp_path / "venv/lib").glob("python3*/site-packages/pv_demo.py"))
+    module.write_text(module.read_text().replace("1.0", "1.9"))  # of the same size
+    assert keep(tmp_path, **source, check=True).kind == "changed"
+    assert keep(tmp_path, **source, verify=True).result["made"] is None
+    assert version_in(tmp_path, "pv_demo") == "1.0"
 
 
 def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:
