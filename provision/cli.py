@@ -17,10 +17,11 @@ from typer.core import TyperGroup
 from provision import __version__, install, last_run, launch, lock, main_job, plan_text, progress, report, sandbox
 from provision import inventory as inventories
 from provision import remove as removing
+from provision import run as launching
 from provision import survey as surveying
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
-from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, passwords, wishes
+from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, passwords, run_options, wishes
 from provision.session import Session
 
 _Result = TypeVar("_Result")
@@ -181,6 +182,28 @@ def smoke(
     _print_report(result, json_)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+@also(options=run_options, passwords=passwords)
+def run(
+    hosts: Annotated[str | None, typer.Option("--hosts", metavar="HOSTS", help="An inventory; the last run's by default.")] = None,
+    entries: Annotated[
+        str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Only these hosts, with so many slots each.")
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="The same as lines `host slots=N`.", dir_okay=False)] = None,
+    *,
+    options: launching.RunOptions,
+    passwords: Mapping[str, str],
+) -> None:
+    """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
+    if entries is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile say the same thing; give one of them")
+    wanted = launching.hostfile_entries(hostfile) if hostfile else launching.host_entries(entries) if entries else []
+    inventory = launching.choose_hosts(hosts, wanted)
+    with progress.make() as shown:
+        code = launching.run(inventory, options, shown, passwords)
+    raise typer.Exit(code)
+
+
 @app.command()
 @also(options=wishes, passwords=passwords)
 def bundle(
@@ -313,7 +336,7 @@ def _print_report(result: report.Report, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def run(call: Callable[[], _Result], *, debug: bool) -> int:
+def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
     """Call a command and turn what it raises into a message and an exit code: 0 well, 1 something is wrong, 2 wrong usage or input."""
     try:
         call()
@@ -342,4 +365,4 @@ def main() -> None:
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     debug = "--debug" in own
     rest = [word for word in own if word != "--debug"] + sys.argv[1 + len(own) :]
-    sys.exit(run(lambda: app(args=rest, prog_name="provision"), debug=debug))
+    sys.exit(guarded(lambda: app(args=rest, prog_name="provision"), debug=debug))

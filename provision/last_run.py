@@ -30,6 +30,11 @@ def failed_hosts(inventory: Inventory) -> list[str]:
     return found
 
 
+def newest_inventory() -> str | None:
+    """The inventory of the newest run that made hosts ready or trained on them; None where no run is known."""
+    return next((str(report["inventory"]) for report in _reports() if report.get("inventory")), None)
+
+
 def _reports() -> Iterator[dict[str, Any]]:
     """Newest first; what cannot be read is of a run that is under way."""
     for path in sorted(paths.runs().glob("2*/report.json"), reverse=True):

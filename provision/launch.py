@@ -5,7 +5,7 @@ Where the plan leaves PyTorch out, the engine's own check takes the training job
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
 
     log = session.folder / "smoke.log"
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
-    result = _run(session, hosts[0], _job(plan, np, placed, script), log, title)
+    job = mpi_job(plan, placed, ["python", *script], report="report.json")
+    result = run(session, hosts[0], job, title, log, lambda line: session.progress.line(mpirun.readable(line)))
     if result.interrupted:
         session.abort()
     if result.report is None:
@@ -105,36 +106,58 @@ def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
 
 
-def _job(plan: Plan, np: int, placed: Sequence[tuple[str, int]], script: list[str]) -> Job:
-    """The job as the first host runs it: mpirun over all hosts, its hostfile in the job's private folder."""
+def mpi_job(
+    plan: Plan,
+    placed: Sequence[tuple[str, int]],
+    program: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    workdir: str = "",
+    report: str | None = None,
+) -> Job:
+    """A program as the first host starts it: mpirun over the hosts ``placed``, its hostfile in the job's private folder.
+
+    Args:
+        placed: (address, ranks) per host that takes part.
+        program: its first word may be ``python``, which stands for the plan's own.
+        environment: what the ranks get besides what the engine and Open MPI need; it stands on no command line.
+        workdir: where the ranks run, on every host; empty for the login's home (on the first host the job's folder).
+        report: a file in the job's folder that is handed back.
+    """
     first = next(iter(plan.hosts.values()))
-    alone = len(placed) == 1
-    environment = {"COLLECTIVE_NETWORK": ",".join(plan.networks), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    interpreter = f"{first.prefix}/venv/bin/python"
+    given = {
+        "COLLECTIVE_NETWORK": ",".join(plan.networks),
+        "OMP_NUM_THREADS": "1",  # as torchrun does: ranks that each start a thread per core slow each other down
+        "PYTHONUNBUFFERED": "1",
+        **(environment or {}),
+    }
     argv = mpirun.command(
         mpirun=first.mpirun,
         prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
         hosts=placed,
         hostfile="{job}/hostfile",
-        np=np,
+        np=sum(count for _, count in placed),
         networks=plan.networks,
-        ssh_config="" if alone else "{home}/.ssh/provision_config",
-        environment={**environment, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
-        python=f"{first.prefix}/venv/bin/python",
-        script=script,
+        ssh_config="" if len(placed) == 1 else "{home}/.ssh/provision_config",
+        environment={**given, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
+        program=[interpreter if program[0] in ("python", "python3") else program[0], *program[1:]],
+        workdir=workdir,
         as_root=first.login == "root",
         oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
     )
-    return Job(argv, environment, {"hostfile": mpirun.hostfile_text(placed)}, report="report.json")
+    return Job(argv, given, {"hostfile": mpirun.hostfile_text(placed)}, report=report)
 
 
-def _run(session: Session, first: HostPlan, job: Job, log: Path, title: str) -> remote.JobResult:
+def run(session: Session, first: HostPlan, job: Job, title: str, log: Path, on_line: Callable[[str], None]) -> remote.JobResult:
+    """Start the job on its first host, keep its output in ``log``, and hand on each line as mpirun prints it."""
     session.progress.stage(title)
     with log.open("w", encoding="utf-8") as file:
 
         def note(line: str) -> None:
             file.write(line + "\n")
             file.flush()
-            session.progress.line(mpirun.readable(line))
+            on_line(line)
 
         host = session.inventory.host(first.name)
         password = session.passwords.get("connection") or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")

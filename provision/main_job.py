@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import converged, downloads, engine_source, facts, hold, install, last_run, launch, paths
+from provision import converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -244,11 +244,10 @@ def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress
     with _run(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = surveying.look(session)
         _add_problems(report, survey)
-        manifests = {name: (facts.get("installed") or {}).get("manifest") for name, facts in survey.hosts.items()}
-        for name in (name for name, manifest in manifests.items() if not manifest):
+        for name in installed.without_manifest(survey.hosts):
             report.failures.append(Failure(name, "smoke", "nothing is installed here yet", f"provision up {inventory.argument}"))
         if not report.failures:
-            plan = _installed_plan(inventory, manifests)
+            plan = installed.plan(inventory, survey.hosts)
             report.hosts = [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
             _add_smoke(report, session, plan, options)
     return report
@@ -286,19 +285,6 @@ def _run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapp
             report.seconds = time.monotonic() - began
             session.write("report.json", report.as_dict())
             session.close()
-
-
-def _installed_plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
-    """What the manifests say, with the slots that the inventory says now; raises ProvisionError where one cannot be read."""
-    hosts: dict[str, HostPlan] = {}
-    for name, manifest in manifests.items():
-        try:
-            installed = HostPlan.from_dict(manifest["host"])
-        except (KeyError, TypeError) as error:
-            again = f"provision up {inventory.argument}"
-            raise ProvisionError("its manifest was written by another version or is damaged", where=name, todo=again) from error
-        hosts[name] = replace(installed, name=name, slots=inventory.host(name).slots or installed.slots)
-    return Plan(hosts)
 
 
 def _add_conflicts(report: Report, plan: Plan) -> None:

@@ -15,7 +15,8 @@ from provision.errors import UsageError
 # by their own rules and complain on hosts without fast fabrics; the engine needs MPI for its rendezvous only.
 _TRANSPORTS = (("pml", "ob1"), ("btl", "self,vader,tcp"))
 
-_TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<(?P<stream>\w+)>: ?")
+#: Before what a rank wrote: ``[job,rank]<stream>:``. mpirun puts it wherever a write ended, in the middle of a line too.
+TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<(?P<stream>\w+)>:")
 
 
 def hostfile_text(hosts: Sequence[tuple[str, int]]) -> str:
@@ -42,13 +43,13 @@ def command(
     networks: Sequence[str],
     ssh_config: str,
     environment: Mapping[str, str],
-    python: str,
-    script: Sequence[str],
+    program: Sequence[str],
     as_root: bool,
     oversubscribe: bool,
+    workdir: str = "",
     tag_output: bool = True,
 ) -> list[str]:
-    """The argv that starts ``python *script`` as ``np`` ranks.
+    """The argv that starts ``program`` as ``np`` ranks.
 
     Args:
         mpirun: path of mpirun on the first host.
@@ -60,8 +61,10 @@ def command(
         ssh_config: path, on the first host, of the ssh configuration with keys and known hosts; empty for the user's own.
         environment: what the ranks get besides the login's environment. Only the names appear here: the caller sets the
             values in mpirun's own environment, and mpirun sends them to the other hosts through its own connection.
+        program: the program and its arguments.
         as_root: whether mpirun runs as root, which it refuses unless told.
         oversubscribe: allow more ranks than slots.
+        workdir: where the ranks run, on every host; empty leaves it to mpirun.
         tag_output: begin each line with ``[job,rank]<stream>:``.
 
     Raises:
@@ -112,7 +115,29 @@ def command(
         argv += ["--mca", name, value]
     for name in sorted(environment):
         argv += ["-x", name]
-    return [*argv, python, *script]
+    if workdir:
+        argv += ["--wdir", workdir]
+    return [*argv, *program]
+
+
+def fill(hosts: Sequence[tuple[str, int]], np: int | None) -> list[tuple[str, int]]:
+    """The hosts that ``np`` ranks (None: one per slot) need when each host's slots are filled before the next one's.
+
+    Raises:
+        UsageError: there are fewer slots.
+    """
+    slots = sum(count for _, count in hosts)
+    left = slots if np is None else np
+    if left > slots:
+        raise UsageError(
+            f"{left} ranks, but the {len(hosts)} host(s) have {slots} slots", todo=f"lower -np, or give more slots: -H a:{left}"
+        )
+    placed = []
+    for address, count in hosts:
+        if left > 0:
+            placed.append((address, min(count, left)))
+            left -= count
+    return placed
 
 
 def spread(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
@@ -138,8 +163,5 @@ def spread(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
 
 
 def readable(line: str) -> str:
-    """A line of a job with mpirun's tags (``[1,3]<stderr>:``) turned into ``rank 3: ``; rank 0's output, which tells the progress, bare.
-
-    mpirun puts a tag wherever a write ended, in the middle of a line too.
-    """
-    return _TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)
+    """A line of a job with mpirun's tags (``[1,3]<stderr>:``) turned into ``rank 3: ``; rank 0's output, which tells the progress, bare."""
+    return TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -16,6 +17,7 @@ from provision.errors import UsageError
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
+from provision.run import RunOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -87,6 +89,43 @@ def wishes(
         upgrade=upgrade,
         smoke=None,
     )
+
+
+def run_options(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")],
+    np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
+    variables: Annotated[
+        list[str] | None, typer.Option("-x", metavar="NAME[=VALUE]", help="A variable for every rank; without a value, this shell's.")
+    ] = None,
+    bring: Annotated[
+        list[Path] | None, typer.Option("--bring", help="A file or folder to bring along besides the program's file.", exists=True)
+    ] = None,
+    workdir: Annotated[
+        str | None, typer.Option("--workdir", help="Run in this folder, which is there on every host; nothing is brought.", metavar="DIR")
+    ] = None,
+    output_filename: Annotated[
+        Path | None, typer.Option(help="Keep each rank's output in DIR/rank.N/stdout and stderr.", metavar="DIR", file_okay=False)
+    ] = None,
+    quiet_ranks: Annotated[bool, typer.Option("--quiet-ranks", help="Show rank 0's output only.")] = False,
+    timeline_filename: Annotated[str | None, typer.Option(help="Write the timeline to this file on rank 0's host.")] = None,
+    fusion_threshold_mb: Annotated[float | None, typer.Option(help="Gradients up to this size travel together.", min=0)] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds in which all ranks must have met.", min=1)] = None,
+) -> RunOptions:
+    """What is to be launched. Raises UsageError for what cannot be meant."""
+    if bring and workdir is not None:
+        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
+    settings = {
+        "COLLECTIVE_TIMELINE": timeline_filename,
+        "COLLECTIVE_FUSION_MB": fusion_threshold_mb,
+        "COLLECTIVE_START_TIMEOUT": start_timeout,
+    }
+    environment = {name: str(value) for name, value in settings.items() if value is not None}
+    for entry in variables or ():
+        name, has_value, value = entry.partition("=")
+        if not has_value and name not in os.environ:
+            raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
+        environment[name] = value if has_value else os.environ[name]
+    return RunOptions(tuple(command), np, environment, workdir, tuple(bring or ()), output_filename, quiet_ranks)
 
 
 def passwords(

@@ -131,6 +131,42 @@ def test_the_training_job_alone(cluster):
     assert document["smoke"]["np"] == 3
 
 
+PROGRAM = """
+import os, sys
+import torch
+import collective_core.torch as hvd
+hvd.init()
+print(f"rank {hvd.rank()} sums to {hvd.allreduce(torch.ones(2), op=hvd.Sum)[0]:g}, {os.environ['WORD']}, {os.getcwd()}", flush=True)
+if hvd.rank() == int(sys.argv[1]):
+    raise ValueError("a bad batch")
+hvd.barrier()
+open(f"of-rank-{hvd.rank()}.txt", "w").close()
+"""
+
+
+def test_a_program_of_the_users_is_brought_and_launched(cluster, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("WORD", "not on a command line")
+    words = ["run", "--hosts", inventory(cluster), "-x", "WORD", "--output-filename", str(tmp_path / "kept"), "python", "train.py"]
+    done = good(provision(*words, "-1"))
+    for rank in range(4):
+        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stderr
+        assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
+    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "of-rank-2.txt of-rank-3.txt train.py"
+
+    failed = provision(*words, "2")
+    assert failed.returncode == 1
+    assert "rank 2 failed first" in failed.stderr
+    assert failed.stderr.splitlines()[-1] == "ValueError: a bad batch"
+    assert marked_processes(cluster) == []
+
+    local = provision("run", "--hosts", inventory(cluster), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
+    assert local.returncode == 2
+    assert "10 ranks, but the 1 host(s) have 9 slots" in local.stderr
+
+
 def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
     with running("smoke", inventory(cluster)) as first:
         first.wait_for("Survey")

@@ -20,8 +20,7 @@ TWO_HOSTS: dict[str, Any] = {
     "networks": ["10.0.0.0/24"],
     "ssh_config": "/opt/p/ssh/config",
     "environment": {"COLLECTIVE_SECRET": "s3cr3t", "COLLECTIVE_NETWORK": "10.0.0.0/24"},
-    "python": "/opt/p/venv/bin/python",
-    "script": ["train_mnist.py", "--dataset-name=digits (scikit-learn, 8×8)"],
+    "program": ["/opt/p/venv/bin/python", "train_mnist.py", "--dataset-name=digits (scikit-learn, 8×8)"],
     "as_root": True,
     "oversubscribe": False,
 }
@@ -127,7 +126,7 @@ def test_fewer_ranks_than_hosts_is_a_usage_error() -> None:
     ("line", "shown"),
     [
         ("[1,0]<stdout>:Train Epoch: 1", "Train Epoch: 1"),
-        ("[1,0]<stdout>: indented", "indented"),
+        ("[1,0]<stdout>: indented", " indented"),
         ("[1,12]<stderr>:Traceback", "rank 12: Traceback"),
         ("[1,0]<stderr>:warning", "rank 0: warning"),
         ("Loss: 0.4[1,0]<stdout>:", "Loss: 0.4"),

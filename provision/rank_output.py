@@ -1,0 +1,78 @@
+"""What the ranks of a job print, taken apart by rank: shown, kept in files, and searched for the failure that came first.
+
+A rank that fails takes others down with it, so that the last
+traceback is rarely the one to read: the first one that is not about a lost peer is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from provision import mpirun
+
+_BEGIN = "Traceback (most recent call last)"
+#: How a traceback ends that tells of another rank's death.
+_CONSEQUENCE = re.compile(
+    r"(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
+)
+_MOST_LINES = 200  # of one traceback
+_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
+
+
+class RankOutput:
+    """Takes mpirun's lines; ``show(text, style)`` gets what people are to see.
+
+    Args:
+        folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out; None keeps none.
+        quiet: show rank 0 only.
+    """
+
+    def __init__(self, show: Callable[[str, str | None], None], folder: Path | None = None, *, quiet: bool = False) -> None:
+        self._show = show
+        self._folder = folder
+        self._quiet = quiet
+        self._files: dict[Path, IO[str]] = {}
+        self._open: dict[int, list[str]] = {}  # tracebacks that have not come to their last line
+        self._failures: list[tuple[int, list[str]]] = []
+
+    def __call__(self, line: str) -> None:
+        head, *parts = mpirun.TAG.split(line)
+        if head.strip() or not parts:
+            self._show(head, None)  # mpirun's own words
+        for rank, stream, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
+            self._take(int(rank), stream, text)
+
+    def _take(self, rank: int, stream: str, text: str) -> None:
+        if self._folder is not None:
+            self._file(self._folder / f"rank.{rank}" / stream).write(text + "\n")
+        if stream == "stderr":
+            self._follow(rank, text)
+        if not self._quiet or rank == 0:
+            self._show(f"[{rank}] {text}", _COLOURS[rank % len(_COLOURS)])
+
+    def _file(self, path: Path) -> IO[str]:
+        if path not in self._files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files[path] = path.open("w", encoding="utf-8", buffering=1)
+        return self._files[path]
+
+    def _follow(self, rank: int, text: str) -> None:
+        if text.startswith(_BEGIN):
+            self._open[rank] = [text]
+        elif rank in self._open:
+            self._open[rank].append(text)
+            if (text and not text.startswith(" ")) or len(self._open[rank]) > _MOST_LINES:
+                self._failures.append((rank, self._open.pop(rank)))
+
+    def first_failure(self) -> tuple[int, list[str]] | None:
+        """(rank, its traceback): the first that is not about another rank's end, else the first; None where there is none."""
+        causes = [(rank, lines) for rank, lines in self._failures if not _CONSEQUENCE.search(lines[-1])]
+        return next(iter(causes or self._failures), None)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,95 @@
+"""Where a user's program runs, and which of several tracebacks is the one to read. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import mpirun, run
+from provision.errors import UsageError
+from provision.rank_output import RankOutput
+
+
+def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
+    assert run.host_entries("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
+    (tmp_path / "hosts").write_text("# ours\na slots=2\n\nb  # one\n")
+    assert run.hostfile_entries(tmp_path / "hosts") == [("a", 2), ("b", 1)]
+
+
+@pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
+def test_entries_that_cannot_be_meant(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:SLOTS"):
+        run.host_entries(text)
+
+
+@pytest.mark.parametrize(("text", "says"), [("a slots=2 max_slots=3\n", r":1"), ("a\nb two\n", r":2"), ("# none\n", "names no host")])
+def test_a_hostfile_that_cannot_be_meant_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        run.hostfile_entries(tmp_path / "hosts")
+
+
+def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    (tmp_path / "hosts.ini").write_text("a ansible_host=10.0.0.1 slots=4\nb ansible_host=10.0.0.2 slots=4\n")
+    named = str(tmp_path / "hosts.ini")
+    assert [host.slots for host in run.choose_hosts(named, []).hosts] == [4, 4]
+    chosen = run.choose_hosts(named, [("10.0.0.2", 3)]).hosts
+    assert [(host.name, host.slots) for host in chosen] == [("b", 3)]
+    with pytest.raises(UsageError, match="-H x: not in"):
+        run.choose_hosts(named, [("x", 1)])
+    assert [(host.address, host.slots) for host in run.choose_hosts(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
+    with pytest.raises(UsageError, match="no hosts to run on"):
+        run.choose_hosts(None, [])
+
+
+def test_ranks_fill_one_host_after_the_other() -> None:
+    hosts = [("a", 2), ("b", 2), ("c", 1)]
+    assert mpirun.fill(hosts, None) == hosts
+    assert mpirun.fill(hosts, 3) == [("a", 2), ("b", 1)]
+    with pytest.raises(UsageError, match="6 ranks, but the 3 host"):
+        mpirun.fill(hosts, 6)
+
+
+def heard(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
+    shown: list[str] = []
+    output = RankOutput(lambda text, _style: shown.append(text), **more)
+    for line in lines:
+        output(line)
+    output.close()
+    return output, shown
+
+
+CONSEQUENCE = [
+    "[1,0]<stderr>:Traceback (most recent call last):",
+    '[1,0]<stderr>:  File "train.py", line 8, in <module>',
+    "[1,0]<stderr>:collective_core.errors.CollectiveError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)",
+]
+CAUSE = [
+    "[1,1]<stderr>:Traceback (most recent call last):",
+    '[1,1]<stderr>:  File "train.py", line 7, in <module>[1,0]<stdout>:epoch 1',
+    "[1,1]<stderr>:ValueError: a bad batch",
+]
+
+
+def test_the_cause_comes_before_what_follows_from_it() -> None:
+    for lines in (CONSEQUENCE + CAUSE, CAUSE + CONSEQUENCE):
+        output, shown = heard(lines)
+        found = output.first_failure()
+        assert found is not None
+        assert (found[0], found[1][-1]) == (1, "ValueError: a bad batch")
+        assert '[1]   File "train.py", line 7, in <module>' in shown
+        assert "[0] epoch 1" in shown
+    only = heard(CONSEQUENCE)[0].first_failure()
+    assert only is not None
+    assert only[0] == 0
+    assert heard(["[1,0]<stdout>:all well"])[0].first_failure() is None
+
+
+def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
+    _, shown = heard([*CAUSE, "mpirun's own words"], folder=tmp_path, quiet=True)
+    assert shown == ["[0] epoch 1", "mpirun's own words"]
+    assert (tmp_path / "rank.0/stdout").read_text() == "epoch 1\n"
+    assert (tmp_path / "rank.1/stderr").read_text().splitlines()[-1] == "ValueError: a bad batch"
