@@ -68,13 +68,17 @@ int32_t guarded(Body body) {
   }
 }
 
+// Before the mutex, which another thread of the parent may have held at the fork.
+void refuse_forked() {
+  if (!forked) return;
+  throw cc::Failure(
+      cc::Fault::closed,
+      "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
+}
+
 std::shared_ptr<cc::Engine> engine(int32_t process_set) {
   Process& state = process();
-  if (forked) {
-    throw cc::Failure(
-        cc::Fault::closed,
-        "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
-  }
+  refuse_forked();
   const std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.engines.find(process_set);
   if (found != state.engines.end()) return found->second;
@@ -84,6 +88,7 @@ std::shared_ptr<cc::Engine> engine(int32_t process_set) {
 
 Submitted submitted(int64_t handle) {
   Process& state = process();
+  refuse_forked();
   const std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.tasks.find(handle);
   if (found == state.tasks.end()) throw cc::Failure(cc::Fault::invalid, "unknown handle");
@@ -110,6 +115,10 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   header.prescale = op.prescale;
   header.postscale = op.postscale;
   std::copy_n(op.dims, std::min(op.ndim, static_cast<int32_t>(cc::max_dims)), header.dims);
+  for (int32_t i = cc::max_dims; i < op.ndim; ++i) {
+    header.dims[cc::max_dims - 1] *= op.dims[i];
+    header.tail_hash = header.tail_hash * 16777619U + static_cast<uint32_t>(op.dims[i]) + 1;
+  }
   const char* name = op.name ? op.name : "";
   header.name_hash = cc::hash_of(name);
   std::strncpy(header.name, name, cc::name_bytes - 1);
@@ -182,6 +191,7 @@ int32_t cc_interfaces(char* text, uint64_t capacity) {
 int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity) {
   return guarded([&] {
     Process& state = process();
+    refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     state.listeners = cc::open_listeners(address ? address : "");
     require(state.listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
@@ -195,6 +205,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
                    uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning) {
   return guarded([&] {
     Process& state = process();
+    refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     require(state.engines.count(process_set) == 0, "the engine is initialised already");
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0, "wrong arguments of cc_connect");
@@ -227,7 +238,10 @@ int32_t cc_close(int32_t process_set) {
     // Tasks stay until they are released: arrays of gathered data may still be in use.
     state.listeners = cc::Listeners();
     if (process_set != 0) {
-      state.engines.erase(process_set);
+      const auto found = state.engines.find(process_set);
+      if (found == state.engines.end()) return 0;
+      closing.insert(std::move(*found));  // ends when the mutex is free again: its operations may take a while
+      state.engines.erase(found);
       return 0;
     }
     closing.swap(state.engines);
@@ -298,6 +312,7 @@ int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* recei
 int32_t cc_release(int64_t handle) {
   return guarded([&] {
     Process& state = process();
+    if (forked) return 0;  // a forked child's memory goes with it
     const std::lock_guard<std::mutex> lock(state.mutex);
     state.tasks.erase(handle);
     return 0;
@@ -331,6 +346,7 @@ int32_t cc_free(void* address) {
 int32_t cc_record(const char* path) {
   return guarded([&] {
     Process& state = process();
+    refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     require(state.engines.empty(), "the recorder must be chosen before init()");
     state.recorder = std::make_shared<cc::Recorder>(path ? path : "");

@@ -6,13 +6,15 @@
 #include <utility>
 
 #include "collectives.h"
+#include "exact_floats.h"
 #include "mismatch.h"
 
 namespace cc {
 namespace {
 
 constexpr auto look_around =
-    std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
+    std::chrono::milliseconds(20);                         // between checks for failures while waiting for a submission
+constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
 // What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
 struct Payload {
@@ -46,7 +48,11 @@ Engine::~Engine() {
     Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return !busy_; });  // ends: the running operation has a deadline
+    const auto is_idle = [this] { return !busy_; };
+    if (!changed_.wait_for(lock, farewell, is_idle)) {
+      group_->liveness().leave();
+      changed_.wait(lock, is_idle);
+    }
     for (const auto& task : queue_)
       settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
     queue_.clear();
@@ -67,18 +73,36 @@ void Engine::run(const std::shared_ptr<Task>& task) {
     changed_.wait(lock, [&] { return task->done; });
     return;
   }
+  note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   busy_ = true;
-  lock.unlock();
-  perform(task);
-  lock.lock();
+  // While it is under way, another thread may submit what the other ranks want first.
+  while (!task->done) {
+    lock.unlock();
+    const std::shared_ptr<Task> ran = perform(task);
+    lock.lock();
+    forget(ran);
+    changed_.notify_all();
+  }
   busy_ = false;
   changed_.notify_all();
+}
+
+void Engine::forget(const std::shared_ptr<Task>& task) {
+  const auto position = std::find(queue_.begin(), queue_.end(), task);
+  if (position != queue_.end()) queue_.erase(position);
+}
+
+void Engine::note_caller() {
+  const std::thread::id caller = std::this_thread::get_id();
+  if (first_caller_ == std::thread::id()) first_caller_ = caller;
+  several_callers_ = several_callers_ || caller != first_caller_;
 }
 
 void Engine::submit(const std::shared_ptr<Task>& task) {
   task->queued_ns = monotonic_ns();
   const Lock lock(mutex_);
+  note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
@@ -105,14 +129,14 @@ void Engine::work() {
     lock.unlock();
     task = perform(task);
     lock.lock();
-    const auto position = std::find(queue_.begin(), queue_.end(), task);
-    if (position != queue_.end()) queue_.erase(position);
+    forget(task);
     busy_ = false;
     changed_.notify_all();
   }
 }
 
 std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
+  const ExactFloats exact;
   std::shared_ptr<Task> current = task;
   Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns);
   try {
@@ -172,7 +196,7 @@ void Engine::ask(Task& task, Deadline& deadline) {
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
-    header.stuck = header.stuck || (task.blocking && nothing_else);
+    header.stuck = header.stuck || (task.blocking && nothing_else && !several_callers_);
   }
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
@@ -221,7 +245,7 @@ std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, co
     bool caller_waits = false;
     for (const auto& candidate : queue_) {
       if (candidate->operation.header.name_hash == wanted.name_hash) return candidate;
-      caller_waits = caller_waits || candidate->blocking;
+      caller_waits = caller_waits || (candidate->blocking && !several_callers_);
     }
     if (caller_waits || closing_) {
       // Nobody will submit it: say so in the next exchange, and every rank reports the disagreement.

@@ -66,6 +66,10 @@ class Engine {
   bool all_in_arena() const;
   void gather(Operation& operation, Deadline& deadline);
   Splits splits_of_all() const;
+  // Takes it out of the queue, if it is there. With mutex_ held, as the next one.
+  void forget(const std::shared_ptr<Task>& task);
+  // Several threads may bring their operations in any order: then none of them is stuck.
+  void note_caller();
   void settle(Task& task, const Failure& failure);
 
   std::unique_ptr<Group> group_;
@@ -80,6 +84,8 @@ class Engine {
   std::deque<std::shared_ptr<Task>> queue_;
   bool busy_ = false;
   bool closing_ = false;
+  std::thread::id first_caller_;
+  bool several_callers_ = false;
   std::string stopped_;  // the first fatal failure's sentence
   std::vector<int> stopped_ranks_;
   std::thread worker_;

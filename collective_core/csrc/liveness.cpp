@@ -52,8 +52,10 @@ bool Liveness::has_left(int rank) const {
 
 void Liveness::throw_if_recorded() {
   const FailureRecord& record = control_.failure;
-  if (record.state.load(std::memory_order_acquire) != 2) return;
-  throw failure_from(record.fault, record.ranks, record.blamed, record.text);
+  if (record.state.load(std::memory_order_acquire) == 2) {
+    throw failure_from(record.fault, record.ranks, record.blamed, record.text);
+  }
+  if (leaving_) throw departure_of(topology_.rank);
 }
 
 void Liveness::check() {
@@ -63,10 +65,11 @@ void Liveness::check() {
 
 void Liveness::check_waiting_for(int rank) {
   check();
-  if (has_left(rank)) {
-    throw Failure(Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it",
-                  {rank});
-  }
+  if (has_left(rank)) throw departure_of(rank);
+}
+
+Failure Liveness::departure_of(int rank) const {
+  return {Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it", {rank}};
 }
 
 void Liveness::check_host() {

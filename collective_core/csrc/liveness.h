@@ -5,6 +5,7 @@
 // show.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <set>
 #include <string>
@@ -35,7 +36,7 @@ class Liveness {
   void check();
   // As check, but also when `rank`, which we are waiting for, has shut down in good order.
   void check_waiting_for(int rank);
-  // Throws the failure that a rank of this host or another leader has announced, if any. Costs one load.
+  // Throws the failure that a rank of this host or another leader has announced, if any. Costs two loads.
   void throw_if_recorded();
   // The part of check() that reads no control connection: announced failures and ranks of this host.
   void check_host();
@@ -48,12 +49,15 @@ class Liveness {
   // Announces a fatal failure to every rank we can reach, once.
   void spread(const Failure& failure);
   void say_goodbye();
+  // From another thread: ends the operation that this rank is waiting in.
+  void leave() { leaving_ = true; }
   // A frame to `rank` was left unfinished: nothing more can be said on that connection.
   void mute(int rank) { muted_.insert(rank); }
 
  private:
   void check_control();
   bool has_left(int rank) const;
+  Failure departure_of(int rank) const;
   RankCell* cell_of(int rank) const;
 
   const Topology& topology_;
@@ -62,6 +66,7 @@ class Liveness {
   std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
   std::set<int> muted_;
   bool spread_ = false;
+  std::atomic<bool> leaving_{false};
 };
 
 }  // namespace cc

@@ -11,8 +11,8 @@ namespace {
 bool same_request(const Header& a, const Header& b) {
   if (a.objects || b.objects) return false;
   if (a.device != b.device || a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype ||
-      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.prescale != b.prescale ||
-      a.postscale != b.postscale) {
+      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.tail_hash != b.tail_hash ||
+      a.prescale != b.prescale || a.postscale != b.postscale) {
     return false;
   }
   // Ranks may gather or send different numbers of rows, but rows of one shape.

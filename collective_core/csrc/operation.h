@@ -61,20 +61,21 @@ struct Header {
   uint8_t device;   // where the caller's tensor lies: 0 host memory, 1 a GPU
   uint8_t objects;  // this rank cannot run it: the inline payload is a sentence that says why
   uint8_t reserved;
-  int32_t root;  // as a rank of the process set
-  int32_t padding;
+  int32_t root;          // as a rank of the process set
+  uint32_t tail_hash;    // of the dimensions from max_dims on, or 0
   uint64_t count;        // elements on this rank
   uint64_t input_place;  // where input and output lie in this rank's part of the arena (arena.h), or 0
   uint64_t output_place;
   uint64_t name_hash;
   double prescale;
   double postscale;
-  int64_t dims[max_dims];
+  int64_t dims[max_dims];  // the last one times those that follow it
   char name[name_bytes];
 
   std::string shape_text() const {
     std::string text = "[";
-    for (int i = 0; i < ndim && i < max_dims; ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+    const int shown = ndim > max_dims ? max_dims - 1 : ndim;
+    for (int i = 0; i < shown; ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
     return text + (ndim > max_dims ? ", ...]" : "]");
   }
   uint64_t bytes() const { return count * size_of(dtype); }
