@@ -97,7 +97,7 @@ def test_horovods_variables():
             "PATH": "/bin",
         }
     )
-    assert ours == {"COLLECTIVE_FUSION_MB": "1.0", "COLLECTIVE_STALL_WARNING": "30"}
+    assert ours == {"COLLECTIVE_FUSION_MB": "1.0", "COLLECTIVE_STALL_WARNING": "30", "COLLECTIVE_TIMEOUT": "0"}
     assert notes == [
         "HOROVOD_CYCLE_TIME has no effect: operations start at once, without a cycle",
         "HOROVOD_SOMETHING has no effect: it is not known here",

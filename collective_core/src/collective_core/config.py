@@ -1,7 +1,7 @@
 """The engine's environment variables, read once at ``init()``.
 
 =============================  =======================================================================================
-COLLECTIVE_TIMEOUT             seconds without progress after which a collective fails (300)
+COLLECTIVE_TIMEOUT             seconds without progress after which a collective fails (1800); 0: never
 COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             networks as CIDR, comma separated; each host uses its address in the first that fits
@@ -28,8 +28,11 @@ from typing import Mapping, NamedTuple
 from collective_core import horovod_environment
 from collective_core.errors import CollectiveError
 
-#: Long enough for a rank that compiles, loads data or evaluates alone; short enough to be noticed the same day.
-DEFAULT_TIMEOUT = 300.0
+#: Long enough for a rank that compiles, evaluates or saves alone. Dead ranks are noticed at once, and waits are reported after
+#: seconds: this is for the rest.
+DEFAULT_TIMEOUT = 1800.0
+#: Decades, for timeouts that shall never come.
+NEVER = 9e8
 #: Imports on a cold network file system take tens of seconds, but they are over when ranks connect.
 DEFAULT_START_TIMEOUT = 60.0
 #: PyTorch's own bucket size: large enough for full bandwidth, small enough to overlap with the backward pass.
@@ -73,7 +76,7 @@ def from_environment() -> Config:
         return environment.get(name, "").strip() or None
 
     return Config(
-        timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT),
+        timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         address=text("COLLECTIVE_ADDRESS"),

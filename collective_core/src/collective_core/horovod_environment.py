@@ -54,8 +54,6 @@ def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]
                 ours[HONOURED[name]] = "0"
         elif name == "HOROVOD_TIMELINE" and value == "DYNAMIC":
             continue  # start_timeline always works
-        elif name == "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" and value == "0":
-            continue  # never, there; our own limit stays
         else:
             ours.setdefault(HONOURED[name], value)
     return ours, notes
