@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,8 +13,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from collective_core.config import from_environment
 from collective_core.errors import CollectiveError
-from collective_core.launchers import first_host, read, read_secret
+from collective_core.launchers import Single, first_host, read, read_secret
+from collective_core.rendezvous import meet, session_secret
+
+from collective_core import _native
 
 WORKER = Path(__file__).parent / "workers" / "without_mpi.py"
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")
@@ -70,6 +76,23 @@ def test_torchrun():
     all_well(reports([done.stdout]), [done.returncode] * 3, done.stderr, 3)
 
 
+def test_torchrun_inside_mpi_and_slurm():
+    outer = {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "7"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
+    done = subprocess.run(command, env=clean(OMP_NUM_THREADS="1", **outer), capture_output=True, text=True, timeout=110)
+    all_well(reports([done.stdout]), [done.returncode] * 2, done.stderr, 2)
+
+
+def test_slurm_with_variables_of_mpi_but_without_mpi4py(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')")
+    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "here"}
+    environments = [clean(PMI_SIZE="2", PMI_RANK=str(r), SLURM_PROCID=str(r), PYTHONPATH=str(tmp_path), **shared) for r in range(2)]
+    all_well(*run_ranks(environments), 2)
+    found, codes, _ = run_ranks([clean(PMI_SIZE="2", PYTHONPATH=str(tmp_path))])
+    assert codes == [3]
+    assert "pip install mpi4py" in found[0]["error"]
+
+
 def test_slurm_variables_on_one_host():
     shared = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "here"}
     all_well(*run_ranks([clean(SLURM_PROCID=str(r), **shared) for r in range(3)]), 3)
@@ -108,6 +131,83 @@ def test_another_secret_is_refused_on_both_sides():
     assert codes == [3, 3]
     assert "ranks [1] did not come" in found[0]["error"]
     assert "does not know this job's secret" in found[1]["error"]
+
+
+class Eavesdropper:
+    """Stands between a rank and rank 0; keeps what it hears, and may change the n-th byte that the rank sends."""
+
+    def __init__(self, port, change=None):
+        self.heard = b""
+        self._change = change
+        self._sent = 0
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+                host = socket.create_connection(("127.0.0.1", self._port), timeout=20)
+            except OSError:
+                continue  # rank 0 does not listen yet: the rank tries again
+            threading.Thread(target=self._pass_on, args=(caller, host, True), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(host, caller, False), daemon=True).start()
+
+    def _pass_on(self, source, target, from_rank):
+        with contextlib.suppress(OSError):  # when one of them goes, the other is told by the end of its connection
+            while data := source.recv(65536):
+                self.heard += data
+                if from_rank:
+                    place = None if self._change is None else self._change - self._sent
+                    self._sent += len(data)
+                    if place is not None and 0 <= place < len(data):
+                        data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+                target.sendall(data)
+        target.close()
+
+
+def test_who_listens_learns_no_secret_and_who_changes_something_is_noticed():
+    greeting = 12 + 32 + 32  # and the proof: what follows is the first message
+    for change in (None, greeting + 8 + 5):
+        port = free_port()
+        middle = Eavesdropper(port, change)
+        environments = store_environments(2, port, hosts=2)
+        environments[1]["COLLECTIVE_STORE"] = f"127.0.0.1:{middle.port}"
+        found, codes, errors = run_ranks([{**e, "COLLECTIVE_START_TIMEOUT": "6"} for e in environments])
+        assert b'"interfaces"' in middle.heard, "nothing was heard"
+        if change is None:
+            all_well(found, codes, errors, 2)
+            assert b'"nonce"' in middle.heard
+            assert b'"secret"' not in middle.heard
+            continue
+        assert codes == [3, 3], errors
+        assert "was changed on its way" in found[0]["error"]
+
+
+def test_the_secret_of_a_session_never_travels(monkeypatch):
+    travelled, kept = b"", []
+
+    class Alone(Single):
+        secret = SHARED.encode()
+
+        def exchange(self, mine):
+            nonlocal travelled
+            travelled += mine
+            return [mine]
+
+    monkeypatch.setattr(_native, "connect", lambda *arguments: kept.append(arguments[2]))
+    settings = from_environment()
+    for process_set in (0, 0, 1):
+        meet(Alone(), settings, process_set)
+    nonces = [bytes.fromhex(text) for text in re.findall(r'"nonce": "([0-9a-f]{64})"', travelled.decode())]
+    assert len(set(nonces)) == len(set(kept)) == 3, "every session has its own"
+    assert session_secret(SHARED.encode(), nonces[0], 0) == kept[0]
+    assert session_secret(SHARED.encode(), nonces[0], 1) != kept[0]
+    for secret in (*kept, SHARED.encode()):
+        assert secret not in travelled
+        assert secret.hex().encode() not in travelled
 
 
 def test_several_hosts_without_a_secret_are_refused():

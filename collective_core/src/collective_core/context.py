@@ -10,7 +10,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from collective_core import _native, config, flight, launchers, rendezvous
-from collective_core.errors import CollectiveError
+from collective_core.errors import CollectiveError, NotInitialisedError
 
 
 class Membership(NamedTuple):
@@ -22,12 +22,12 @@ class Membership(NamedTuple):
     cross_size: int
     peers: list[_native.PeerInfo]
     config: config.Config
-    pid: int
 
 
 _lock = threading.Lock()
 _membership: Membership | None = None
 _launcher: Any | None = None
+_pid = 0  # the process that met the others: not a child that was forked from it
 _healthy = True
 _counters: dict[tuple[str, int], int] = {}
 
@@ -39,14 +39,16 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told.
     """
-    global _membership, _launcher
+    global _membership, _launcher, _pid
+    _refuse_forked()
     with _lock:
-        if _membership is not None and _membership.pid == os.getpid():
+        if _membership is not None:
             return
         comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
         settings = config.from_environment()
         if _launcher is None or comm is not None:
             _launcher = launchers.find_launcher(comm, settings)
+            _pid = os.getpid()
             atexit.register(_at_exit)
         _prepare_recorder(settings, _launcher.rank)
         peers = rendezvous.meet(_launcher, settings)
@@ -59,6 +61,12 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         from collective_core import timeline  # which needs a membership, too
 
         timeline.start_timeline(settings.timeline)
+
+
+def _refuse_forked() -> None:
+    if _pid not in (0, os.getpid()):
+        text = "this process was forked from a rank and is not one itself; start processes with spawn or forkserver"
+        raise CollectiveError(text, "closed")
 
 
 def _prepare_recorder(settings: config.Config, rank: int) -> None:
@@ -82,23 +90,32 @@ def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) ->
     neighbours = hosts[peers[rank].host_id]
     local_rank = neighbours.index(rank)
     across = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
-    return Membership(rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings, os.getpid())
+    return Membership(rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings)
 
 
 def shutdown() -> None:
     """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
-    global _membership
-    if _membership is not None and _membership.pid == os.getpid():
-        from collective_core import timeline
+    # Between a failure and the others' learning of it there must be nothing that waits for them.
+    _leave(together=_healthy and sys.exc_info()[0] is None)
 
+
+def _leave(together: bool) -> None:
+    global _membership
+    if _membership is None:
+        return
+    if _pid != os.getpid():
+        _membership = None
+        return
+    from collective_core import process_sets as sets
+    from collective_core import timeline
+
+    if together:
         timeline.end_with_engine()
     with _lock:
-        if _membership is not None and _membership.pid == os.getpid():
-            from collective_core import process_sets as sets
-
-            sets.end()
-            _native.close()
+        sets.end()
+        _native.close()
         _membership = None
+    timeline.save_alone()
 
 
 def note_failure(error: CollectiveError) -> None:
@@ -109,18 +126,25 @@ def note_failure(error: CollectiveError) -> None:
 
 
 def _at_exit() -> None:
-    # A forked child (a data loader) inherits this handler but not the membership.
-    if _launcher is None or (_membership is not None and _membership.pid != os.getpid()):
+    # A forked child (a data loader) inherits this handler, but it is not a rank.
+    if _launcher is None or _pid != os.getpid():
         return
-    shutdown()
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
-    _launcher.finish(_healthy and not hasattr(sys, "last_value"))
+    well = _healthy and not hasattr(sys, "last_value")
+    _leave(together=well)
+    _launcher.finish(well)
 
 
 def current() -> Membership:
     if _membership is None:
-        raise CollectiveError("the engine is not initialised: call init() first", "closed")
+        raise NotInitialisedError("the engine is not initialised: call init() first", "closed")
     return _membership
+
+
+def job_secret() -> bytes:
+    """The secret that the launcher's ranks share; empty if there is none."""
+    secret: bytes = _launcher.secret if _launcher is not None else b""
+    return secret
 
 
 def next_name(kind: str, process_set: int = 0) -> str:

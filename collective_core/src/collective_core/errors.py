@@ -21,5 +21,9 @@ class CollectiveError(RuntimeError):
         self.ranks: tuple[int, ...] = tuple(ranks)
 
 
+class NotInitialisedError(CollectiveError, ValueError):
+    """``init`` was not called. Scripts written for Horovod expect a ValueError."""
+
+
 #: The name under which scripts written for Horovod catch it.
 HorovodInternalError = CollectiveError

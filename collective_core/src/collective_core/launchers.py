@@ -1,14 +1,16 @@
 """Which launcher started this process, from the variables that it sets, and how its ranks meet.
 
-A launcher has ``rank``, ``size``, one collective, ``exchange``, and ``finish``. In this order:
+A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), one collective, ``exchange``, and ``finish``. In this order:
 
-1. ``init(comm=…)`` or the variables of ``mpirun`` (Open MPI, MPICH, Intel MPI, MVAPICH, or ``srun --mpi``): mpi4py;
+1. ``init(comm=…)``: mpi4py;
 2. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0): any launcher;
-3. RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: ``torchrun``;
-4. SLURM_PROCID, SLURM_STEP_NUM_TASKS: ``srun``;
-5. none of them: a job of one process.
+3. TORCHELASTIC_RUN_ID: ``torchrun``, which may itself have been started by ``mpirun`` or ``srun``, so it comes first;
+4. the variables of ``mpirun`` (Open MPI, MPICH, Intel MPI, MVAPICH, or ``srun --mpi``): mpi4py, if it can be imported;
+5. RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: as set by hand or by ``torchrun``;
+6. SLURM_PROCID, SLURM_STEP_NUM_TASKS: ``srun``;
+7. none of them: a job of one process.
 
-In 2 to 4 the ranks meet at rank 0 (store.py). On one host they need nothing more. On several they need a secret that all of
+Without MPI the ranks meet at rank 0 (store.py). On one host they need nothing more. On several they need a secret that all of
 them know: in COLLECTIVE_SECRET or, better, in the file that COLLECTIVE_SECRET_FILE names.
 """
 
@@ -31,11 +33,16 @@ LEAST_SECRET = 16
 FIRST_SLURM_PORT, SLURM_PORTS = 15000, 15000
 
 
+class NoMpiError(CollectiveError):
+    """mpi4py cannot be imported."""
+
+
 class Single:
     """One process on its own."""
 
     rank = 0
     size = 1
+    secret = b""
 
     def exchange(self, mine: bytes) -> list[bytes]:
         return [mine]
@@ -69,7 +76,7 @@ class Mpi:
                     mpi4py.rc.finalize = False
                 from mpi4py import MPI
             except ImportError as error:
-                raise CollectiveError(
+                raise NoMpiError(
                     f"this process was started by mpirun, but mpi4py cannot be used: {error}. "
                     "Install it next to the engine: pip install mpi4py"
                 ) from error
@@ -78,6 +85,7 @@ class Mpi:
         elif not hasattr(communicator, "Get_rank"):
             communicator = _communicator_of(list(communicator))
         self._communicator = communicator
+        self.secret = read_secret(os.environ)
         self.rank = int(communicator.Get_rank())
         self.size = int(communicator.Get_size())
 
@@ -197,9 +205,14 @@ def meet_at_store(told: Told, environment: Mapping[str, str], timeout: float) ->
 
 def find_launcher(communicator: Any | None = None, config: Config | None = None) -> Any:
     """The launcher that started this process. ``communicator``: of mpi4py, or a list of ranks of its COMM_WORLD."""
-    if communicator is not None or any(name in os.environ for name in MPI_VARIABLES):
-        return Mpi(communicator)
-    told = read(os.environ)
+    told = read(os.environ) if communicator is None else None
+    is_innermost = told is not None and (told.launcher == "COLLECTIVE_RANK" or "TORCHELASTIC_RUN_ID" in os.environ)
+    if communicator is not None or (any(name in os.environ for name in MPI_VARIABLES) and not is_innermost):
+        try:
+            return Mpi(communicator)
+        except NoMpiError:
+            if told is None:
+                raise
     if told is None:
         return Single()
     return meet_at_store(told, os.environ, config.start_timeout if config else DEFAULT_START_TIMEOUT)

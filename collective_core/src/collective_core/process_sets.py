@@ -15,15 +15,16 @@ from collective_core.errors import CollectiveError
 class ProcessSet:
     """Ranks of the job, or an mpi4py communicator of them. To be given to :func:`add_process_set` or ``init``.
 
-    ``process_set_id`` and ``ranks`` are None after the set was removed.
+    ``process_set_id`` and ``ranks`` are None after the set was removed; ``ranks`` of a communicator also before it was added.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
+    communicator: Any | None = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
         if hasattr(ranks_or_comm, "Get_rank"):
-            self.ranks = sorted(ranks_or_comm.allgather(context.rank()))
+            self.communicator = ranks_or_comm
             return
         ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
         if ranks is None or any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
@@ -121,6 +122,7 @@ class _Engine:
     def __init__(self) -> None:
         self.rank = context.rank()
         self.size = context.size()
+        self.secret = context.job_secret()
 
     def exchange(self, mine: bytes) -> list[bytes]:
         import numpy as np
@@ -136,11 +138,15 @@ class _Engine:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Makes a set usable; returns it. All ranks of the job call this with the same ranks, members or not.
 
+    Of communicators, which MPI's Split makes several of at once, every rank passes its own: each becomes a set.
+
     Raises ValueError, on all ranks, for ranks that do not exist, occur twice or differ between ranks, and for a set that is
     registered already.
     """
     global _made
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if chosen.communicator is not None:
+        return _add_communicators(chosen)
     ranks = chosen.ranks
     launcher = _Engine()
     asked = rendezvous.exchange_documents(launcher, {"ranks": ranks})
@@ -157,6 +163,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     chosen.process_set_id = _made
     _registered[_made] = chosen
     return chosen
+
+
+def _add_communicators(mine: ProcessSet) -> ProcessSet:
+    communicator, mine.communicator = mine.communicator, None
+    # MPI gives a null communicator, which is false, to ranks that are in none.
+    mine.ranks = sorted(communicator.allgather(context.rank())) if communicator else []
+    asked = rendezvous.exchange_documents(_Engine(), {"ranks": mine.ranks})
+    different = sorted({tuple(other["ranks"]) for other in asked if other["ranks"]})
+    for ranks in different:
+        add_process_set(mine if list(ranks) == mine.ranks else ProcessSet(ranks))
+    return mine
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -6,6 +6,8 @@ unpickled.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -17,7 +19,7 @@ from collective_core.config import Config
 from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
 
-SECRET_BYTES = 32
+NONCE_BYTES = 32
 
 
 def host_identity(override: str | None = None) -> str:
@@ -41,7 +43,7 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
 
     Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
-    then the addresses and the secret, which rank 0 draws afresh for every job.
+    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret.
     """
     identity = host_identity(config.host_id)
     mine: dict[str, Any] = {
@@ -68,19 +70,25 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     except CollectiveError as failure:
         error = str(failure)
 
-    secret = secrets.token_bytes(SECRET_BYTES).hex() if launcher.rank == 0 else ""
-    places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "secret": secret, "error": error})
+    nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
+    places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error})
     _raise_first_error(places, everyone)
     peers = [
         _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])
         for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
     ]
     if included:
-        secret_bytes = bytes.fromhex(places[0]["secret"])
-        _native.connect(
-            ranks.index(launcher.rank), peers, secret_bytes, config.timeout, config.start_timeout, process_set, config.stall_warning
-        )
+        secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
+        _native.connect(ranks.index(launcher.rank), peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning)
     return peers
+
+
+def session_secret(job_secret: bytes, nonce: bytes, process_set: int) -> bytes:
+    """What the ranks of a process set prove to each other. Never travels.
+
+    Without a secret of the job (mpirun's network, one user's sockets on one host) whoever reads the nonce there knows it.
+    """
+    return hmac.new(job_secret, b"session" + nonce + str(process_set).encode(), hashlib.sha256).digest()
 
 
 def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Ranks without MPI meet at rank 0: over TCP with the job's secret, or inside one host through a unix socket of one user.
 
-Both sides prove that they know the secret (HMAC-SHA256 over fresh challenges of both) before anything else is read, and only
-bytes travel. Strangers are dropped without a word; any number of them only delays, because the oldest gives way to the newest.
-Inside one host the system tells each side the other's user, so a secret is not needed.
+Both sides prove that they know the secret (HMAC-SHA256 over fresh challenges of both) before anything else is read, and every
+message is sealed with a key of these challenges. Only bytes travel. Strangers are dropped without a word; any number of them
+only delays, because the oldest gives way to the newest. Inside one host the system tells each side the other's user, so a
+secret is not needed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,26 @@ _length = struct.Struct("!Q")
 
 def _proof(secret: bytes, side: bytes, rank: int, of_caller: bytes, of_host: bytes) -> bytes:
     return hmac.new(secret, side + struct.pack("!I", rank) + of_caller + of_host, hashlib.sha256).digest()
+
+
+class _Seal:
+    """Marks the messages of one connection: who cannot make the proofs can neither change, repeat nor swap them."""
+
+    BYTES = hashlib.sha256().digest_size
+
+    def __init__(self, secret: bytes, rank: int, of_caller: bytes, of_host: bytes) -> None:
+        self._key = _proof(secret, b"seal", rank, of_caller, of_host)
+        self._numbers = {b"host": 0, b"guest": 0}
+
+    def of(self, side: bytes, body: bytes) -> bytes:
+        """The mark of the next message that ``side`` sends."""
+        self._numbers[side] += 1
+        return hmac.new(self._key, side + struct.pack("!Q", self._numbers[side]) + body, hashlib.sha256).digest()
+
+    def check(self, side: bytes, body: bytes, mark: bytes, rank: int) -> None:
+        """Raises :class:`CollectiveError` unless ``side``, which is ``rank``, sent this as its next message."""
+        if not hmac.compare_digest(self.of(side, body), mark):
+            raise CollectiveError(f"what rank {rank} sent was changed on its way while the job was starting", "invalid", [rank])
 
 
 def _user_of(connection: Any) -> int:
@@ -95,9 +116,9 @@ class Host:
 
     def __init__(self, size: int, place: Place, secret: bytes, timeout: float) -> None:
         self.size = size
-        self._secret = secret
+        self.secret = secret
         self._timeout = timeout
-        self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, _Seal]] = {}
         self._visitors: list[asyncio.StreamWriter] = []
         self._is_local = isinstance(place.where, str)
         self._loop = asyncio.new_event_loop()
@@ -121,21 +142,21 @@ class Host:
         if len(self._visitors) >= MOST_VISITORS:
             self._visitors.pop(0).transport.abort()
         self._visitors.append(writer)
-        rank = None
+        guest = None
         # Errors are a stranger's, or of somebody who went away: not ours.
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
-            rank = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
+            guest = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
         if writer in self._visitors:
             self._visitors.remove(writer)
-        if rank is None or rank in self._guests:
+        if guest is None or guest[0] in self._guests:
             writer.transport.abort()
             return
-        self._guests[rank] = (reader, writer)
+        self._guests[guest[0]] = (reader, writer, guest[1])
         if len(self._guests) == self.size - 1:
             self._complete.set()
 
-    async def _examine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
-        """The caller's rank once it has proven itself."""
+    async def _examine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, _Seal] | None:
+        """The caller's rank, once it has proven itself, and the seal of its messages."""
         if self._is_local and _user_of(writer.get_extra_info("socket")) != os.getuid():
             return None
         greeting, rank = _head.unpack(await reader.readexactly(_head.size))
@@ -143,9 +164,10 @@ class Host:
             return None
         theirs = await reader.readexactly(CHALLENGE_BYTES)
         mine = secrets.token_bytes(CHALLENGE_BYTES)
-        writer.write(mine + _proof(self._secret, b"host", rank, theirs, mine))
-        proof = await reader.readexactly(hashlib.sha256().digest_size)
-        return rank if hmac.compare_digest(proof, _proof(self._secret, b"guest", rank, theirs, mine)) else None
+        writer.write(mine + _proof(self.secret, b"host", rank, theirs, mine))
+        proof = await reader.readexactly(_Seal.BYTES)
+        known = hmac.compare_digest(proof, _proof(self.secret, b"guest", rank, theirs, mine))
+        return (rank, _Seal(self.secret, rank, theirs, mine)) if known else None
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """All ranks' bytes, by rank. Raises CollectiveError naming the ranks that went away or did not answer."""
@@ -154,26 +176,28 @@ class Host:
     async def _exchange(self, mine: bytes) -> list[bytes]:
         parts = {0: mine}
 
-        async def read(rank: int, reader: asyncio.StreamReader) -> None:
+        async def read(rank: int, reader: asyncio.StreamReader, seal: _Seal) -> None:
             (length,) = _length.unpack(await reader.readexactly(_length.size))
             if length > MOST_BYTES:
                 raise CollectiveError(f"rank {rank} sent a part of {length} bytes (internal error)", "internal", [rank])
-            parts[rank] = await reader.readexactly(length)
+            part = await reader.readexactly(length)
+            seal.check(b"guest", part, await reader.readexactly(seal.BYTES), rank)
+            parts[rank] = part
 
-        reads = [asyncio.ensure_future(read(rank, reader)) for rank, (reader, _) in self._guests.items()]
+        reads = [asyncio.ensure_future(read(rank, reader, seal)) for rank, (reader, _, seal) in self._guests.items()]
         try:
             await asyncio.wait_for(asyncio.gather(*reads), self._timeout)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             missing = [rank for rank in range(self.size) if rank not in parts]
             raise CollectiveError(f"ranks {missing} went away while the job was starting", "peer_lost", missing) from error
         everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
-        for _, writer in self._guests.values():
-            writer.write(everyone)
-        await asyncio.gather(*(writer.drain() for _, writer in self._guests.values()))
+        for _, writer, seal in self._guests.values():
+            writer.write(everyone + seal.of(b"host", everyone))
+        await asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()))
         return [parts[rank] for rank in range(self.size)]
 
     def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
-        for _, writer in self._guests.values():
+        for _, writer, _ in self._guests.values():
             writer.transport.abort()
         self._loop.close()
 
@@ -184,11 +208,12 @@ class Guest:
     def __init__(self, rank: int, size: int, place: Place, secret: bytes, timeout: float) -> None:
         self.rank = rank
         self.size = size
+        self.secret = secret
         self._place = place
         end = time.monotonic() + timeout
         while True:
             try:
-                self._connection = self._enter(secret)
+                self._connection, self._seal = self._enter()
                 break
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
@@ -197,30 +222,39 @@ class Guest:
                 time.sleep(RETRY_INTERVAL)
         self._connection.settimeout(timeout)
 
-    def _enter(self, secret: bytes) -> socket.socket:
+    def _enter(self) -> tuple[socket.socket, _Seal]:
         connection = self._place.call()
         try:
             mine = secrets.token_bytes(CHALLENGE_BYTES)
             connection.sendall(_head.pack(GREETING, self.rank) + mine)
             theirs = _read(connection, CHALLENGE_BYTES)
-            proof = _read(connection, hashlib.sha256().digest_size)
-            if not hmac.compare_digest(proof, _proof(secret, b"host", self.rank, mine, theirs)):
+            proof = _read(connection, _Seal.BYTES)
+            if not hmac.compare_digest(proof, _proof(self.secret, b"host", self.rank, mine, theirs)):
                 text = f"what listens at {self._place} does not know this job's secret; COLLECTIVE_PORT chooses another port"
                 raise CollectiveError(text, "invalid", [0])
-            connection.sendall(_proof(secret, b"guest", self.rank, mine, theirs))
+            connection.sendall(_proof(self.secret, b"guest", self.rank, mine, theirs))
         except BaseException:
             connection.close()
             raise
-        return connection
+        return connection, _Seal(self.secret, self.rank, mine, theirs)
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """All ranks' bytes, by rank."""
         try:
-            self._connection.sendall(_length.pack(len(mine)) + mine)
-            return [_read(self._connection, _length.unpack(_read(self._connection, _length.size))[0]) for _ in range(self.size)]
+            self._connection.sendall(_length.pack(len(mine)) + mine + self._seal.of(b"guest", mine))
+            parts = [self._receive_part() for _ in range(self.size)]
+            mark = _read(self._connection, _Seal.BYTES)
         except (OSError, EOFError) as error:
             text = f"rank 0 at {self._place} refused this rank or went away while the job was starting: {error}"
             raise CollectiveError(text, "peer_lost", [0]) from error
+        self._seal.check(b"host", b"".join(_length.pack(len(part)) + part for part in parts), mark, 0)
+        return parts
+
+    def _receive_part(self) -> bytes:
+        (length,) = _length.unpack(_read(self._connection, _length.size))
+        if length > MOST_BYTES:
+            raise CollectiveError(f"rank 0 announced a part of {length} bytes (internal error)", "internal", [0])
+        return _read(self._connection, length)
 
     def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
         self._connection.close()

@@ -76,6 +76,8 @@ class Timeline:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._rank = context.rank()
+        self._host = context.current().peers[self._rank].host_name
         self._first = _compare_clocks("begin")
         _, self._next, self._waited = recorder.take(1 << 62)
         self._events: list[recorder.Event] = []
@@ -97,22 +99,30 @@ class Timeline:
         self._next = following
         return waited
 
-    def stop(self) -> list[Part] | None:
-        """Ends the recording. Collective. Returns all ranks' parts on rank 0."""
+    def stop(self) -> Part:
+        """Ends the recording. Returns this rank's part, with a clock that was compared at the beginning only."""
         self._stop.set()
         self._thread.join()
         waited = self._collect() - self._waited
-        end = time.monotonic_ns()
-        clocks = (self._first, _compare_clocks("end"))
-        host = context.current().peers[context.rank()].host_name
-        part = Part(host, clocks, self._begin, end, waited, self._lost, self._events)
+        return Part(self._host, (self._first, self._first), self._begin, time.monotonic_ns(), waited, self._lost, self._events)
+
+    def gather(self, part: Part) -> list[Part] | None:
+        """All ranks' parts on rank 0, with corrected clocks. Collective."""
+        part = part._replace(clocks=(self._first, _compare_clocks("end")))
         mine = np.frombuffer(json.dumps(part).encode(), dtype=np.uint8)
         lengths = arrays.allgather(np.array([mine.size]), "timeline.lengths")
         everyone = arrays.allgather(mine, "timeline.parts")
-        if context.rank() != 0:
+        if self._rank != 0:
             return None
         ends = np.cumsum(lengths)
         return [_part_of(json.loads(everyone[end - n : end].tobytes())) for end, n in zip(ends, lengths)]
+
+    def save_alone(self, part: Part) -> None:
+        """Writes this rank's part to a file of its own."""
+        path = f"{self.path}.rank{self._rank}"
+        with open(path, "w") as file:
+            json.dump(chrome_document([part], self._rank), file)
+        print(f"timeline: {path} (of rank {self._rank} alone, because the ranks did not come to its end together)", file=sys.stderr)
 
 
 def _part_of(document: Any) -> Part:
@@ -121,11 +131,11 @@ def _part_of(document: Any) -> Part:
     return Part(host, (first, last), begin, end, waited, lost, [recorder.Event(*event) for event in events])
 
 
-def chrome_document(parts: Sequence[Part]) -> dict[str, Any]:
+def chrome_document(parts: Sequence[Part], first_rank: int = 0) -> dict[str, Any]:
     """The trace in Chrome's JSON format: a process per rank, times in microseconds from the beginning. Pure."""
     zero = min(part.corrected(part.begin) for part in parts)
     rows: list[dict[str, Any]] = []
-    for rank, part in enumerate(parts):
+    for rank, part in enumerate(parts, first_rank):
         rows.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} ({part.host_name})"}})
         rows.append({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
 
@@ -172,6 +182,7 @@ def table(parts: Sequence[Part]) -> str:
 
 
 _active: Timeline | None = None
+_unfinished: tuple[Timeline, Part] | None = None  # stopped, but not gathered
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter; there are no cycles
@@ -188,11 +199,14 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
 
 def stop_timeline() -> None:
     """Ends the timeline: rank 0 writes the file and prints the table. Collective; does nothing if none is on."""
-    global _active
+    global _active, _unfinished
     if _active is None:
         return
     timeline, _active = _active, None
-    parts = timeline.stop()
+    part = timeline.stop()
+    _unfinished = timeline, part
+    parts = timeline.gather(part)
+    _unfinished = None
     if parts is None:
         return
     with open(timeline.path, "w") as file:
@@ -201,8 +215,19 @@ def stop_timeline() -> None:
 
 
 def end_with_engine() -> None:
-    """At shutdown: a timeline that nobody stopped. If the other ranks are gone, that is said and nothing more."""
+    """Before a shutdown in good order: a timeline that nobody stopped."""
     try:
         stop_timeline()
     except CollectiveError as error:
-        print(f"timeline: not written, because not all ranks came to its end: {error}", file=sys.stderr)
+        print(f"timeline: not all ranks came to its end: {error}", file=sys.stderr)
+
+
+def save_alone() -> None:
+    """After a shutdown: a timeline that was not gathered. Waits for nobody."""
+    global _active, _unfinished
+    timeline, _active = _active, None
+    if timeline is not None:
+        _unfinished = timeline, timeline.stop()
+    unfinished, _unfinished = _unfinished, None
+    if unfinished is not None:
+        unfinished[0].save_alone(unfinished[1])

@@ -18,7 +18,12 @@ if cc.rank() == 1:
             message = "no error"
         except cc.CollectiveError as error:
             message = str(error)
-        common.report(child=True, message=message)
+        try:
+            cc.init()
+            again = "no error"
+        except cc.CollectiveError as error:
+            again = str(error)
+        common.report(child=True, message=message, again=again)
         time.sleep(6)  # outlives the parent
         os._exit(0)
     time.sleep(1.0)
