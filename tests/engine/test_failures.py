@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 #: Seconds in which a death must be noticed.
@@ -67,3 +69,33 @@ def test_a_rank_that_shut_down_is_named(launch, n, hosts):
         assert entry["kind"] == "peer_lost"
         assert entry["ranks"] == [n - 1]
         assert "shut its engine down" in entry["error"]
+
+
+@pytest.mark.parametrize(("n", "hosts", "timeline"), [(2, 1, False), (2, 1, True), (4, 2, True)])
+def test_a_crash_with_something_under_way_ends_the_job_at_once(launch, tmp_path, n, hosts, timeline):
+    path = tmp_path / "timeline.json"
+    outcome = launch("crashing.py", n, hosts, [str(path)] if timeline else [], keep_going=True)
+    reports = outcome.reports()
+    for rank in range(1, n):
+        assert reports[rank]["gone"], "the crashed rank waited for what it had under way, or for the others' timeline"
+        assert reports[rank]["kind"] == "peer_lost"
+        assert reports[rank]["ranks"] == [0], reports[rank]["error"]
+        assert reports[rank]["waited"] < NOTICE
+    assert "the program's own mistake" in outcome.stderr
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == ({f"timeline.json.rank{rank}" for rank in range(n)} if timeline else set())
+    for rank in range(n if timeline else 0):
+        rows = json.loads((tmp_path / f"timeline.json.rank{rank}").read_text())["traceEvents"]
+        assert {row["pid"] for row in rows} == {rank}
+        assert "allreduce before" in {row["name"] for row in rows}
+
+
+@pytest.mark.parametrize("case", ["wrong-member", "forgotten", "interrupted"])
+def test_operations_that_nobody_waits_for_keep_their_memory(launch, case):
+    reports = launch("in_flight.py", 2, 1, [case]).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 3)])
+def test_threads_may_bring_operations_in_any_order(launch, n, hosts):
+    assert set(launch("several_threads.py", n, hosts).must_succeed().reports()) == set(range(n))

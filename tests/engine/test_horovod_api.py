@@ -33,6 +33,21 @@ def test_options_of_the_optimizer_and_what_goes_with_it(launch, n, hosts):
     everyone(launch, "optimizer_options.py", n, hosts)
 
 
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (3, 1), (4, 2)])
+def test_details_of_the_interface(launch, n, hosts):
+    everyone(launch, "horovod_details.py", n, hosts)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_process_sets_from_communicators(launch, hosts):
+    everyone(launch, "communicators.py", 4, hosts)
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (4, 2)])
+def test_optimizers_beside_each_other_and_after_errors(launch, n, hosts):
+    everyone(launch, "several_optimizers.py", n, hosts)
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2), (3, 3)])
 def test_wrong_use_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = everyone(launch, "wrong_use.py", n, hosts)

@@ -41,12 +41,14 @@ def run(operation: _native.Operation) -> None:
 
 
 def wait(handle: int) -> None:
-    """Waits for a submitted collective; if it failed, releases its handle and raises."""
+    """Waits for a submitted collective; if it failed, releases its handle and raises.
+
+    An interruption of the wait (Ctrl-C) is not a failure: the engine goes on using the operation's memory.
+    """
     try:
         _native.wait(handle)
-    except BaseException as error:
-        if isinstance(error, CollectiveError):
-            context.note_failure(error)
+    except CollectiveError as error:
+        context.note_failure(error)
         _native.release(handle)
         raise
 

@@ -82,13 +82,14 @@ handle = hvd.allreduce_async_(torch.ones(10))
 while not hvd.poll(handle):
     pass
 hvd.synchronize(handle)
+assert hvd.synchronize(handle) is None, "Horovod's answer to a handle that was synchronized already"
 try:
-    hvd.synchronize(handle)
-    raise AssertionError("a handle was accepted twice")
+    hvd.poll(handle)
+    raise AssertionError("a handle was accepted that was synchronized already")
 except hvd.CollectiveError as error:
     assert "synchronized already" in str(error)
 
-# Gradients of collectives.
+# Gradients of collectives, as Horovod forms them.
 x = torch.full((3,), float(rank + 1), requires_grad=True)
 hvd.allreduce(x, op=hvd.Sum).sum().backward()
 same(x.grad, torch.full((3,), float(size)))
@@ -96,10 +97,17 @@ x = torch.ones(rank + 1, 2, requires_grad=True)
 gathered = hvd.allgather(x)
 (gathered * torch.arange(float(gathered.shape[0])).unsqueeze(1)).sum().backward()
 begin = sum(range(1, rank + 1))
-same(x.grad, torch.arange(float(begin), float(begin + rank + 1)).unsqueeze(1).expand(-1, 2) * size)
+same(x.grad, torch.arange(float(begin), float(begin + rank + 1)).unsqueeze(1).expand(-1, 2))
 x = torch.ones(2, requires_grad=True)
 hvd.broadcast(x, 0).sum().backward()
-same(x.grad, torch.full((2,), float(size) if rank == 0 else 0.0))
+same(x.grad, torch.full((2,), 1.0 if rank == 0 else 0.0))
+for op, factor in ((hvd.Sum, float(size)), (hvd.Average, 1.0)):
+    x = torch.ones(2 * size, 3, requires_grad=True)
+    (hvd.reducescatter(x, op=op) * (rank + 1.0)).sum().backward()
+    same(x.grad, torch.arange(1.0, size + 1).repeat_interleave(2).unsqueeze(1).expand(-1, 3) * factor)
+x = torch.full((size, 2), float(rank), requires_grad=True)
+(hvd.alltoall(x) * (rank + 1.0)).sum().backward()
+same(x.grad, torch.arange(1.0, size + 1).unsqueeze(1).expand(-1, 2))
 
 assert hvd.broadcast_object({"epoch": 3, "r": rank}, 0) == {"epoch": 3, "r": 0}
 assert hvd.broadcast_object(b"x" * 100_000 if rank == size - 1 else None, size - 1) == b"x" * 100_000

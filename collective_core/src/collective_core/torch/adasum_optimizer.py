@@ -11,8 +11,8 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
-from collective_core.process_sets import ProcessSet, members
-from collective_core.torch.names import names_of
+from collective_core.process_sets import ProcessSet
+from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.allreduce import allreduce_
 
@@ -30,6 +30,8 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._compression = compression
+        self._alone = is_alone(process_set)
+        self._prefix = number_of_optimizer("adasum", process_set)
         self._process_set = process_set
 
     def synchronize(self) -> None:
@@ -43,14 +45,18 @@ class _AdasumOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         before = [p.detach().clone() for p in self._trained]
         result = super(self.__class__, self).step(closure)
-        if members(self._process_set).size > 1:
+        if not self._alone:
             with torch.no_grad():
                 for parameter, start in zip(self._trained, before):
                     change, restore = self._compression.compress(parameter.detach() - start)
-                    name = f"adasum.{self._names[parameter]}"
+                    name = f"{self._prefix}.{self._names[parameter]}"
                     allreduce_(change, name=name, op=Adasum, process_set=self._process_set)
                     parameter.copy_(start + self._compression.decompress(change, restore))
         return result
+
+
+# As in optimizer.py: PyTorch's hooks run in the wrapped optimizer's own step.
+_AdasumOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
 def distribute_with_adasum(

@@ -12,6 +12,7 @@ because the last step's gradient was zeroed and not set to None.
 from __future__ import annotations
 
 from typing import Any, Sequence
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ import torch
 from collective_core import arena
 from collective_core.errors import CollectiveError
 from collective_core.torch.compression import Compression
+from collective_core.torch.ops import handles
 
 
 def gradient_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -33,8 +35,10 @@ def gradient_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
 class Bucket:
     """Gradients that are summed as one flat tensor in host memory."""
 
-    def __init__(self, index: int, parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> None:
-        self.name = f"gradients.{index}"
+    def __init__(self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> None:
+        # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
+        layouts = [p.stride() for p in parameters if not p.is_contiguous()]
+        self.name = f"{name}.{crc32(repr(layouts).encode()):x}" if layouts else name
         self.parameters = parameters
         self.dtype = dtype
         self.waiting = set(parameters)
@@ -53,9 +57,14 @@ class Bucket:
         """Brings the parameter's (compressed) gradient into its slot."""
         gradient = parameter.grad
         small, self.contexts[parameter] = compression.compress(gradient)
-        if self.flat.numel() != self.elements or self.flat.dtype != small.dtype:
-            self.flat = gradient_memory(self.elements, small.dtype)
-            self.slots = {p: self.flat[begin:end].view(p.shape) for p, (begin, end) in self.places.items()}
+        alone = len(self.parameters) == 1  # then its compressed form may have any length and shape
+        elements = small.numel() if alone else self.elements
+        if self.flat.numel() != elements or self.flat.dtype != small.dtype:
+            self.flat = gradient_memory(elements, small.dtype)
+            self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items() if not alone}
+        if alone:
+            same_shape = small.shape == parameter.shape
+            self.slots[parameter] = _slot(self.flat, parameter) if same_shape else self.flat.view(small.shape)
         slot = self.slots[parameter]
         if small.data_ptr() != slot.data_ptr():
             slot.copy_(small)
@@ -63,32 +72,47 @@ class Bucket:
             parameter.grad = slot
 
     def empty(self, compression: Any) -> None:
-        """Brings the reduced gradients back to where they are not views, and prepares for the next step."""
+        """Brings the reduced gradients back to where they are not views."""
         for parameter in self.parameters:
             reduced = compression.decompress(self.slots[parameter], self.contexts.pop(parameter))
             if reduced.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(reduced)
+
+    def reset(self) -> None:
+        """Prepares for the next step."""
+        if self.handle:
+            # Nobody has waited for it: the engine may go on using that memory.
+            handles.abandon(self.handle)
+            self.flat, self.handle = torch.empty(0), 0
+        self.contexts.clear()
         self.waiting = set(self.parameters)
-        self.handle = 0
+
+
+def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The part of a bucket in the parameter's shape and order in memory, which fused optimizers expect of a gradient."""
+    # empty_like keeps the strides exactly when elements neither overlap nor leave gaps.
+    is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    return part.as_strided(parameter.shape, parameter.stride()) if is_dense else part.view(parameter.shape)
 
 
 def make_buckets(
-    parameters: Sequence[torch.nn.Parameter], most_bytes: int, groups: Sequence[Sequence[torch.nn.Parameter]] = ()
+    parameters: Sequence[torch.nn.Parameter], most_bytes: int, groups: Sequence[Sequence[torch.nn.Parameter]], prefix: str
 ) -> list[Bucket]:
     """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter).
 
-    Every one of ``groups`` is a bucket for each of its types, whatever its size; they come before the others.
+    Every one of ``groups`` is a bucket for each of its types, whatever its size; they come before the others. ``prefix`` begins
+    the names, which no other optimizer's buckets may have.
     """
     buckets: list[Bucket] = []
     grouped = {parameter for group in groups for parameter in group}
     for group in groups:
         for dtype in dict.fromkeys(p.dtype for p in group):
-            buckets.append(Bucket(len(buckets), [p for p in group if p.dtype == dtype], dtype))
+            buckets.append(Bucket(f"{prefix}.{len(buckets)}", [p for p in group if p.dtype == dtype], dtype))
     open_groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
     open_bytes: dict[torch.dtype, int] = {}
 
     def close(dtype: torch.dtype) -> None:
-        buckets.append(Bucket(len(buckets), open_groups.pop(dtype), dtype))
+        buckets.append(Bucket(f"{prefix}.{len(buckets)}", open_groups.pop(dtype), dtype))
         open_bytes.pop(dtype)
 
     for parameter in reversed([p for p in parameters if p not in grouped]):

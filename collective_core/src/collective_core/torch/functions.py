@@ -1,6 +1,7 @@
 """Bringing all ranks to one state: parameters, optimizer state, any object.
 
-Objects are pickled; they are unpickled only from ranks that have proven that they belong to the job.
+Objects are pickled, with cloudpickle where it is installed, which can do functions, too; they are unpickled only from ranks that
+have proven that they belong to the job.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from collective_core.torch.ops.handles import synchronize
 
 
 def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:
-    """Overwrites parameters with the root's: ``model.state_dict()`` or ``model.named_parameters()``. Non-tensors are skipped.
+    """Overwrites parameters with the root's: ``model.state_dict()``, ``model.named_parameters()`` or a list of tensors. Non-tensors
+    in a dictionary are skipped.
 
     Raises ValueError for anything else, :class:`CollectiveError` when names or shapes differ between ranks.
     """
     if isinstance(params, dict):
         pairs = sorted(params.items())
     else:
-        pairs = [p if isinstance(p, tuple) else (None, p) for p in params]
-        if any(name is None for name, _ in pairs):
+        listed = list(params)
+        if any(not torch.is_tensor(p) and not isinstance(p, tuple) for p in listed):
             raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
+        pairs = [p if isinstance(p, tuple) else (str(number), p) for number, p in enumerate(listed)]
     tensors = [(f"broadcast.parameter.{name}", value) for name, value in pairs if torch.is_tensor(value)]
     handles = [broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
     for handle in handles:
@@ -89,7 +92,26 @@ def broadcast_optimizer_state(
     for handle in handles:
         synchronize(handle)
     if not is_root:
-        optimizer.load_state_dict(state)  # moves tensors to their parameters' devices
+        _load_in_place(optimizer, state)
+
+
+def _load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """``load_state_dict``, which moves tensors to their parameters' devices, but into the groups and the state that are there.
+
+    A learning-rate scheduler that was made earlier, and an optimizer that was wrapped later, hold the same objects.
+    """
+    groups, states = optimizer.param_groups, optimizer.state
+    optimizer.load_state_dict(state)
+    if len(groups) == len(optimizer.param_groups):
+        for old, new in zip(groups, optimizer.param_groups):
+            loaded = dict(new)
+            old.clear()
+            old.update(loaded)
+        optimizer.param_groups = groups
+    loaded_states = dict(optimizer.state)
+    states.clear()
+    states.update(loaded_states)
+    optimizer.state = states
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
@@ -119,7 +141,11 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+    try:
+        from cloudpickle import dumps
+    except ImportError:
+        from pickle import dumps
+    return torch.frombuffer(bytearray(dumps(obj)), dtype=torch.uint8)
 
 
 def _from_bytes(payload: torch.Tensor) -> Any:

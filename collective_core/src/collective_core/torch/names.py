@@ -1,10 +1,28 @@
-"""The names of an optimizer's parameters, under which their gradients travel."""
+"""The names under which an optimizer's gradients travel, and whether they travel at all."""
 
 from __future__ import annotations
 
 from typing import Iterable
 
 import torch
+
+from collective_core.process_sets import ProcessSet, members
+
+#: Optimizers made so far, by their kind and process set.
+_made: dict[tuple[str, int], int] = {}
+
+
+def is_alone(process_set: ProcessSet | None) -> bool:
+    """Whether there is nobody to reduce gradients with: one rank, or, as in Horovod, a rank that is not in the set."""
+    outside = process_set is not None and process_set.included() is False
+    return outside or members(process_set).size == 1
+
+
+def number_of_optimizer(kind: str, process_set: ProcessSet | None) -> str:
+    """The beginning of names that no other optimizer's tensors have. Ranks make their optimizers of a process set in one order."""
+    key = (kind, (process_set.process_set_id if process_set is not None else 0) or 0)
+    _made[key] = _made.get(key, 0) + 1
+    return f"{kind}.{_made[key]}"
 
 
 def names_of(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
 from collective_core import context
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet, members
+from collective_core.process_sets import ProcessSet
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.buckets import Bucket, make_buckets
 from collective_core.torch.compression import Compression
-from collective_core.torch.names import names_of
+from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops import allreduce, handles
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 
@@ -50,6 +51,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
+        self._alone = is_alone(process_set)
+        self._prefix = number_of_optimizer("gradients", process_set)
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
@@ -60,7 +63,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
         self._hook_handles: list[Any] = []
         self._make_buckets()
-        self._alone = members(process_set).size == 1
         if not self._alone:
             for parameter in self._trained:
                 self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
@@ -68,7 +70,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _make_buckets(self) -> None:
         dense = [p for p in self._trained if p not in set(self._sparse or ())]
         groups = [[p for p in group if p in set(dense)] for group in self._groups]
-        self._buckets = make_buckets(dense, context.current().config.fusion_bytes, [group for group in groups if group])
+        most_bytes = context.current().config.fusion_bytes
+        if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
+            # A compressor of the user's own may choose another type or shape for every tensor.
+            most_bytes, groups = 0, []
+        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], self._prefix)
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
         self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._launched = 0
@@ -76,7 +82,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _agree_on_sparse(self) -> None:
         """In the first step: a gradient that is sparse on one rank is sent as sparse by all."""
         flags = torch.tensor([p.grad is not None and p.grad.is_sparse for p in self._trained], dtype=torch.uint8)
-        flags = allreduce.allreduce_(flags, name="gradients.sparse", op=allreduce.Max, process_set=self._process_set)
+        flags = allreduce.allreduce_(flags, name=f"{self._prefix}.sparse", op=allreduce.Max, process_set=self._process_set)
         self._sparse = [p for p, flag in zip(self._trained, flags.tolist()) if flag]
         left = dict(self._passes_left)
         self._make_buckets()
@@ -144,35 +150,65 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             rows = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype)
             empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), rows, parameter.shape, check_invariants=False)
             gradient = empty if gradient is None else gradient.to_sparse(1)
-        return sparse_allreduce_async(gradient, f"gradient.{self._names[parameter]}", self._op, self._process_set)
+        return sparse_allreduce_async(gradient, f"{self._prefix}.{self._names[parameter]}", self._op, self._process_set)
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
-        if not self._alone:
-            with self._lock:
-                if self._sparse is None:
-                    self._agree_on_sparse()
-                sparse = [(parameter, self._start_sparse(parameter)) for parameter in self._sparse or ()]
-                for bucket in self._buckets:
-                    for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
-                        self._add(parameter)
-                self._launch_complete()
-            try:
+        try:
+            if not self._alone:
                 with torch.no_grad():
-                    for bucket in self._buckets[-1:]:
-                        allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
-                    for bucket in self._buckets[:-1]:
-                        handles.synchronize(bucket.handle)
-                    for bucket in self._buckets:
-                        bucket.empty(self._compression)
-                    for parameter, handle in sparse:
-                        parameter.grad = handles.synchronize(handle)
-            finally:
-                self._launched = 0
-                for bucket in self._buckets:
-                    bucket.waiting = set(bucket.parameters)
+                    self._reduce()
+            self._synchronized = True
+        finally:
+            self._begin_anew()
+
+    def _reduce(self) -> None:
+        sparse: list[tuple[torch.nn.Parameter, int]] = []
+        with self._lock:
+            if self._sparse is None:
+                self._agree_on_sparse()
+            for parameter in self._sparse or ():
+                sparse.append((parameter, self._start_sparse(parameter)))
+            for bucket in self._buckets:
+                for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
+                    self._add(parameter)
+            self._launch_complete()
+
+        def finish_last() -> None:
+            for bucket in self._buckets[-1:]:
+                allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
+
+        def finish_sparse(parameter: torch.nn.Parameter, handle: int) -> None:
+            parameter.grad = handles.synchronize(handle)
+
+        def forget_handles() -> None:
+            for bucket in self._buckets:
+                bucket.handle = 0
+
+        # After a failure the others still run to their end, on all ranks alike.
+        handles.results_of(
+            [
+                finish_last,
+                *(partial(handles.synchronize, bucket.handle) for bucket in self._buckets[:-1]),
+                *(partial(finish_sparse, parameter, handle) for parameter, handle in sparse),
+                forget_handles,
+            ]
+        )
+        for bucket in self._buckets:
+            bucket.empty(self._compression)
+
+    def _begin_anew(self) -> None:
+        """Forgets what is left of a step: also after a failure the next one begins with nothing under way."""
+        for bucket in self._buckets:
+            bucket.reset()
+        self._launched = 0
         self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
-        self._synchronized = True
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The wrapped optimizer's own; what was under way of a step is dropped."""
+        self._begin_anew()
+        self._synchronized = False
+        super(self.__class__, self).load_state_dict(*args, **kwargs)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -205,10 +241,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super(self.__class__, self).zero_grad(*args, **kwargs)
 
 
+# PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
+_DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
+
+
 def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
     """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
     if groups is not None and num_groups:
-        raise ValueError("groups and num_groups are two ways to say the same; pass one")
+        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=4)
     if groups is None or isinstance(groups, int):
         number = min(groups or num_groups, len(parameters))
         if number < 0:

@@ -79,7 +79,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         output = output if bias is None else output + bias.view(shape)
         ctx.save_for_backward(normal, inverse, total, weight)
         ctx.axes, ctx.shape, ctx.process_set = axes, shape, process_set
-        ctx.has_bias = bias is not None
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, variance, total)
         return output.to(x.dtype), mean, variance, total
 
@@ -99,7 +99,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return (
             of_input,
             of_weight.to(weight.dtype) if weight is not None else None,
-            of_bias.to(gradients[0].dtype) if ctx.has_bias else None,
+            of_bias.to(ctx.bias_dtype) if ctx.bias_dtype is not None else None,
             None,
             None,
         )

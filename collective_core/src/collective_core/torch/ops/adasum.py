@@ -24,12 +24,17 @@ from collective_core.process_sets import ProcessSet, members
 Adasum = "Adasum"
 
 
+def check(tensor: torch.Tensor) -> None:
+    """Raises :class:`CollectiveError` for a tensor that has no Adasum."""
+    if not tensor.dtype.is_floating_point:
+        raise CollectiveError(f"Adasum needs a floating-point tensor, not {tensor.dtype}", "invalid")
+
+
 def combine(
     source: torch.Tensor, target: torch.Tensor, name: str, prescale: float, postscale: float, process_set: ProcessSet | None
 ) -> None:
     """Writes the Adasum of all ranks' ``source`` into ``target``, both contiguous in host memory. Blocks."""
-    if not source.dtype.is_floating_point:
-        raise CollectiveError(f"Adasum needs a floating-point tensor, not {source.dtype}", "invalid")
+    check(source)
     who = members(process_set)
     length = source.numel()
     share = -(-length // who.size)

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import torch
 
 from collective_core import _native, arrays, context
-from collective_core.arrays import Sum
+from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import First, Group, Work, handle_of
@@ -38,14 +38,19 @@ def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None
     return Work(handle, finish, (source, operation), keeps_handle=True)
 
 
+def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:
+    for tensor in tensors:
+        dtype_name(tensor)  # all of them can be sent, before the first is under way
+    names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
+    return Group([start(tensor, n, process_set, blocking=len(tensors) == 1) for tensor, n in zip(tensors, names)])
+
+
 class _Allgather(torch.autograd.Function):
-    """The gradient of an allgather is this rank's part of the sum of all ranks' gradients."""
+    """The gradient of an allgather is, as in Horovod, this rank's part of the average of all ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet | None, *tensors: torch.Tensor) -> Any:
-        names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
-        works = [start(tensor, n, process_set, blocking=len(tensors) == 1) for tensor, n in zip(tensors, names)]
-        results = Group(works).result()
+        results = _start_group(tensors, name, process_set).result()
         ctx.rows = [rows for _, rows in results]
         ctx.process_set = process_set
         return tuple(gathered for gathered, _ in results)
@@ -55,9 +60,9 @@ class _Allgather(torch.autograd.Function):
         mine = []
         number = members(ctx.process_set).rank
         for gradient, rows in zip(gradients, ctx.rows):
-            total = allreduce(gradient, op=Sum, process_set=ctx.process_set)
+            average = allreduce(gradient, op=Average, process_set=ctx.process_set)
             begin = sum(rows[:number])
-            mine.append(total[begin : begin + rows[number]])
+            mine.append(average[begin : begin + rows[number]])
         return None, None, *mine
 
 
@@ -81,5 +86,7 @@ def grouped_allgather(
 
 def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`grouped_allgather`; ``synchronize`` returns the list."""
+    for tensor in tensors:
+        dtype_name(tensor)
     works = [First(start(tensor, n, process_set)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]
     return handle_of(Group(works))

@@ -33,6 +33,15 @@ class _Request:
         self.process_set = process_set
 
 
+def _check(tensor: torch.Tensor, op: str) -> None:
+    """Raises :class:`CollectiveError` for what this rank cannot even ask for."""
+    dtype = dtype_name(tensor)
+    if op == Adasum:
+        adasum.check(tensor)
+    else:
+        arrays.reduction_number(op, dtype)
+
+
 def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool = False) -> Work:
     """Reduces ``tensor`` into ``output``, which may be the same."""
     who = members(request.process_set)
@@ -158,6 +167,8 @@ def allreduce_async_(
 
 def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
     names = names_of_group(name, len(tensors))
+    for tensor in tensors:
+        _check(tensor, request.op)  # all of them, before the first is under way
     return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names)])
 
 

@@ -8,7 +8,7 @@ import torch
 
 from collective_core import _native, arrays, context
 from collective_core.process_sets import ProcessSet, members
-from collective_core.torch.ops.handles import First, Work, handle_of
+from collective_core.torch.ops.handles import Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
@@ -84,6 +84,5 @@ def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = Non
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> int:
-    """Starts an :func:`alltoall`; ``synchronize`` returns what that returns."""
-    work = _start(tensor, splits, name, process_set)
-    return handle_of(First(work) if splits is None else work)
+    """Starts an :func:`alltoall`; ``synchronize`` returns the received tensor and the rows from each rank, also without ``splits``."""
+    return handle_of(_start(tensor, splits, name, process_set))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from collective_core import _native, arrays, context
-from collective_core.arrays import Sum
+from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import Work, handle_of
@@ -59,7 +59,7 @@ def _start(
 
 
 class _Broadcast(torch.autograd.Function):
-    """The root's gradient is the sum of all; the others' tensors were not used."""
+    """The root's gradient is, as in Horovod, the average of all; the others' tensors were not used."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> torch.Tensor:
@@ -70,7 +70,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        gradient = allreduce(gradients[0], op=Sum, process_set=ctx.process_set)
+        gradient = allreduce(gradients[0], op=Average, process_set=ctx.process_set)
         if context.rank() != ctx.root_rank:
             gradient = torch.zeros_like(gradient)
         return gradient, None, None, None

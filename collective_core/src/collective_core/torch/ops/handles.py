@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
 
+#: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
+#: done with it, whether or not anybody still waits.
+_kept: dict[int, Any] = {}
+#: Handles of the engine for which nobody will wait any more.
+_abandoned: deque[int] = deque()
+
+
+def _drop_abandoned() -> None:
+    """Lets go of what abandoned operations used, where the engine is done with it."""
+    for _ in range(len(_abandoned)):
+        try:
+            handle = _abandoned.popleft()
+        except IndexError:
+            return  # another thread was faster
+        if _is_over(handle):
+            _kept.pop(handle, None)
+            _native.release(handle)
+        else:
+            _abandoned.append(handle)
+
+
+def _is_over(handle: int) -> bool:
+    try:
+        return _native.is_done(handle)
+    except CollectiveError:
+        return True  # the engine was shut down, and has ended its operations
+
 
 class Work:
     """A collective that was started, the tensors that it needs, and what makes its result."""
 
-    __slots__ = ("_engine_handle", "_finish", "_keep", "_keeps_handle")
+    __slots__ = ("_engine_handle", "_finish", "_keeps_handle")
 
     def __init__(self, engine_handle: int, finish: Callable[[], Any], keep: Any = None, keeps_handle: bool = False) -> None:
         self._engine_handle = engine_handle  # 0: it is done already
         self._finish = finish
-        self._keep = keep
         self._keeps_handle = keeps_handle  # the result lies in the engine's memory and ends the handle itself
+        if _abandoned:
+            _drop_abandoned()
+        if engine_handle:
+            _kept[engine_handle] = keep
+
+    def __del__(self) -> None:
+        if self._engine_handle in _kept:
+            _abandoned.append(self._engine_handle)
 
     def is_done(self) -> bool:
         return not self._engine_handle or _native.is_done(self._engine_handle)
@@ -26,11 +61,30 @@ class Work:
     def result(self) -> Any:
         """Waits. Raises :class:`CollectiveError` if the collective failed. To be called once."""
         if self._engine_handle:
-            arrays.wait(self._engine_handle)
+            try:
+                arrays.wait(self._engine_handle)
+            except CollectiveError:
+                _kept.pop(self._engine_handle, None)
+                raise
         result = self._finish()
+        _kept.pop(self._engine_handle, None)
         if self._engine_handle and not self._keeps_handle:
             _native.release(self._engine_handle)
         return result
+
+
+def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Makes all calls, and raises the first exception among theirs only after the last call. An interruption ends it at once."""
+    results: list[Any] = []
+    error: Exception | None = None
+    for call in calls:
+        try:
+            results.append(call())
+        except Exception as failure:  # noqa: BLE001 - raised below
+            error = error or failure
+    if error is not None:
+        raise error
+    return results
 
 
 class Group:
@@ -44,16 +98,7 @@ class Group:
 
     def result(self) -> list[Any]:
         """Waits for all, and raises the first error only when no operation uses the tensors any more."""
-        results: list[Any] = []
-        error: CollectiveError | None = None
-        for work in self._works:
-            try:
-                results.append(work.result())
-            except CollectiveError as failure:
-                error = error or failure
-        if error is not None:
-            raise error
-        return results
+        return results_of([work.result for work in self._works])
 
 
 class First:
@@ -78,6 +123,11 @@ def handle_of(work: Any) -> int:
     return number
 
 
+def abandon(handle: int) -> None:
+    """Forgets a handle without waiting for its operation, whose memory must not be used again."""
+    _under_way.pop(handle, None)
+
+
 def poll(handle: int) -> bool:
     """Whether the operation is done, so that :func:`synchronize` will not wait."""
     if handle not in _under_way:
@@ -88,9 +138,7 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Waits for the operation and returns its result: what the blocking form returns, for a group a list.
 
-    Raises :class:`CollectiveError` if it failed.
+    Raises :class:`CollectiveError` if it failed. A handle that has been synchronized already gives None, as in Horovod.
     """
     work = _under_way.pop(handle, None)
-    if work is None:
-        raise CollectiveError(f"handle {handle} is unknown or has been synchronized already", "invalid")
-    return work.result()
+    return None if work is None else work.result()

@@ -49,17 +49,23 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
         objection=problem,
         device=device_number(tensor),
     )
-    return Work(_native.submit(operation), lambda: target.to(tensor.device), (source, operation))
+    return Work(_native.submit(operation), lambda: target.to(tensor.device), (source, target, operation))
+
+
+def _start_group(tensors: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
+    for tensor in tensors:
+        arrays.reduction_number(request.op, dtype_name(tensor))  # all of them, before the first is under way
+    names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
+    return Group([_start(tensor, n, request) for tensor, n in zip(tensors, names)])
 
 
 class _Reducescatter(torch.autograd.Function):
-    """Every input element went into one rank's result: the gradients of all ranks, gathered."""
+    """Every input element went into one rank's result: the gradients of all ranks, gathered; of a sum, times the ranks (Horovod)."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, request: _Request, *tensors: torch.Tensor) -> Any:
         ctx.request = request
-        names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
-        return tuple(Group([_start(tensor, n, request) for tensor, n in zip(tensors, names)]).result())
+        return tuple(_start_group(tensors, name, request).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -67,8 +73,8 @@ class _Reducescatter(torch.autograd.Function):
         if request.op not in (Sum, Average):
             raise CollectiveError(f"a reducescatter with op={request.op} has no gradient; use Sum or Average", "invalid")
         factor = request.prescale * request.postscale
-        if request.op == Average:
-            factor /= members(request.process_set).size
+        if request.op == Sum:
+            factor *= members(request.process_set).size
         scaled = [gradient * factor if factor != 1.0 else gradient for gradient in gradients]
         return None, None, *(allgather(gradient, process_set=request.process_set) for gradient in scaled)
 
@@ -124,4 +130,4 @@ def grouped_reducescatter_async(
 ) -> int:
     """Starts a :func:`grouped_reducescatter`; ``synchronize`` returns the list."""
     request = _Request(op, prescale_factor, postscale_factor, process_set)
-    return handle_of(Group([_start(tensor, n, request) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]))
+    return handle_of(_start_group(tensors, name, request))

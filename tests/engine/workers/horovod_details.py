@@ -1,0 +1,107 @@
+"""Corners of Horovod's interface that its programs rely on."""
+# ruff: noqa: PT017 - worker scripts run without pytest
+
+import os
+import sys
+import warnings
+
+import common
+
+try:
+    import collective_core.torch as hvd
+
+    hvd.size()
+    raise RuntimeError("there is no job yet")
+except ValueError as error:
+    assert "init()" in str(error), error
+
+import numpy as np
+import torch
+from collective_core.torch import mpi_ops
+from collective_core.torch.mpi_ops import Average, allreduce_async_, rank, size, synchronize
+from torch import nn
+
+hvd.init()
+me, n = rank(), size()
+assert mpi_ops.allreduce is hvd.allreduce
+
+# A handle of a sparse allreduce is called for its result; an alltoall without splits tells them all the same.
+mine = torch.eye(3)[me % 3].to_sparse()
+whole = sum(torch.eye(3)[r % 3] for r in range(n))
+assert torch.equal(hvd.sparse_allreduce_async(mine, "called", hvd.Sum)().to_dense(), whole)
+assert torch.equal(synchronize(hvd.sparse_allreduce_async(mine, "synchronized", hvd.Sum)).to_dense(), whole)
+received, rows = synchronize(hvd.alltoall_async(torch.full((2 * n,), float(me))))
+assert received.tolist() == [float(r) for r in range(n) for _ in range(2)]
+assert rows.tolist() == [2] * n
+handle = allreduce_async_(torch.ones(1), op=Average)
+synchronize(handle)
+assert synchronize(handle) is None
+
+# More than eight dimensions: all of them count for the rows, and for the agreement.
+x = (torch.arange(6.0 * n) + 100 * me).view(n, 1, 1, 1, 1, 1, 1, 1, 2, 3)
+assert torch.equal(hvd.alltoall(x).view(n, 6), torch.stack([torch.arange(6.0) + 6 * me + 100 * r for r in range(n)]))
+assert hvd.allgather(x).shape == (n * n, 1, 1, 1, 1, 1, 1, 1, 2, 3)
+if n > 1:
+    for call in (hvd.allreduce, hvd.allgather):
+        try:
+            call(torch.ones(1, 1, 1, 1, 1, 1, 1, 1, *((2, 3) if me == 0 else (3, 2))))
+            raise RuntimeError("different shapes were accepted")
+        except hvd.HorovodInternalError as error:
+            assert error.kind == "mismatch", error
+
+# Parameters as a plain list; objects that only cloudpickle can send.
+model = nn.Linear(2, 2)
+nn.init.constant_(model.weight, float(me))
+hvd.broadcast_parameters(list(model.parameters()), 0)
+assert (model.weight == 0).all()
+try:
+    import cloudpickle  # noqa: F401
+
+    assert hvd.broadcast_object(lambda: me if me == 0 else -1, 0)() == 0
+except ImportError:
+    common.report(without="cloudpickle")
+
+# groups and num_groups together: a warning, as it should not have been an error.
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=1, num_groups=2)
+assert any("num_groups is ignored" in str(warning.message) for warning in caught)
+
+# Gradients of a SyncBatchNorm have the types of their parameters, whatever the input's.
+norm = hvd.SyncBatchNorm(2)
+norm(torch.randn(4, 2, dtype=torch.bfloat16)).sum().backward()
+assert norm.weight.grad.dtype == norm.bias.grad.dtype == torch.float32
+
+# Tiny numbers count in every thread, also when the program's own flushes them.
+torch.set_flush_denormal(True)
+tiny = np.full(4, 65537, dtype=np.int32)  # as float32: far below the smallest normal number
+for count in (4, 200_000):
+    x = torch.from_numpy(np.resize(tiny, count)).view(torch.float32)
+    for got in (hvd.allreduce(x, op=hvd.Sum), synchronize(hvd.allreduce_async(x, op=hvd.Sum))):
+        assert (got.view(torch.int32) == 65537 * n).all(), got.view(torch.int32)[:4]
+torch.set_flush_denormal(False)
+
+try:
+    from collective_core.torch import elastic  # noqa: F401
+
+    raise RuntimeError("there is no elastic")
+except ImportError as error:
+    assert "not in this version" in str(error), error
+
+# After a shutdown, a forked child neither joins the job again nor ends MPI for its parent.
+hvd.barrier()
+hvd.shutdown()
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    try:
+        hvd.init()
+        os._exit(1)
+    except hvd.HorovodInternalError as error:
+        assert "spawn or forkserver" in str(error), error
+    sys.exit(0)  # runs the handlers of exit
+assert os.waitpid(child, 0)[1] == 0
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+common.report(done=True)
+hvd.shutdown()
