@@ -45,8 +45,15 @@ def test_errors_list_what_there_is():
         choose(own, [LO], networks=["10.0.0.0/99"])
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "1e12"])
+@pytest.mark.parametrize("text", ["soon", "-3", "nan", "1e12"])
 def test_a_timeout_that_cannot_be_read_is_named(monkeypatch, text):
     monkeypatch.setenv("COLLECTIVE_TIMEOUT", text)
     with pytest.raises(CollectiveError, match="COLLECTIVE_TIMEOUT"):
         config.from_environment()
+
+
+def test_a_timeout_of_zero_never_comes(monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0")
+    assert config.from_environment().timeout == config.NEVER
+    monkeypatch.setenv("COLLECTIVE_TIMEOUT", "7")
+    assert config.from_environment().timeout == 7

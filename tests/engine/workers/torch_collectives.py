@@ -107,7 +107,7 @@ for dtype in DTYPES:
         even = [part[: shape[0] // size * size] for part in everyone]
         share = shape[0] // size
         pieces = [wide(part)[rank * share : (rank + 1) * share] for part in even]
-        check(f"alltoall {label}", hvd.synchronize(hvd.alltoall_async(even[rank])), np.concatenate(pieces), dtype)
+        check(f"alltoall {label}", hvd.synchronize(hvd.alltoall_async(even[rank]))[0], np.concatenate(pieces), dtype)
         assert torch.equal(mine, keep), f"{label}: an input was changed"
 
 # Scaling, of integers too: each input before the sum, the sum after it, rounded towards zero.
@@ -129,7 +129,7 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.in
 # Gradients.
 x = torch.ones(5 * size, 2, requires_grad=True)
 (hvd.reducescatter(x, op=hvd.Sum) * float(rank + 1)).sum().backward()
-assert torch.equal(x.grad, torch.arange(1.0, size + 1).repeat_interleave(5).unsqueeze(1).expand(-1, 2))
+assert torch.equal(x.grad, torch.arange(1.0, size + 1).repeat_interleave(5).unsqueeze(1).expand(-1, 2) * size)
 x = torch.ones(size * 3, 2, requires_grad=True)
 (hvd.alltoall(x) * float(rank + 1)).sum().backward()
 assert torch.equal(x.grad, torch.arange(1.0, size + 1).repeat_interleave(3).unsqueeze(1).expand(-1, 2))
