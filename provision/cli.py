@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, install, last_run, launch, lock, main_job, plan_text, progress, report, sandbox
-from provision import inventory as inventories
+from provision import __version__, install, launch, lock, main_job, plan_text, progress, report, sandbox
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
-from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, passwords, run_options, wishes
+from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, run_options, wishes
 from provision.session import Session
 
 _Result = TypeVar("_Result")
@@ -87,7 +86,7 @@ def up(
     options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle)
     if smoke:
         options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
-    inventory = _inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = main_job.up(inventory, options, shown, passwords)
     _print_report(result, json_)
@@ -103,7 +102,7 @@ def survey(
     passwords: Mapping[str, str],
 ) -> None:
     """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
-    inventory = _inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         found = surveying.look(Session(inventory, shown, passwords))
     if json_:
@@ -134,7 +133,7 @@ def plan(
     passwords: Mapping[str, str],
 ) -> None:
     """What would be installed where, from where, and why."""
-    inventory = _inventory(hosts, limit) if hosts is not None else None
+    inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
         inventory, found, problems = main_job.from_facts(facts_file, inventory)
         report.show_problems(problems, Console(stderr=True))
@@ -176,7 +175,7 @@ def smoke(
     passwords: Mapping[str, str],
 ) -> None:
     """The training job alone, on hosts that `provision up` made ready."""
-    inventory = _inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
     _print_report(result, json_)
@@ -216,7 +215,7 @@ def bundle(
     passwords: Mapping[str, str],
 ) -> None:
     """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
-    inventory = _inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder")
     with progress.make() as shown:
@@ -239,7 +238,7 @@ def remove(
     passwords: Mapping[str, str],
 ) -> None:
     """Take off the hosts exactly what `provision up` put there: its packages, files, keys and folders, and nothing else."""
-    inventory = _inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     if not (yes or check or sys.stdin.isatty()):
         raise UsageError("no terminal to ask on whether to remove it", todo="say --yes, or look first with --check")
 
@@ -311,16 +310,6 @@ def _console() -> Console:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _inventory(hosts: str, limit: str | None) -> inventories.Inventory:
-    if limit is not None and last_run.FAILED in limit.split(","):
-        failed = ",".join(last_run.failed_hosts(inventories.load(hosts)))
-        limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
-    found = inventories.load(hosts, limit=limit)
-    for finding in found.findings:
-        _say(f"{finding.where}: {finding.level}: {finding.message}" + (f"\n  → {finding.todo}" if finding.todo else ""))
-    return found
 
 
 def _print_json(data: Mapping[str, Any]) -> None:

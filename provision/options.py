@@ -12,8 +12,9 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
-from provision import main_job
+from provision import inventory, last_run, main_job
 from provision.errors import UsageError
+from provision.inventory import Inventory
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
@@ -144,6 +145,18 @@ def passwords(
             raise UsageError(f"cannot read it: {error.strerror}", where=str(become_password_file)) from error
     elif ask_become_pass:
         found["become"] = _ask("sudo password of the hosts: ")
+    return found
+
+
+def inventory_of(hosts: str, limit: str | None) -> Inventory:
+    """HOSTS and ``--limit`` as an inventory; what is odd about it goes to standard error. Raises UsageError for what cannot be used."""
+    if limit is not None and last_run.FAILED in limit.split(","):
+        failed = ",".join(last_run.failed_hosts(inventory.load(hosts)))
+        limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
+    found = inventory.load(hosts, limit=limit)
+    for finding in found.findings:
+        todo = f"\n  → {finding.todo}" if finding.todo else ""
+        typer.echo(f"{finding.where}: {finding.level}: {finding.message}{todo}", err=True)
     return found
 
 

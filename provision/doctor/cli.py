@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from provision.doctor.findings import Finding, document
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory
-from provision.options import Json, Limit, also
+from provision.options import Json, Limit, also, inventory_of
 from provision.options import passwords as passwords_given
 from provision.session import Interrupted, Session
 
@@ -50,6 +50,7 @@ def look(
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be given again.", metavar="ID")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Show what can be mended, ask, mend it and look again.")] = False,
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure how fast the hosts reach each other, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     limit: Limit = None,
     json_: Json = False,
@@ -60,25 +61,25 @@ def look(
     wanted = {signatures.named(name).id for name in only or ()}
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", todo="provision doctor localhost --fix")
+    if hosts is None and bandwidth:
+        raise UsageError("--bandwidth needs HOSTS", todo="provision doctor hosts.ini --bandwidth")
     said = logs.read(log) if log else []
     if hosts is None:
         found = Look({}, [], []) if log else probing.here()
         _print(_chosen(_together(found, said), wanted), json_, looked_at=_named(log) if log else "this machine")
         return
-    from provision import cli  # it mounts this file's commands, so it cannot be imported above
-
-    inventory = cli._inventory(hosts, limit)
+    inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         try:
-            found = probing.everywhere(session)
+            found = probing.everywhere(session, bandwidth=bandwidth)
             if fix:
                 found.findings[:] = _chosen(found.findings, wanted)
                 found = _mended(inventory, session, found, passwords, yes)
         finally:
             session.close()
     nobody = not found.facts
-    _print(_chosen(_together(found, said), wanted), json_, looked_at=_hosts(found), hosts=found.names, failed=nobody)
+    _print(_chosen(_together(found, said), wanted), json_, looked_at=_hosts(found), look=found, failed=nobody)
 
 
 @app.command()
@@ -99,10 +100,8 @@ def bundle(
     passwords: Mapping[str, str],
 ) -> None:
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
-    from provision import cli
-
     with progress.make() as shown:
-        session = Session(cli._inventory(hosts, limit), shown, passwords)
+        session = Session(inventory_of(hosts, limit), shown, passwords)
         try:
             found = probing.everywhere(session)
         finally:
@@ -117,12 +116,15 @@ def list_() -> None:
     show.catalogue(_console())
 
 
-def _print(found: list[Finding], as_json: bool, *, looked_at: str, hosts: Sequence[str] = (), failed: bool = False) -> None:
+def _print(found: list[Finding], as_json: bool, *, looked_at: str, look: Look | None = None, failed: bool = False) -> None:
     if as_json:
-        typer.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+        measured = {"bandwidth": look.bandwidth} if look and look.bandwidth else {}
+        typer.echo(json.dumps({**document(found), **measured}, indent=2, ensure_ascii=False))
     else:
-        if hosts:
-            show.overview(found, hosts, _console())
+        if look:
+            show.overview(found, look.names, _console())
+        if look and look.bandwidth:
+            show.bandwidth(look.bandwidth, _console())
         show.findings(found, _console(), looked_at=looked_at)
     if failed or found:
         raise typer.Exit(2 if failed else 1)

@@ -1,15 +1,17 @@
-"""Brings the facts of hosts home and has them examined: of this machine directly, of others through the survey's one round trip."""
+"""Brings the facts of hosts home and has them examined: of this machine directly, of others through the survey's round trip
+and one more in which they look at each other."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from provision import facts, resources
 from provision import survey as surveying
+from provision.doctor import reach
 from provision.doctor.checks import examine
 from provision.doctor.findings import Finding
 from provision.errors import ProvisionError, UsageError
@@ -27,11 +29,13 @@ class Look:
     Attributes:
         facts: of the hosts that answered.
         names: of all hosts that were asked.
+        bandwidth: from host → to host → megabits a second, where it was measured.
     """
 
     facts: Mapping[str, Mapping[str, Any]]
     findings: list[Finding]
     names: list[str]
+    bandwidth: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def here() -> Look:
@@ -47,11 +51,16 @@ def here() -> Look:
     return Look({HERE: found}, examine({HERE: found}, problems), [HERE])
 
 
-def everywhere(session: Session) -> Look:
-    """Look at all hosts of the inventory at once."""
+def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
+    """Look at all hosts of the inventory at once, then have them look at each other."""
     survey = surveying.look(session)
+    for host in session.inventory.hosts:  # a wish of the inventory decides before anything that is seen
+        if host.name in survey.hosts:
+            survey.hosts[host.name]["network"]["asked_for"] = host.interface
+    answers, unable = reach.look(session, survey.hosts, bandwidth=bandwidth)
     names = [host.name for host in session.inventory.hosts]
-    return Look(survey.hosts, examine(survey.hosts, survey.problems), names)
+    found = examine(survey.hosts, [*survey.problems, *unable], answers)
+    return Look(survey.hosts, found, names, {name: answer.mbit for name, answer in answers.items() if answer.mbit})
 
 
 def with_logs(hosts: list[Finding], logs: list[Finding], looked_for: set[str]) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -43,6 +43,18 @@ def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -
     width = max(len(host) for host in hosts)
     for _, host, state, layers_said in sorted(rows, key=lambda row: row[0]):
         _line(console, f"{host:{width}}  {state:8} {layers_said}", STYLES.get(state, "green"))
+
+
+def bandwidth(measured: Mapping[str, Mapping[str, float]], console: Console) -> None:
+    """Print who sends how fast to whom: a row per sender, a column per receiver."""
+    names = sorted(measured.keys() | {target for row in measured.values() for target in row})
+    width = max(8, *(len(name) for name in names))
+    _line(console, "\nMbit/s, from the row to the column:", "bold")
+    _line(console, " " * width + "".join(f" {name:>{width}}" for name in names))
+    for source in names:
+        row = measured.get(source, {})
+        cells = (f"{row[target]:.0f}" if target in row else "-" if target == source else "?" for target in names)
+        _line(console, f"{source:{width}}" + "".join(f" {cell:>{width}}" for cell in cells))
 
 
 def _root(finding: Finding, console: Console) -> None:

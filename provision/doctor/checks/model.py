@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from provision.doctor.findings import Severity
 from provision.facts import Facts
@@ -24,8 +24,27 @@ class Seen:
     host: str = ""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one host saw of the others when all looked at each other.
+
+    Args:
+        port: where it listened; None if it could not, and ``problem`` says why.
+        tcp: peer → port → what a call met; no ports where one got through.
+        ssh: peer → what ssh said, None where the login works; only where it was tried.
+        mbit: peer → megabits a second on the way to it; only where it was measured.
+    """
+
+    port: int | None
+    problem: str | None = None
+    tcp: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    ssh: Mapping[str, str | None] = field(default_factory=dict)
+    mbit: Mapping[str, float] = field(default_factory=dict)
+
+
 OneHost = Callable[[Facts], Iterator[Seen]]
 AllHosts = Callable[[Mapping[str, Facts]], Iterator[Seen]]
+Between = Callable[[Mapping[str, Answer]], Iterator[Seen]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,7 @@ class Check:
     id: str
     one: OneHost | None = None
     all: AllHosts | None = None
+    between: Between | None = None
     severity: Severity | None = None
 
 
@@ -56,6 +76,16 @@ def check_across(name: str, severity: Severity | None = None) -> Callable[[AllHo
 
     def register(look: AllHosts) -> AllHosts:
         CHECKS.append(Check(name, all=look, severity=severity))
+        return look
+
+    return register
+
+
+def check_between(name: str, severity: Severity | None = None) -> Callable[[Between], Between]:
+    """Register a look at what hosts saw of each other."""
+
+    def register(look: Between) -> Between:
+        CHECKS.append(Check(name, between=look, severity=severity))
         return look
 
     return register

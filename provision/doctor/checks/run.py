@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from provision.doctor.checks.model import CHECKS, Check, Seen
+from provision.doctor.checks.model import CHECKS, Answer, Check, Seen
 from provision.doctor.findings import SEVERITIES, UNKNOWN, Finding, Severity
 from provision.doctor.logs import Scanner, judge
 from provision.doctor.signatures import LAYERS, Signature, all_signatures, conditions, harmless
 from provision.facts import Facts, Problem, normalise
 
+LOGIN_FIX = (
+    "provision up HOSTS   # lets every host into every other, with their host keys known",
+    "ssh -v ADDRESS true   # from there, to see why",
+)
 # Problems of the survey that are conditions of the catalogue; the others keep the survey's own words.
 _IDS = (
     (r"is locked by", "apt-lock"),
@@ -24,19 +28,24 @@ _IDS = (
 )
 
 
-def examine(hosts: Mapping[str, Mapping[str, Any]], problems: Sequence[Problem] = ()) -> list[Finding]:
+def examine(
+    hosts: Mapping[str, Mapping[str, Any]], problems: Sequence[Problem] = (), answers: Mapping[str, Answer] | None = None
+) -> list[Finding]:
     """What is wrong with the hosts, worst first, then by layer and host.
 
     Args:
         hosts: name → facts, of the hosts that answered.
         problems: what the survey itself found.
+        answers: what the hosts saw of each other, where they were asked.
     """
     known = {name: normalise(facts) for name, facts in hosts.items()}
     found = [_of_problem(problem) for problem in problems]
     for each in CHECKS:
-        found += _of_check(each, known)
+        found += _of_check(each, known, answers or {})
     for name, facts in known.items():
         found += _of_kernel_log(name, facts)
+    for name, answer in (answers or {}).items():
+        found += _of_logins(name, answer, known[name])
     unique: dict[tuple[str, str | None], Finding] = {}
     for finding in found:
         same = unique.setdefault((finding.id, finding.host), finding)
@@ -50,13 +59,15 @@ def _layer(finding: Finding) -> int:
     return LAYERS.index(finding.layer) if finding.layer in LAYERS else len(LAYERS)
 
 
-def _of_check(check: Check, hosts: Mapping[str, Facts]) -> Iterable[Finding]:
+def _of_check(check: Check, hosts: Mapping[str, Facts], answers: Mapping[str, Answer]) -> Iterable[Finding]:
     entry = entry_of(check.id)
     if check.one:
         for name, facts in hosts.items():
             yield from (_finding(entry, seen, name, check.severity) for seen in check.one(facts))
     if check.all:
         yield from (_finding(entry, seen, seen.host, check.severity) for seen in check.all(hosts))
+    if check.between:
+        yield from (_finding(entry, seen, seen.host, check.severity) for seen in check.between(answers))
 
 
 def _of_problem(problem: Problem) -> Finding:
@@ -75,6 +86,16 @@ def _of_kernel_log(host: str, facts: Facts) -> Iterable[Finding]:
             finding.host = host
             finding.seen = finding.evidence[0].text
             yield finding
+
+
+def _of_logins(host: str, answer: Answer, facts: Facts) -> Iterable[Finding]:
+    """What ssh said on the way to the others, under the ids of its messages. Where we installed nothing, nobody may need it."""
+    severity: Severity = "error" if facts["installed"]["manifest"] else "warning"
+    for peer, said in answer.ssh.items():
+        if said is not None:
+            name = next((each.id for each in _explained(said) if each.id != UNKNOWN), "ssh-between-hosts")
+            seen = Seen(f"ssh to {peer}: {said.splitlines()[-1]}", "a login that asks nothing", LOGIN_FIX)
+            yield _finding(entry_of(name), seen, host, severity)
 
 
 def _explained(text: str, label: str = "survey") -> list[Finding]:

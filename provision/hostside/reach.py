@@ -1,0 +1,214 @@
+"""Looks from one host at the others: does a connection to a free port get through, does ssh, and how fast is the way?
+
+Python 3.6+, standard library only. It runs on all hosts at the same time, once, and ends by itself: every host opens one port on
+its own address for seconds, and tries the ports of the others meanwhile. Options are JSON on standard input::
+
+    {"key": hex, "me": name, "address": …, "ports": [n, …], "seconds": s, "bandwidth": bool, "ssh": bool,
+     "peers": [{"name": …, "address": …, "ports": [n, …], "user": …, "ssh_port": n}, …]}
+
+Both sides of a connection prove that they know the key, which is made for one run: the one that called answers a challenge, the one
+that was called answers back. Who cannot is cut off; nothing that it sent is looked at. ``peers`` are in ring order, each host's
+beginning behind itself, so that everyone is called by few at a time.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+BEGIN, END = "===PROVISION-REACH-BEGIN===", "===END==="
+CONNECT_S = 2.0
+PROOF, WHO = 32, 16  # bytes of a proof, and of a challenge or of what stands for a caller's name
+CALL, FLOW = b"c", b"f"  # what a caller wants
+AT_ONCE = 4  # logins; sshd refuses some when ten wait (MaxStartups)
+LOGIN_S = 10
+FLOW_S = 0.6  # how long a bandwidth measurement sends
+BLOCK = b"\0" * (1 << 18)
+
+
+def proof(key, *parts):
+    return hmac.new(key, b"|".join(parts), hashlib.sha256).digest()
+
+
+def who(name):
+    return hashlib.sha256(name.encode()).digest()[:WHO]
+
+
+def receive(link, count):
+    data = b""
+    while len(data) < count:
+        more = link.recv(count - len(data))
+        if not more:
+            raise OSError("closed")
+        data += more
+    return data
+
+
+class Listener:
+    """Takes the others' calls until it is told to stop."""
+
+    def __init__(self, order):
+        self.key = bytes.fromhex(order["key"])
+        self.me = order["me"].encode()
+        self.one_flow = threading.Lock()  # measurements do not share this host's way in
+        self.awaited = {(who(peer["name"]), FLOW if order["bandwidth"] else CALL) for peer in order["peers"]}
+        self.known = {who(peer["name"]) for peer in order["peers"]}
+        self.socket, self.problem = None, None
+        for port in order["ports"]:
+            family = socket.AF_INET6 if ":" in order["address"] else socket.AF_INET
+            candidate = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                candidate.bind((order["address"], port))
+                candidate.listen(64)
+            except OSError as error:
+                self.problem = str(error)
+                candidate.close()
+                continue
+            self.socket, self.problem = candidate, None
+            threading.Thread(target=self.serve, daemon=True).start()
+            break
+
+    @property
+    def port(self):
+        return self.socket.getsockname()[1] if self.socket else None
+
+    def serve(self):
+        while True:
+            try:
+                link, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.answer, args=(link,), daemon=True).start()
+
+    def answer(self, link):
+        try:
+            with link:
+                link.settimeout(CONNECT_S * 2)
+                challenge = os.urandom(WHO)
+                link.sendall(challenge)
+                hello = receive(link, 1 + WHO)
+                if not hmac.compare_digest(receive(link, PROOF), proof(self.key, challenge, hello, self.me)) or hello[1:] not in self.known:
+                    return
+                if hello[:1] == FLOW:
+                    self.take_flow(link, challenge)
+                else:
+                    link.sendall(proof(self.key, challenge, b"answer", self.me))
+                self.awaited.discard((hello[1:], hello[:1]))
+        except OSError:
+            return  # the caller sees it and says so
+
+    def wait(self, deadline):
+        """Until everyone has called, or the deadline."""
+        while self.awaited and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def take_flow(self, link, challenge):
+        with self.one_flow:
+            link.sendall(proof(self.key, challenge, b"answer", self.me))
+            link.settimeout(LOGIN_S)
+            count, began = 0, None
+            while True:
+                data = link.recv(len(BLOCK))
+                if not data:
+                    break
+                began = began or time.monotonic()
+                count += len(data)
+            spent = max(time.monotonic() - (began or 0), 1e-6)
+            link.sendall(b"%d %f" % (count, spent))
+
+
+def call(order, peer, port, mode):
+    """A proven connection to a peer; OSError where there is none."""
+    key = bytes.fromhex(order["key"])
+    link = socket.create_connection((peer["address"], port), timeout=CONNECT_S, source_address=(order["address"], 0))
+    try:
+        if mode == FLOW:
+            link.settimeout(order["seconds"])  # its turn may take a while to come
+        challenge = receive(link, WHO)
+        name, hello = peer["name"].encode(), mode + who(order["me"])
+        link.sendall(hello + proof(key, challenge, hello, name))
+        if not hmac.compare_digest(receive(link, PROOF), proof(key, challenge, b"answer", name)):
+            raise OSError("somebody else answers")
+        return link
+    except OSError:
+        link.close()
+        raise
+
+
+def try_port(order, peer, deadline):
+    """``{"port": n}`` of the peer's port that answered, or ``{"errors": {port: text}}`` after trying until the deadline."""
+    said = {}
+    while True:
+        for port in peer["ports"]:
+            try:
+                call(order, peer, port, CALL).close()
+                return {"port": port}
+            except socket.timeout:
+                said[port] = "timed out"
+            except OSError as error:
+                said[port] = error.strerror or str(error)
+            if time.monotonic() > deadline and len(said) == len(peer["ports"]):
+                break
+        if time.monotonic() > deadline:
+            return {"errors": {str(port): text for port, text in said.items()}}
+        time.sleep(0.2)
+
+
+def measure(order, peer, port):
+    """Megabits a second to the peer; None if it failed."""
+    try:
+        with call(order, peer, port, FLOW) as link:
+            link.settimeout(LOGIN_S)
+            until = time.monotonic() + FLOW_S
+            while time.monotonic() < until:
+                link.sendall(BLOCK)
+            link.shutdown(socket.SHUT_WR)
+            count, spent = link.recv(64).split()
+            return round(int(count) * 8 / float(spent) / 1e6, 1)
+    except (OSError, ValueError):
+        return None
+
+
+def try_ssh(peer):
+    """None when a login works, else what ssh said."""
+    config = os.path.expanduser("~/.ssh/provision_config")  # what mpirun takes, where an installation of ours wrote it
+    if os.path.exists(config):
+        login = ["ssh", "-F", config]
+    else:
+        login = ["ssh", "-p", str(peer["ssh_port"]), "-l", peer["user"], "-o", "StrictHostKeyChecking=yes"]
+    login += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ControlPath=none", peer["address"], "true"]
+    try:
+        done = subprocess.run(login, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LOGIN_S)
+    except subprocess.TimeoutExpired:
+        return "ssh: connect to host %s port %s: Connection timed out" % (peer["address"], peer["ssh_port"])
+    except OSError as error:
+        return "ssh cannot be started: %s" % error
+    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()[-600:] or "exit code %d" % done.returncode
+
+
+def look(order):
+    deadline = time.monotonic() + order["seconds"]
+    listener = Listener(order)
+    peers = order["peers"]
+    with ThreadPoolExecutor(len(peers)) as callers, ThreadPoolExecutor(AT_ONCE) as logins:
+        ports = [callers.submit(try_port, order, peer, deadline) for peer in peers]
+        said = [logins.submit(try_ssh, peer) for peer in peers] if order["ssh"] else []
+        found = {peer["name"]: {"tcp": port.result()} for peer, port in zip(peers, ports)}
+        for peer, answer in zip(peers, said):
+            found[peer["name"]]["ssh"] = answer.result()
+    if order["bandwidth"]:
+        for peer in peers:
+            port = found[peer["name"]]["tcp"].get("port")
+            found[peer["name"]]["mbit"] = measure(order, peer, port) if port else None
+    listener.wait(deadline)
+    return {"port": listener.port, "problem": listener.problem, "peers": found}
+
+
+if __name__ == "__main__":
+    print("\n%s\n%s\n%s" % (BEGIN, json.dumps(look(json.load(sys.stdin))), END))
