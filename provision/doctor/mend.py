@@ -35,6 +35,8 @@ BY_INSTALLING = frozenset(
         "orte-unpack-past-end",
         "cuda-driver-insufficient",
         "btl-tcp-docker0",
+        "ssh-between-hosts",
+        "ssh-host-key-changed",
         "ssh-host-key-verification",
     )
 )
@@ -71,7 +73,7 @@ def treatment(look: Look) -> Treatment:
     made = Treatment()
     installed = {name for name, facts in look.facts.items() if facts["installed"]["manifest"]}
     for finding in look.findings:
-        if finding.id in BY_INSTALLING and installed:
+        if finding.id in BY_INSTALLING and installed and finding.host in look.facts:
             if finding.id not in made.install:
                 made.install.append(finding.id)
         elif finding.host in look.facts and _tasks(finding.id).is_file():

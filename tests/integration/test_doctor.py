@@ -219,7 +219,8 @@ def test_hosts_that_can_run_a_job_reach_each_other(installed):
 def test_a_host_that_no_longer_knows_the_others_keys(installed):
     root(
         installed.hosts[0],
-        "ssh-keygen -q -t ed25519 -N '' -f /tmp/other && cd /home/trainer/.ssh && sed -i \"s|ssh-ed25519 .*|$(cut -d' ' -f1,2 /tmp/other.pub)|\" provision_known_hosts",
+        "cd /home/trainer/.ssh && ssh-keygen -q -t ed25519 -N '' -f /tmp/other"
+        ' && sed -i "s|ssh-ed25519 .*|$(cut -d" " -f1,2 /tmp/other.pub)|" provision_known_hosts',
     )
     mended(installed, "ssh-host-key-changed")
 
