@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import socket
@@ -29,6 +30,10 @@ PROOF_TIMEOUT = 5.0
 MOST_VISITORS = 256
 #: Bytes of one rank's part of an exchange: far more than a table of interfaces.
 MOST_BYTES = 1 << 24
+#: In the place of a length: rank 0 says why the job cannot start.
+FAILED = (1 << 64) - 1
+#: Seconds for which other ranks wait longer than rank 0, so that they hear from it whom it waited for.
+GRACE = 3.0
 #: Seconds between attempts to reach rank 0, which may not be up yet.
 RETRY_INTERVAL = 0.1
 
@@ -132,7 +137,9 @@ class Host:
         except asyncio.TimeoutError:
             missing = [rank for rank in range(1, self.size) if rank not in self._guests]
             text = f"ranks {missing} did not come to {place} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
-            raise CollectiveError(text, "timeout", missing) from None
+            error = CollectiveError(text, "timeout", missing)
+            await self._tell(error)
+            raise error from None
         finally:
             server.close()
             for writer in self._visitors:
@@ -184,17 +191,43 @@ class Host:
             seal.check(b"guest", part, await reader.readexactly(seal.BYTES), rank)
             parts[rank] = part
 
-        reads = [asyncio.ensure_future(read(rank, reader, seal)) for rank, (reader, _, seal) in self._guests.items()]
-        try:
-            await asyncio.wait_for(asyncio.gather(*reads), self._timeout)
-        except (OSError, EOFError, asyncio.TimeoutError) as error:
-            missing = [rank for rank in range(self.size) if rank not in parts]
-            raise CollectiveError(f"ranks {missing} went away while the job was starting", "peer_lost", missing) from error
+        reads = {asyncio.ensure_future(read(rank, reader, seal)): rank for rank, (reader, _, seal) in self._guests.items()}
+        done, waiting = await asyncio.wait(reads, timeout=self._timeout, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
+        for task in waiting:
+            task.cancel()
+        failed = {reads[task]: failure for task in done if (failure := task.exception()) is not None}
+        if failed or waiting:
+            error = self._failure_of(failed, sorted(reads[task] for task in waiting))
+            await self._tell(error)
+            raise error
         everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
         for _, writer, seal in self._guests.values():
             writer.write(everyone + seal.of(b"host", everyone))
         await asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()))
         return [parts[rank] for rank in range(self.size)]
+
+    def _failure_of(self, failed: dict[int, BaseException], silent: list[int]) -> CollectiveError:
+        for failure in failed.values():
+            if not isinstance(failure, (OSError, EOFError)):
+                return failure if isinstance(failure, CollectiveError) else CollectiveError(f"{failure} (internal error)", "internal")
+        if failed:
+            return CollectiveError(f"ranks {sorted(failed)} went away while the job was starting", "peer_lost", sorted(failed))
+        text = f"ranks {silent} said nothing for {self._timeout:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
+        return CollectiveError(text, "timeout", silent)
+
+    async def _tell(self, error: CollectiveError) -> None:
+        """Says to the ranks that are here why the job cannot start: else they would blame rank 0, which goes away over it."""
+        text = json.dumps({"error": str(error), "kind": error.kind, "ranks": error.ranks}).encode()
+
+        async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: _Seal) -> None:
+            writer.write(_length.pack(FAILED) + _length.pack(len(text)) + text + seal.of(b"host", text))
+            await writer.drain()
+            while await reader.read(1 << 16):  # until it has read that: a connection that closes over unread data takes the message along
+                pass
+
+        here = [tell(*guest) for rank, guest in self._guests.items() if rank not in error.ranks]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*here, return_exceptions=True), GRACE)
 
     def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
         for _, writer, _ in self._guests.values():
@@ -220,7 +253,7 @@ class Guest:
                     text = f"rank {rank} cannot reach rank 0 at {place} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
                     raise CollectiveError(text, "timeout", [0]) from error
                 time.sleep(RETRY_INTERVAL)
-        self._connection.settimeout(timeout)
+        self._connection.settimeout(timeout + GRACE)
 
     def _enter(self) -> tuple[socket.socket, _Seal]:
         connection = self._place.call()
@@ -252,9 +285,19 @@ class Guest:
 
     def _receive_part(self) -> bytes:
         (length,) = _length.unpack(_read(self._connection, _length.size))
+        if length == FAILED:
+            raise self._failure()
         if length > MOST_BYTES:
             raise CollectiveError(f"rank 0 announced a part of {length} bytes (internal error)", "internal", [0])
         return _read(self._connection, length)
+
+    def _failure(self) -> CollectiveError:
+        """Why rank 0 says that the job cannot start."""
+        text = self._receive_part()
+        self._seal.check(b"host", text, _read(self._connection, _Seal.BYTES), 0)
+        self._connection.close()
+        said = json.loads(text)
+        return CollectiveError(said["error"], said["kind"], said["ranks"])
 
     def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
         self._connection.close()
