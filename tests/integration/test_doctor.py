@@ -12,6 +12,8 @@ from hosts import container, good, provision, root
 
 from provision.sandbox import Sandbox, SandboxHost
 
+OPEN_KEY = "chmod 755 /home/trainer/.ssh && install -m 644 -o trainer /dev/null /home/trainer/.ssh/id_ed25519"
+
 
 @pytest.fixture(scope="module")
 def cluster(sandbox_factory) -> Sandbox:
@@ -56,13 +58,14 @@ def test_the_limit_of_open_files_is_raised_and_seen_to_be(cluster):
 
 
 def test_without_consent_nothing_is_run(cluster):
-    root(cluster.hosts[0], "chmod 755 /home/trainer/.ssh && install -m 644 -o trainer /dev/null /home/trainer/.ssh/id_ed25519")
+    root(cluster.hosts[0], OPEN_KEY)
     result = provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", stdin="n\n")
     assert "this will run:" in result.stderr
     assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "644"
 
 
 def test_wrong_modes_of_ssh_files_are_found_and_mended(cluster):
+    root(cluster.hosts[0], OPEN_KEY)
     assert hosts_of(doctor(cluster), "ssh-permission-denied") == {"node1"}
     good(provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", "--yes"))
     assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "600"
