@@ -99,11 +99,14 @@ def _show_component(title: str, component: Component, console: Console, width: i
 
 
 def _lost(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
-    """What lost, by reason: (candidates, reason)."""
-    by_reason: dict[str, list[str]] = {}
+    """What lost, by cause: (candidates, cause). What stands in brackets behind a cause, its source, may differ."""
+    by_cause: dict[str, list[Rejected]] = {}
     for lost in rejected:
-        by_reason.setdefault(lost.reason, []).append(lost.candidate)
-    for reason, candidates in by_reason.items():
+        by_cause.setdefault(lost.reason.partition(" (")[0], []).append(lost)
+    for cause, group in by_cause.items():
+        candidates = [lost.candidate for lost in group]
+        details = dict.fromkeys(lost.reason.partition(" (")[2].removesuffix(")") for lost in group)
+        reason = group[0].reason if len(details) == 1 else f"{cause} ({', '.join(filter(None, details))})"
         if len(candidates) > 3:
             yield f"{candidates[0]} … {candidates[-1]} ({len(candidates)} builds)", reason
         else:

@@ -133,6 +133,7 @@ FILES: dict[str, Shape] = {
             "distribution": record(
                 {
                     "package": mapping(word, word),
+                    "unfit": mapping(word, text),
                     "versions": mapping(_RELEASE, version),
                     "not_4x": mapping(_RELEASE, version),
                     "source": text,

@@ -84,6 +84,8 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "os.family": _TEXT,
     "os.codename": _TEXT,
     "gpus.*.name": _TEXT,
+    "cuda.toolkits.*": _OBJECT,
+    "cuda.toolkits.*.path": _TEXT,
     "python.version": _VERSIONED,
     "python.executable": _TEXT,
     "python.others.*": _OBJECT,

@@ -8,14 +8,16 @@ kind (`machine.Machine`) and are decided once, so that ten thousand of them cost
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from provision import catalog
-from provision.plan import Component, Conflict, HostPlan, Network, Plan
+from provision.plan import Component, HostPlan, Network, Plan
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
-from provision.resolve.blocked import Blocked, leave_out, some
+from provision.resolve.blocked import Blocked, Kinds, Way, leave_out, newer_drivers, other_pythons, some
 from provision.resolve.machine import Facts, Interpreter, Machine, has_gpu, machine
+from provision.resolve.ways_out import Trial, Trouble
 from provision.resolve.wishes import DEFAULT_PREFIX, HostWishes, Wishes
 from provision.versions import key, minor
 
@@ -30,7 +32,7 @@ _ASSUMED = {
     "driver.cuda": "by the driver's version",
     "gpus": "one of unknown kind",
     "compute capability": "not taken into account",
-    "network": "left open: no MPI job can be started by this plan",
+    "network": "left open: no MPI job over several hosts can be started by this plan",
 }
 
 
@@ -56,19 +58,16 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
     kinds: dict[Machine, list[str]] = {}
     for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
         kinds.setdefault(kind_of[name], []).append(name)
-    conflicts: list[Conflict] = list(_unusable(kinds))
-    usable = {kind: names for kind, names in kinds.items() if names[0] not in {conflict.host for conflict in conflicts}}
-    notes: list[str] = []
-    shared = _shared(usable, wishes, conflicts, notes) if usable else {}
+    shared, trouble, notes = _shared(kinds, wishes)
     networks: dict[str, Network] = {}
     for name, host in facts.items():
         try:
             networks[name] = network.network(name, host, hosts.get(name, HostWishes()).interface, alone=len(facts) == 1)
         except Blocked as blocked:
-            conflicts.append(blocked.conflict)
-    conflicts += _different_prefixes(facts, hosts)
-    if conflicts:
-        return Plan(conflicts=tuple(conflicts))
+            trouble[f"the network of {name}"] = blocked
+    trouble |= _different_prefixes(facts, hosts)
+    if trouble:
+        return Plan(conflicts=tuple(Trial(kinds, wishes, trouble, lambda *other: _shared(*other)[1]).conflicts()))
     plans = {
         name: _host_plan(name, host, kind_of[name], hosts.get(name, HostWishes()), networks[name], shared[kind_of[name]])
         for name, host in facts.items()
@@ -76,46 +75,56 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
     return Plan(hosts=plans, notes=(*notes, *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())))
 
 
-def _unusable(kinds: Mapping[Machine, list[str]]) -> list[Conflict]:
-    """Systems that nothing is known of, and drivers that nothing runs on."""
+def _unusable(kinds: Kinds) -> Trouble:
+    """Systems that nothing is known of or that are too old, and drivers that nothing runs on; by kind of host."""
     known = catalog.load("os")
-    found = []
+    found: dict[Hashable, Blocked] = {}
     for kind, names in kinds.items():
+        entry = known["distributions"].get(kind.os_id)
+        ways: list[Way] = [leave_out(names), Way(f"install a system there that is supported: {_supported()}")]
         if kind.arch not in known["architectures"]:
-            what = f"{some(names)}: architecture {kind.arch} is not supported; there are {', '.join(known['architectures'])}"
+            what = f"architecture {kind.arch} is not supported; there are {', '.join(known['architectures'])}"
+            ways.pop()
         elif kind.family not in ("debian", "rhel"):
             listed = ", ".join(known["distributions"])
-            what = f"{some(names)}: the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
+            what = f"the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
+        elif entry and kind.os_version and key(kind.os_version) < key(entry["oldest"]):
+            what = f"{kind.system} is too old; {entry['oldest']} is the oldest that is supported"
         elif kind.too_old:
-            what = f"{some(names)}: {kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            oldest = min(catalog.load("cuda")["minor_compatibility"]["drivers"].values(), key=key)
-            found.append(Conflict(names[0], what, (leave_out(names), f"update the NVIDIA driver of {some(names)} to {oldest} or newer")))
-            continue
+            what = f"{kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
+            ways[1:] = newer_drivers(kind, names)
         else:
             continue
-        found.append(Conflict(names[0], what, (leave_out(names), "install one of those systems there")))
+        found[kind] = Blocked(names[0], f"{some(names)}: {what}", ways)
     return found
 
 
-def _shared(kinds: Mapping[Machine, list[str]], wishes: Wishes, conflicts: list[Conflict], notes: list[str]) -> dict[Machine, _Shared]:
-    """Everything that is decided for all hosts at once; every part that does not work out adds its conflict."""
-    chosen_openmpi, versions = None, None
-    nccls: dict[Machine, Component] = {}
+def _supported() -> str:
+    return "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in catalog.load("os")["distributions"].items())
+
+
+def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[Hashable, Blocked], list[str]]:
+    """(everything that is decided for all hosts at once, what does not work out of it, notes)"""
+    trouble = dict(_unusable(kinds))
+    kinds = {kind: names for kind, names in kinds.items() if kind not in trouble}
+    openmpis, versions, nccls = None, None, None
+    notes: list[str] = []
     try:
-        chosen_openmpi = openmpi.openmpi(kinds, wishes)
+        openmpis, said = openmpi.openmpi(kinds, wishes) if kinds else ({}, [])
+        notes += said
     except Blocked as blocked:
-        conflicts.append(blocked.conflict)
+        trouble["Open MPI"] = blocked
     try:
-        versions = _python_and_torch(kinds, wishes)
+        versions = _python_and_torch(kinds, wishes) if kinds else None
     except Blocked as blocked:
-        conflicts.append(blocked.conflict)
+        trouble["Python and PyTorch"] = blocked
     try:
         nccls, said = nccl.nccl(kinds, wishes)
         notes += said
     except Blocked as blocked:
-        conflicts.append(blocked.conflict)
-    if conflicts or chosen_openmpi is None or versions is None:
-        return {}
+        trouble["NCCL"] = blocked
+    if trouble or openmpis is None or versions is None or nccls is None:
+        return {}, trouble, notes
     pythons, torches, said = versions
     notes += said + _python_notes(kinds, pythons)
     one_python = len({minor(chosen.version) for chosen in pythons.values()}) == 1
@@ -134,42 +143,42 @@ def _shared(kinds: Mapping[Machine, list[str]], wishes: Wishes, conflicts: list[
         """Of equal components always the same object: kinds of hosts share them, and what prints a plan sees it."""
         return equal.setdefault(component, component)
 
-    return {
+    shared = {
         kind: _Shared(
-            packages=_system_packages(kind, pythons[kind], chosen_openmpi),
+            packages=_system_packages(kind, pythons[kind], openmpis[kind]),
             python=once(python.python(kind, pythons[kind], shared=one_python)),
-            openmpi=chosen_openmpi,
+            openmpi=once(openmpis[kind]),
             cmake=once(cmake.cmake(kind)),
             engine=engine,
             mpi4py=mpi4py,
             numpy=once(python.numpy(pythons[kind])),
             torch=once(torches[kind]) if kind in torches else None,
             nccl=once(nccls[kind]) if kind in nccls else None,
-            hwloc=once(hwloc.hwloc(kind, chosen_openmpi)),
+            hwloc=once(hwloc.hwloc(kind, openmpis[kind])),
         )
         for kind in kinds
     }
+    return shared, trouble, notes
 
 
-def _python_and_torch(
-    kinds: Mapping[Machine, list[str]], wishes: Wishes
-) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
+def _python_and_torch(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
     """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
-    first = None
+    no_torch, no_python = None, None
     liked = torch.pythons(wishes) if wishes.torch else catalog.load("python_packages")["numpy"]["by_python"]
     for pythons in python.possible(kinds, liked):  # at least one choice: each its own
+        wrong = next(((kind, said) for kind, chosen in pythons.items() if (said := python.misfit(chosen))), None)
+        if wrong:
+            kind, said = wrong
+            ways = (*other_pythons(kind, kinds[kind], liked), leave_out(kinds[kind]))
+            no_python = no_python or Blocked(kinds[kind][0], said, ways)
+            continue
         try:
-            for kind, chosen in pythons.items():
-                wrong = python.misfit(chosen)
-                if wrong:
-                    name = kinds[kind][0]
-                    raise Blocked(name, wrong, "provision_python=/path/to/another/python in the inventory", leave_out(kinds[kind]))
             torches, notes = torch.torch(kinds, pythons, wishes) if wishes.torch else ({}, [])
         except Blocked as blocked:
-            first = first or blocked
+            no_torch = no_torch or blocked
         else:
             return pythons, torches, notes
-    raise first or RuntimeError("no Python was tried")
+    raise no_torch or no_python or RuntimeError("no Python was tried")
 
 
 def _host_plan(name: str, host: Facts, kind: Machine, asked: HostWishes, net: Network, shared: _Shared) -> HostPlan:
@@ -212,14 +221,16 @@ def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> 
     return tuple(wanted)
 
 
-def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWishes]) -> list[Conflict]:
-    prefixes = {hosts.get(name, HostWishes()).prefix: name for name in reversed(list(facts))}
-    if len(prefixes) <= 1:
-        return []
-    listed = ", ".join(f"{prefix} on {name}" for prefix, name in sorted(prefixes.items(), key=lambda each: each[1]))
-    odd = max(prefixes.values())
-    ways = ("give all hosts the same provision_prefix", leave_out([odd]))
-    return [Conflict(odd, f"mpirun needs the same prefix on every host, not {listed}", ways)]
+def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWishes]) -> dict[Hashable, Blocked]:
+    prefixes = {name: hosts.get(name, HostWishes()).prefix for name in facts}
+    counted = Counter(prefixes.values())
+    if len(counted) <= 1:
+        return {}
+    usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
+    odd = sorted(name for name, prefix in prefixes.items() if prefix != usual)
+    listed = ", ".join(f"{prefix} on {some(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
+    ways = (Way(f"give all hosts the same provision_prefix: {usual}"), leave_out(odd))
+    return {"the prefix": Blocked(odd[0], f"mpirun needs the same prefix on every host, not {listed}", ways)}
 
 
 def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:

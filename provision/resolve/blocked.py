@@ -1,28 +1,92 @@
-"""When nothing fits: the host that blocks, the constraint, and the two cheapest ways out."""
+"""When nothing fits: the host that blocks, the constraint, and what could be done about it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from provision.plan import Conflict
+from provision import catalog
+from provision.resolve.machine import Interpreter, Machine, driver_for
+from provision.resolve.wishes import Wishes
+from provision.versions import key
 
-WAYS_OUT = 2  # as many are shown: the cheapest
+Kinds = Mapping[Machine, list[str]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way out of a conflict.
+
+    Attributes:
+        text: what to do.
+        then: what the resolver is asked afterwards, so that it can be tried; None where nobody can say.
+        sort: of several ways of one sort the first that works is enough.
+        without: the hosts that it leaves out.
+    """
+
+    text: str
+    then: Callable[[Kinds, Wishes], tuple[Kinds, Wishes]] | None = None
+    sort: str = ""
+    without: tuple[str, ...] = ()
 
 
 class Blocked(Exception):
-    """Raised inside the resolver when nothing fits; carries the conflict. ``ways_out`` are in the order of what they cost."""
+    """Raised inside the resolver when nothing fits. ``ways`` are in the order of what they cost, and read once."""
 
-    def __init__(self, host: str, constraint: str, *ways_out: str) -> None:
+    def __init__(self, host: str, constraint: str, ways: Iterable[Way]) -> None:
         super().__init__(constraint)
-        self.conflict = Conflict(host, constraint, ways_out[:WAYS_OUT])
+        self.host, self.constraint, self.ways = host, constraint, ways
 
 
-def leave_out(names: Sequence[str]) -> str:
-    """The way out that always works: without these hosts."""
+def ask(text: str, **wishes: Any) -> Way:
+    """Ask for something else: the fields of ``Wishes`` that change."""
+    return Way(text, lambda kinds, asked: (kinds, replace(asked, **wishes)))
+
+
+def leave_out(names: Sequence[str]) -> Way:
+    """Go on without these hosts."""
     limit = ",".join(f"!{name}" for name in names)
-    if len(names) > 3:
-        return f"leave {some(names)} out: take them off the inventory, or --limit"
-    return f"leave {some(names)} out: --limit '{limit}'"
+    how = "take them off the inventory, or --limit" if len(names) > 3 else f"--limit '{limit}'"
+    return Way(f"leave {some(names)} out: {how}", lambda kinds, asked: (remaining(kinds, names), asked), without=tuple(names))
+
+
+def remaining(kinds: Kinds, gone: Collection[str]) -> Kinds:
+    """The kinds of host that are left without the hosts in ``gone``."""
+    left = {kind: [name for name in names if name not in gone] for kind, names in kinds.items()}
+    return {kind: names for kind, names in left.items() if names}
+
+
+def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> Way:
+    """Change hosts: every kind becomes what ``change`` makes of it."""
+
+    def then(kinds: Kinds, asked: Wishes) -> tuple[Kinds, Wishes]:
+        changed: dict[Machine, list[str]] = {}
+        for kind, names in kinds.items():
+            changed.setdefault(change(kind), []).extend(names)
+        return changed, asked
+
+    return Way(text, then, sort)
+
+
+def _instead(before: Machine, after: Machine) -> Callable[[Machine], Machine]:
+    return lambda kind: after if kind == before else kind
+
+
+def newer_drivers(kind: Machine, names: Sequence[str]) -> Iterator[Way]:
+    """Every newer driver for this kind of host, the oldest first."""
+    for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
+        if kind.cuda is None or key(cuda) > key(kind.cuda):
+            text = f"update the NVIDIA driver of {some(names)} to {driver_for(cuda)} or newer (CUDA {cuda})"
+            yield become(text, _instead(kind, replace(kind, cuda=cuda, driver=driver_for(cuda), too_old=False)), "driver")
+
+
+def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]) -> Iterator[Way]:
+    """Every one of these Pythons for this kind of host, the newest first."""
+    for version in sorted(versions, key=key, reverse=True):
+        path = f"/usr/bin/python{version}"
+        text = f"install Python {version} on {some(names)} and name it in the inventory: provision_python={path}"
+        yield become(text, _instead(kind, replace(kind, python=Interpreter(version, path), others=())), "python")
 
 
 def some(names: Sequence[str]) -> str:

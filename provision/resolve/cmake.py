@@ -14,7 +14,11 @@ def cmake(kind: Machine) -> Component:
     offered = kind.offered("cmake")
     lost = [
         Rejected(f"the distribution's cmake{' ' + offered[0] if offered else ''}", "it differs from distribution to distribution"),
-        *(Rejected(name, "the wheel holds the same and needs no other site") for name in known["tarball"]["sha256"] if kind.arch in name),
+        *(
+            Rejected(name, "it comes from another site than all the rest; the wheel does not")
+            for name in known["tarball"]["sha256"]
+            if kind.arch in name
+        ),
     ]
     why = (
         f"the same on every host; the engine needs {known['needed']['engine']} or newer, Horovod {known['needed']['horovod']}",

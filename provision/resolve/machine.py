@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,17 @@ from provision.versions import key
 
 Facts = Mapping[str, Any]
 
+TOOLKIT = "/usr/local/cuda"  # where builds look for it
+
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python 3 of a host. ``packages`` bring it where it is not installed."""
+    """A Python 3 of a host. ``packages`` bring it where it is not installed; ``why`` says what speaks for it, of the host's own."""
 
     version: str
     path: str
     packages: tuple[str, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Machine:
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
         cuda_why: where ``cuda`` is known from.
         too_old: whether there are GPUs whose driver is too old for every CUDA that is known.
+        cuda_toolkit: whether there is one at ``/usr/local/cuda``; None where that is not known, or needs no asking: without ``cuda``.
         capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
@@ -50,6 +54,7 @@ class Machine:
     cuda: str | None
     cuda_why: str
     too_old: bool
+    cuda_toolkit: bool | None
     capabilities: tuple[str, ...]
     python: Interpreter
     others: tuple[Interpreter, ...]
@@ -88,6 +93,7 @@ def machine(facts: Facts) -> Machine:
         cuda=cuda,
         cuda_why=why,
         too_old=has_gpu(facts) and cuda is None and bool(driver.get("version")),
+        cuda_toolkit=None if cuda is None or "cuda" in facts["missing"] else _has_toolkit(facts["cuda"]["toolkits"]),
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
         others=others,
@@ -133,6 +139,10 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
     return None, "neither version nor CUDA of its driver is known"
 
 
+def _has_toolkit(toolkits: Iterable[Mapping[str, Any]]) -> bool:
+    return any(each.get("path", TOOLKIT) == TOOLKIT for each in toolkits)
+
+
 def _repository(os_id: str, version: str) -> str | None:
     template = catalog.load("cuda_repositories")["systems"].get(os_id)
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
@@ -142,12 +152,13 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     python, system = facts["python"], facts["os"]
     asked = python.get("asked_for")
     if asked and asked.get("version"):  # the inventory's word: no other comes into question
-        return Interpreter(".".join(map(str, key(asked["version"]))), asked["path"]), ()
+        return Interpreter(".".join(map(str, key(asked["version"]))), asked["path"], why="asked for in the inventory"), ()
     entry = catalog.load("os")["distributions"].get(system["id"]) or {}
     release: str = system["version"]
     brought = entry.get("pythons", {}).get(release) or entry.get("pythons", {}).get(release.split(".")[0]) or []
     version = python["version"] or (brought[0] if brought else None)
-    own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3")
+    why = "the host's own, as its facts say" if python["version"] else "the one that its distribution brings, since its facts name none"
+    own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3", why=why)
     found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("has_venv") and each.get("version")]
     templates = catalog.load("system_packages")["other_python"].get(system["family"], [])
     found += [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 from provision import catalog
 from provision.plan import Component, Rejected
-from provision.resolve.blocked import Blocked, leave_out, some
-from provision.resolve.machine import Machine, driver_for
+from provision.resolve.blocked import Blocked, Way, ask, leave_out, newer_drivers, some
+from provision.resolve.machine import Machine
 from provision.resolve.nccl_builds import SOURCES, Build, builds
 from provision.resolve.wishes import Wishes
 from provision.versions import key, troubles
@@ -37,7 +38,7 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
     if not wanting:
         return {}, []
     known = {kind: builds(kind, wishes) for kind in wanting}
-    fitting = {kind: [build for build in known[kind][0] if misfit(build, kind, wishes) is None] for kind in wanting}
+    fitting = {kind: _fitting(kind, wishes) for kind in wanting}
     choice = _choose(fitting)
     if choice is None:
         raise _blocked(wanting, fitting, wishes)
@@ -68,14 +69,23 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one wish changed
+def _fitting(kind: Machine, wishes: Wishes) -> list[Build]:
+    return [build for build in builds(kind, wishes)[0] if misfit(build, kind, wishes) is None]
+
+
 def _wrong_gpu(build: Build, kind: Machine) -> str | None:
     known = catalog.load("cuda")
     floor = known["gpu_floors"]["lowest"].get(build.cuda.split(".")[0])
     if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
-        return f"built for CUDA {build.cuda}, which has no code for compute capability {kind.capabilities[0]} any more ({floor} or newer)"
-    for capability, oldest in known["gpu_ceilings"]["oldest"].items():
-        if kind.capabilities and key(kind.capabilities[-1]) >= key(capability) and key(build.cuda) < key(oldest):
-            return f"built for CUDA {build.cuda}, which does not know compute capability {kind.capabilities[-1]} yet ({oldest} or newer)"
+        return f"its CUDA has no code for compute capability {kind.capabilities[0]} any more (from {floor} on)"
+    needed = [
+        oldest
+        for capability, oldest in known["gpu_ceilings"]["oldest"].items()
+        if kind.capabilities and key(kind.capabilities[-1]) >= key(capability)
+    ]
+    if needed and key(build.cuda) < max(map(key, needed)):
+        return f"its CUDA does not know compute capability {kind.capabilities[-1]} yet ({max(needed, key=key)} or newer)"
     return None
 
 
@@ -197,32 +207,25 @@ def _blocked(wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, lis
         versions = {build.version for build in fitting[blocking]}
         theirs = f"the others need {rest[0]} to {rest[-1]}" if rest else "the others have none in common either"
         constraint = f"NCCL must be the same everywhere; {_described(blocking)} allows up to {max(versions, key=key)}, {theirs}"
-    return Blocked(wanting[blocking][0], constraint, *_ways_out(blocking, wanting, fitting, wishes))
+    return Blocked(wanting[blocking][0], constraint, _ways_out(blocking, wanting[blocking], wishes))
 
 
-def _ways_out(
-    blocking: Machine, wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes
-) -> Iterable[str]:
+def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[Way]:
     """Cheapest first: an option less, hosts less, a newer driver."""
-    freed = replace(wishes, nccl_version=None, nccl_source="auto")
-    if freed != wishes and _works(_refit(wanting, freed)):
-        yield "leave --nccl and --nccl-source out: the plan finds one that fits"
-    if wishes.nccl_version and not wishes.allow_bad and _works(_refit(wanting, replace(wishes, allow_bad=True))):
-        yield f"--allow-bad takes {wishes.nccl_version} all the same"
-    yield leave_out(wanting[blocking])
-    names = some(wanting[blocking])
-    for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
-        if key(cuda) <= key(blocking.cuda or "0"):
-            continue
-        newer = replace(blocking, cuda=cuda)
-        if _works({**{kind: found for kind, found in fitting.items() if kind != blocking}, **_refit({newer: []}, wishes)}):
-            yield f"update the NVIDIA driver of {names} to {driver_for(cuda)} or newer (CUDA {cuda})"
-            break
-    yield f"give {names} a GPU and a driver that NVIDIA still builds NCCL for"
-
-
-def _refit(kinds: Iterable[Machine], wishes: Wishes) -> dict[Machine, list[Build]]:
-    return {kind: [build for build in builds(kind, wishes)[0] if misfit(build, kind, wishes) is None] for kind in kinds}
+    options = {
+        "--nccl": wishes.nccl_version,
+        "--nccl-source": wishes.nccl_source not in ("auto", "local"),
+        "--nccl-local": wishes.nccl_local,
+    }
+    given = [option for option, value in options.items() if value]
+    if given:
+        text = f"leave {' and '.join(given)} out: the plan finds one that fits"
+        yield ask(text, nccl_version=None, nccl_source="auto", nccl_local=None)
+    if wishes.nccl_version and not wishes.allow_bad:
+        yield ask(f"--allow-bad takes {wishes.nccl_version} all the same", allow_bad=True)
+    yield leave_out(names)
+    yield from newer_drivers(blocking, names)
+    yield Way(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
 
 
 def _works(fitting: Mapping[Machine, list[Build]]) -> bool:

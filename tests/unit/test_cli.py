@@ -154,11 +154,11 @@ def test_facts_alone_are_an_inventory_and_json_has_the_shape_that_programs_read(
     assert {"candidate", "reason"} == set(document["hosts"]["gpu1"]["nccl"]["rejected"][0])
 
 
-def test_a_conflict_is_in_the_json_with_two_ways_out(tmp_path: Path) -> None:
+def test_a_conflict_is_in_the_json_with_its_ways_out(tmp_path: Path) -> None:
     host = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "390.157", "cuda": "9.1"}}
     (tmp_path / "facts.json").write_text(json.dumps({"hosts": {"old": host}}))
     done = provision("plan", "--facts", str(tmp_path / "facts.json"), "--json", code=1)
     conflicts = json.loads(done.stdout)["conflicts"]
     assert {conflict["host"] for conflict in conflicts} == {"old"}
-    assert all(len(conflict["ways_out"]) == 2 for conflict in conflicts)
+    assert all(conflict["ways_out"] for conflict in conflicts)
     assert "old: no plan fits" in done.stderr

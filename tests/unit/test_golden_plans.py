@@ -37,6 +37,12 @@ def test_the_plan_is_the_one_that_was_looked_at(known: Path) -> None:
     assert max(len(line) for line in made.splitlines() if " " in line.strip()) <= 120
 
 
+def test_each_cause_is_said_once() -> None:
+    lost = [line for line in as_text(PLANS / "blackwell-580.json").replace("\n               ", " ").splitlines() if " not " in line[:16]]
+    assert sum("compute capability 10.0 yet (12.8 or newer)" in line for line in lost) == 1
+    assert sum("it does not exist (nccl#533, nccl#1142" in line for line in lost) == 1
+
+
 if __name__ == "__main__":
     for each in INVENTORIES:
         each.with_suffix(".txt").write_text(as_text(each), encoding="utf-8")

