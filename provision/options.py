@@ -6,17 +6,19 @@ import functools
 import getpass
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import typer
 
-from provision import inventory, last_run, main_job
+from provision import downloads, inventory, last_run, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.resolve.nccl_builds import local_repository
-from provision.resolve.openmpi import tarball_version
+from provision.resolve.openmpi import known_checksum, tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.run import RunOptions
 
@@ -49,9 +51,7 @@ def wishes(
     ] = False,
     nccl: Annotated[str | None, typer.Option("--nccl", help="An NCCL version, e.g. 2.21.5.", metavar="VERSION")] = None,
     nccl_source: Annotated[str, typer.Option(help=f"Take NCCL only from here: {', '.join(get_args(NcclSource))}.")] = "auto",
-    nccl_local: Annotated[
-        Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb or .rpm, as downloaded by hand.", dir_okay=False)
-    ] = None,
+    nccl_local: Annotated[Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb, as downloaded by hand.", dir_okay=False)] = None,
     openmpi: Annotated[str, typer.Option(help=f"Take Open MPI only from here: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
     openmpi_version: Annotated[str | None, typer.Option(help="An Open MPI 4.x.", metavar="VERSION")] = None,
     openmpi_tarball: Annotated[
@@ -67,23 +67,19 @@ def wishes(
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
     if wheels is not None and not wheels.is_dir():
         raise UsageError(f"--wheels {wheels}: no such folder")
-    if nccl_local is not None and local_repository(_file("--nccl-local", nccl_local)) is None:
-        example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
-        raise UsageError(f"--nccl-local {nccl_local}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
-    if openmpi_tarball is not None and tarball_version(_file("--openmpi-tarball", openmpi_tarball)) is None:
-        raise UsageError(f"--openmpi-tarball {openmpi_tarball}: its name does not say a version", todo="call it openmpi-4.1.8.tar.gz")
+    _one_of("--nccl-source", nccl_source, get_args(NcclSource))
     return main_job.Options(
         torch=not without_torch,
         torch_version=_version("--torch", torch),
-        torch_index=torch_index,
-        index_url=index_url,
+        torch_index=_url("--torch-index", torch_index),
+        index_url=_url("--index-url", index_url),
         wheels=wheels.resolve() if wheels else None,
-        nccl_source=_one_of("--nccl-source", nccl_source, get_args(NcclSource)),
+        nccl_source=nccl_source,  # type: ignore[arg-type]
         nccl_version=_version("--nccl", nccl),
-        nccl_local=nccl_local.resolve() if nccl_local else None,
+        nccl_local=_nccl_local(nccl_local, nccl_source),
         openmpi=_one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
         openmpi_version=_version("--openmpi-version", openmpi_version),
-        openmpi_tarball=openmpi_tarball.resolve() if openmpi_tarball else None,
+        openmpi_tarball=_openmpi_tarball(openmpi_tarball),
         openmpi_cuda=openmpi_cuda,
         openmpi_verbs=openmpi_verbs,
         allow_bad=allow_bad,
@@ -193,9 +189,53 @@ def _one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
 
 
 def _version(option: str, value: str | None) -> str | None:
-    if value is not None and not all(part.isdigit() for part in value.split("+")[0].split(".")):
+    """A release alone. Which build of it (``+cu126``, ``-1+cuda12.4``) a host gets is what the plan finds out."""
+    if value is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
+        release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
+        if release:
+            raise UsageError(f"{option} {value}: name the release alone; the plan takes each host's build", todo=f"{option} {release[0]}")
         raise UsageError(f"{option} {value}: this is no version", todo="write it like 2.21.5")
     return value
+
+
+def _url(option: str, value: str | None) -> str | None:
+    if value is not None:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https", "file") or not (parts.netloc or parts.scheme == "file") or not value.isprintable():
+            raise UsageError(f"{option} {value}: this is no address", todo="write it like https://index.example/simple")
+    return value
+
+
+def _nccl_local(path: Path | None, source: str) -> Path | None:
+    if path is None:
+        if source == "local":
+            raise UsageError("--nccl-source local: no package is given", todo="give it: --nccl-local FILE")
+        return None
+    if source not in ("auto", "local"):
+        raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", todo="leave one of them out")
+    name = _file("--nccl-local", path)
+    if path.suffix == ".rpm":
+        todo = "take NCCL from NVIDIA's repository (--nccl-source repository) or the wheel (--nccl-source wheel)"
+        raise UsageError(f"--nccl-local {path}: only .deb packages can be used", todo=todo)
+    if local_repository(name) is None:
+        example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+        raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
+    return path.resolve()
+
+
+def _openmpi_tarball(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    name = _file("--openmpi-tarball", path)
+    if tarball_version(name) is None:
+        raise UsageError(f"--openmpi-tarball {path}: its name does not say a version", todo="call it openmpi-4.1.8.tar.gz")
+    expected = known_checksum(name)
+    if expected is not None and downloads.digest(path) != expected:
+        raise UsageError(
+            f"--openmpi-tarball {path}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
+            todo="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
+        )
+    return path.resolve()
 
 
 def _file(option: str, path: Path) -> str:

@@ -1,0 +1,67 @@
+"""What the shared options refuse before anything is looked at, and what they hand on."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import catalog, options
+from provision.errors import UsageError
+
+LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+
+
+def refused(**given: Any) -> str:
+    with pytest.raises(UsageError) as error:
+        options.wishes(**given)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["openmpi-4.1.8.tar.gz", "openmpi-4.1.6.tar.bz2"])
+def test_a_tarball_whose_checksum_is_known_must_have_it(name: str, tmp_path: Path) -> None:
+    given = tmp_path / name
+    given.write_bytes(b"junk")
+    assert "it is damaged, or not what its name says" in refused(openmpi_tarball=given)
+    other = given.rename(tmp_path / "openmpi-4.1.5.tar.gz")
+    assert options.wishes(openmpi_tarball=other).openmpi_tarball == other  # no checksum of that one is known: it is the user's
+
+
+def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "openmpi-4.1.8.tar.gz"
+    given.write_bytes(b"the official one")
+    known = {"4.1.8": {"ending": "gz", "value": hashlib.sha256(b"the official one").hexdigest()}}
+    monkeypatch.setitem(catalog.load("openmpi")["tarball"], "sha256", known)
+    assert options.wishes(openmpi_tarball=given).openmpi_tarball == given
+
+
+def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) -> None:
+    given = tmp_path / LOCAL
+    given.touch()
+    assert options.wishes(nccl_local=given, nccl_source="local").nccl_local == given
+    assert "exclude each other" in refused(nccl_local=given, nccl_source="wheel")
+    assert "give it: --nccl-local FILE" in refused(nccl_source="local")
+    rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
+    assert "only .deb packages can be used" in refused(nccl_local=rpm)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"torch": "2.13.0+cu130"}, "→ --torch 2.13.0"),
+        ({"nccl": "2.21.5-1+cuda12.4"}, "→ --nccl 2.21.5"),
+        ({"nccl": "newest"}, "this is no version"),
+        ({"openmpi_version": "4.1."}, "this is no version"),
+        ({"torch_index": "banana"}, "--torch-index banana: this is no address"),
+        ({"index_url": "https:///simple"}, "this is no address"),
+    ],
+)
+def test_versions_are_releases_and_indexes_are_addresses(given: dict[str, str], said: str) -> None:
+    assert said in refused(**given)
+
+
+def test_good_ones_go_through() -> None:
+    made = options.wishes(torch="2.13.0", torch_index="file:///srv/simple", index_url="https://me:secret@index.example/simple")
+    assert (made.torch_version, made.torch_index) == ("2.13.0", "file:///srv/simple")
