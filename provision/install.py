@@ -30,6 +30,9 @@ ROLES = (
     *("cmake", "nccl", "linker", "pytorch", "engine", "mpi_network"),
 )
 
+# Left out where root is not to be had.
+ONLY_AS_ROOT = ("packages", "hwloc")
+
 AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
 # What a step reads of an earlier one: it cannot begin without it.
 NEEDS = {"linker": "nccl"}
@@ -172,6 +175,7 @@ def render(
     text = environment.get_template("site.yml.j2").render(
         hosts=plan.hosts,
         roles=roles,
+        only_as_root=ONLY_AS_ROOT,
         connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
         notes=plan.notes,
         version=__version__,

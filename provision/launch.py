@@ -132,6 +132,9 @@ def mpi_job(
         "PYTHONUNBUFFERED": "1",
         **(environment or {}),
     }
+    if not all(host.root for host in plan.hosts.values()):  # the linker of a host without root does not know our libraries
+        folders = dict.fromkeys(folder for host in plan.hosts.values() for folder in host.library_folders)
+        given["LD_LIBRARY_PATH"] = ":".join([*folders, given.get("LD_LIBRARY_PATH", "{inherited}")])
     argv = mpirun.command(
         mpirun=first.mpirun,
         prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,

@@ -95,7 +95,7 @@ def make_plan(
     )
     if locked is not None:
         wishes = locking.fill_in(wishes, locked)
-    plan = resolve(known, wishes, {host.name: _host_wishes(host) for host in inventory.hosts})
+    plan = resolve(known, wishes, {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known})
     sources = Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
     if locked is None:
         return plan, sources
@@ -263,9 +263,10 @@ def remove(
     with hold_hosts(inventory, "provision remove"):
         session = Session(inventory, progress, passwords)
         try:
-            found = removing.remove(session, dry_run=True)
+            survey = surveying.look(session)
+            found = removing.remove(session, survey, dry_run=True)
             if any(one.state == "would remove" for one in found) and wanted(found):
-                found = removing.remove(session, dry_run=False)
+                found = removing.remove(session, survey, dry_run=False)
             return found
         finally:
             session.close()
@@ -300,8 +301,8 @@ def refuse_conflicts(plan: Plan) -> None:
         raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, todo="  or  ".join(first.ways_out))
 
 
-def _host_wishes(host: Host) -> HostWishes:
-    return HostWishes(host.slots, surveying.prefix_of(host), host.interface)
+def _host_wishes(host: Host, found: Mapping[str, Any]) -> HostWishes:
+    return HostWishes(host.slots, surveying.prefix_of(host, found), host.interface)
 
 
 def _add_problems(report: Report, survey: Survey) -> None:

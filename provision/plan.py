@@ -111,6 +111,7 @@ class HostPlan:
     """Everything that one host gets. ``None`` stands for "not on this host".
 
     ``interpreter`` is the Python that is there already and runs Ansible's modules; ``python`` is the one that everything is made with.
+    ``root``: whether its steps run as root. Without, nothing outside the prefix and the login user's home is touched.
     """
 
     name: str
@@ -135,6 +136,7 @@ class HostPlan:
     nccl: Component | None = None
     hwloc: Component | None = None
     interpreter: str = ""
+    root: bool = True
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> HostPlan:
@@ -156,6 +158,13 @@ class HostPlan:
     def openmpi_home(self) -> str:
         """Where this plan's Open MPI lies: ``bin``, ``lib`` and ``etc`` are below."""
         return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
+
+    @property
+    def library_folders(self) -> tuple[str, ...]:
+        """Where its libraries lie. With root the dynamic linker knows; without, LD_LIBRARY_PATH must say."""
+        python = ".".join(self.python.version.split(".")[:2])
+        nccl = f"{self.prefix}/nccl/lib/python{python}/site-packages/nvidia/nccl/lib"
+        return (f"{self.openmpi_home}/lib", *([nccl] if self.nccl and self.nccl.source == "wheel" else []))
 
     @property
     def mpirun(self) -> str:

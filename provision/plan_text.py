@@ -24,6 +24,7 @@ _FROM = {
     "host": "there already",
     "bundled": "comes along",
     "remove": "is taken off",
+    "leave": "stays",
 }
 
 
@@ -54,7 +55,7 @@ def _alike(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
     """Hosts whose components are the same, in the order of the first of each. The plan makes equal components once, so identity tells."""
     groups: dict[tuple[object, ...], list[HostPlan]] = {}
     for host in hosts:
-        key = (host.system, host.arch, host.prefix, *(id(getattr(host, name)) for name in COMPONENTS))
+        key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
         groups.setdefault(key, []).append(host)
     return list(groups.values())
 
@@ -68,9 +69,10 @@ def _names(hosts: Sequence[HostPlan], width: int) -> str:
 
 def _hosts_lines(hosts: Sequence[HostPlan], width: int) -> Iterator[str]:
     first = hosts[0]
-    yield f"  {'system':<{_INDENT - 2}}{first.system} on {first.arch}, prefix {first.prefix}"
+    yield f"  {'system':<{_INDENT - 2}}{first.system} on {first.arch}, prefix {first.prefix}{'' if first.root else ', without root'}"
     yield f"  {'network':<{_INDENT - 2}}{_network(first.network)}" + (f"; the others likewise: {_others(hosts)}" if len(hosts) > 1 else "")
-    yield from _wrapped(f"  {'packages':<{_INDENT - 2}}{', '.join(first.packages)}", width)
+    if first.packages:
+        yield from _wrapped(f"  {'packages':<{_INDENT - 2}}{', '.join(first.packages)}", width)
 
 
 def _network(network: Network) -> str:

@@ -37,7 +37,8 @@ class JobResult:
 @dataclass(frozen=True)
 class Job:
     """What to run. In ``argv``, ``{job}`` stands for the job's private folder on the host, ``{home}`` for the user's home; ``files`` are
-    written into the former first."""
+    written into the former first. ``:{inherited}`` at the end of a value of ``environment`` stands for what the variable holds there
+    already."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from provision import survey as surveying
 from provision.errors import ProvisionError
 from provision.playbook import Event
 from provision.session import Session
+from provision.survey import Survey
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
 HOME_RECORD = "~/.provision-record.json"
@@ -34,8 +35,9 @@ class HostRemoval:
         return self.error is not None
 
 
-def remove(session: Session, *, dry_run: bool) -> list[HostRemoval]:
+def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
     """Take off what the records say; with ``dry_run`` only tell. A host that fails does not stop the others."""
+    hosts = [host for host in session.inventory.hosts if host.name in survey.hosts]
     answers: dict[str, list[str]] = {}
     refused: dict[str, Event] = {}
 
@@ -49,7 +51,9 @@ def remove(session: Session, *, dry_run: bool) -> list[HostRemoval]:
     session.play(
         resources.folder("playbooks") / "remove.yml",
         "Look what is there" if dry_run else "Remove",
+        hosts=[host.name for host in hosts],
         extra_vars={
+            "provision_prefixes": {host.name: surveying.prefix_of(host, survey.hosts[host.name]) for host in hosts},
             "provision_owner": session.owner,
             "provision_dead_runs": session.dead_runs(),
             "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
@@ -57,9 +61,14 @@ def remove(session: Session, *, dry_run: bool) -> list[HostRemoval]:
         },
         on_event=note,
     )
-    found = [_host(session, host.name, answers.get(host.name, []), refused.get(host.name), dry_run) for host in session.inventory.hosts]
+    found = [
+        _host(session, host.name, answers.get(host.name, []), refused.get(host.name), dry_run)
+        if host in hosts
+        else _unseen(host.name, survey)
+        for host in session.inventory.hosts
+    ]
     if refused and not dry_run:
-        session.release([host.name for host in session.inventory.hosts])
+        session.release([host.name for host in hosts])
     session.write("removal.json", as_dict(found))
     return found
 
@@ -93,7 +102,14 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
     return found
 
 
+def _unseen(name: str, survey: Survey) -> HostRemoval:
+    """A host that the survey could not look at."""
+    problem = next(problem for problem in survey.problems if problem.host == name)
+    return HostRemoval(name, "unreachable", error=problem.what, todo=problem.todo)
+
+
 def _command(options: dict[str, Any]) -> str:
     # Without Python nothing of ours can have run there either.
     absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
-    return surveying.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n")
+    prefix = "{{ provision_prefixes[inventory_hostname] }}"
+    return surveying.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n", prefix)

@@ -48,6 +48,7 @@ class Session:
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
         self.locks_left = False
+        self.rooted: set[str] = set()  # hosts where steps may run as root, as the survey finds out
         self._note = self.folder / "controller.json"
         self._note.write_text(json.dumps(_this_process()), encoding="utf-8")
 
@@ -110,7 +111,7 @@ class Session:
             self.ansible_inventory,
             workdir=workdir,
             run_id=self.run_id,
-            extra_vars=extra_vars,
+            extra_vars={"provision_rooted": sorted(self.rooted), **(extra_vars or {})},
             limit=names,
             check=check,
             passwords=self.passwords,
@@ -129,7 +130,7 @@ class Session:
             self.ansible_inventory,
             workdir=self.folder / "release",
             run_id=self.run_id,
-            extra_vars={"provision_released_run": self.run_id},
+            extra_vars={"provision_released_run": self.run_id, "provision_rooted": sorted(self.rooted)},
             limit=hosts,
             passwords=self.passwords,
         )
@@ -146,7 +147,11 @@ class Session:
             self.ansible_inventory,
             workdir=self.folder / "sweep",
             run_id=f"sweep-of-{self.run_id}",
-            extra_vars={"provision_sweep_command": resources.inline_command(script, self.run_id), "provision_swept_run": self.run_id},
+            extra_vars={
+                "provision_sweep_command": resources.inline_command(script, self.run_id),
+                "provision_swept_run": self.run_id,
+                "provision_rooted": sorted(self.rooted),
+            },
             limit=names,
             passwords=self.passwords,
         )

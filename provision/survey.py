@@ -13,9 +13,9 @@ from typing import Any
 from provision import catalog, facts, resources
 from provision.errors import ProvisionError
 from provision.facts import Problem
-from provision.inventory import Host, check_against_facts
+from provision.inventory import Host, check_against_facts, values
 from provision.playbook import Event
-from provision.resolve.wishes import DEFAULT_PREFIX
+from provision.resolve.wishes import DEFAULT_PREFIX, HOME_PREFIX
 from provision.session import Session
 
 # The names under which an inventory may hold the sudo password, in Ansible's order.
@@ -66,6 +66,7 @@ def look(session: Session) -> Survey:
     for finding in check_against_facts(session.inventory, survey.hosts):
         survey.problems.append(Problem(finding.level, finding.host or finding.where, f"{finding.message} ({finding.where})", finding.todo))
     survey.problems.sort(key=lambda problem: problem.level != "error")
+    session.rooted = {name for name, found in survey.hosts.items() if found["user"]["can_become"]}
     session.write("facts.json", survey.as_dict())
     return survey
 
@@ -81,12 +82,13 @@ def _host_problems(
     except ProvisionError as error:
         yield Problem("error", host.name, error.what, error.todo)
         return
+    prefix = host.prefix or DEFAULT_PREFIX
     if not found.get("missing_python"):
         found = facts.normalise(found)
         survey.hosts[host.name] = found
+        prefix = prefix_of(host, found)
     cuda = bool(found.get("driver"))
     needed = catalog.load("system_packages")["needed_mb"]["cuda" if cuda else "cpu"]
-    prefix = prefix_of(host)
     installed = (found.get("installed") or {}).get("manifest")
     yield from facts.problems(host.name, found, needed_mb=200 if installed else needed, prefix=prefix, become_password=has_password)
     if refusal is not None:
@@ -103,34 +105,46 @@ def connection_problem(host: Host, said: str) -> Problem:
     return Problem("error", host.name, f"it cannot be used: {last}", "try it by hand: ssh " + host.address)
 
 
-def prefix_of(host: Host) -> str:
-    """Where things go on this host."""
-    return host.prefix or DEFAULT_PREFIX
+def prefix_of(host: Host, found: Mapping[str, Any]) -> str:
+    """Where things go on this host: as the inventory says, else by whether root is to be had there, as `hostside/survey.py` has it."""
+    if host.prefix:
+        return host.prefix
+    at_home = f"{(found['user']['home'] or '').rstrip('/')}/{HOME_PREFIX}"
+    return DEFAULT_PREFIX if found["user"]["can_become"] or values.prefix(at_home) else at_home
 
 
-def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
+def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str, prefix: str = "") -> str:
     """A script of ours as one shell command, as an Ansible template: interpreter and prefix are each host's own.
 
     The templates hold no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
 
     Args:
         script: a file of ``hostside``.
-        variable: the environment variable that it reads its options from, as JSON; ``@prefix@`` in them stands for the host's prefix.
+        variable: the environment variable that it reads its options from, as JSON; ``@prefix@`` in them stands for the host's prefix, and
+            ``@root@`` for what is known of root before anyone has looked: ``no`` (not wanted), ``password`` (one will be given) or nothing.
         missing_python: what the host says where there is no Python.
+        prefix: a template of it, where the inventory's word is not enough.
     """
     given = 'ansible_python_interpreter if (ansible_python_interpreter | default("")) is match("/") else "python3"'
     interpreter = "{{ provision_python | default(" + given + ", true) }}"
-    prefix = '{{ provision_prefix | default("' + DEFAULT_PREFIX + '") }}'
-    stated = shlex.quote(json.dumps(options)).replace("@prefix@", prefix)
+    prefix = prefix or '{{ provision_prefix | default("") }}'
+    stated = shlex.quote(json.dumps(options)).replace("@prefix@", prefix).replace("@root@", _ROOT)
     inline = resources.inline_command(resources.hostside(script), interpreter='"$python"')
     absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
     command = f"python=$(command -v {interpreter}) || {{ {absent}; }}; {variable}={stated} {inline}"
     return f"/bin/sh -c {shlex.quote(command)}"
 
 
+_ROOT = (
+    '{{ "no" if not (provision_sudo | default(true) | bool) else "password" if provision_try_become or '
+    + " or ".join(f"{name} is defined" for name in _PASSWORD_VARIABLES)
+    + ' else "" }}'
+)
+
+
 def _command() -> str:
     absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
-    return command_on_host("survey.py", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@"}, absent)
+    return command_on_host("survey.py", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, absent)
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

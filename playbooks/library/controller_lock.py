@@ -1,7 +1,8 @@
 #!/usr/bin/python
 """Ansible module: one controller at a time on this host, also when they run on different machines. Python 3.7+, standard library only.
 
-The lock is a file under /run: a reboot forgets it. A controller names its own runs that have died, and may take their lock over.
+The lock is a file under /run, which a reboot forgets, or in the home of a user who cannot be root. A controller names its own runs that
+have died, and may take their lock over.
 """
 
 from __future__ import annotations

@@ -47,15 +47,18 @@ def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]],
                 indexes = _indexes(host, places)
                 place = folder / "wheels" / kind
                 brought[kind] = wheels.bring(pins, target_machine, place, indexes=indexes, find_links=places.wheels, say=say)
-            say(f"{host.name}: packages: {', '.join(host.packages)}")
+            say(f"{host.name}: packages: {', '.join(host.packages) or 'none, without root'}")
             try:
-                packages = debs.bring(host.packages, host.arch, seen[host.name], work / host.name, folder / "debs", places.apt_mirror)
+                into = folder / "debs"
+                packages = host.packages and debs.bring(
+                    host.packages, host.arch, seen[host.name], work / host.name, into, places.apt_mirror
+                )
             except ProvisionError as error:
                 raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
             hosts[host.name] = {
                 "requirements": archive.requirements_of(host),
                 "wheels": [f"{kind}/{file}" for file in brought[kind]],
-                "debs": packages,
+                "debs": list(packages),
             }
         dataset = _data(folder / "cache", say) if data else None
         lock = of_plan(plan, {name: _files(folder, entry["wheels"]) for name, entry in hosts.items()}, None, session.inventory)

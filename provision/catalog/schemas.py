@@ -219,6 +219,7 @@ FILES: dict[str, Shape] = {
             "rhel": listed(word),
             "needed_mb": record({"cpu": whole, "cuda": whole}),
             "other_python": mapping(word, listed(word)),
+            "without_root": mapping(word, record({"compiler": word, "venv": word, "ssh": word})),
         }
     ),
     "os": record(

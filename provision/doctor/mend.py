@@ -22,6 +22,9 @@ from provision.inventory import Inventory
 from provision.resolve.wishes import OpenMpiSource
 from provision.session import Session
 
+# Of the small tasks, those that need no root.
+WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
+
 # Mended by bringing the hosts to the plan again, where something of ours is installed.
 BY_INSTALLING = frozenset(
     (
@@ -76,7 +79,7 @@ def treatment(look: Look) -> Treatment:
         if finding.id in BY_INSTALLING and installed and finding.host in look.facts:
             if finding.id not in made.install:
                 made.install.append(finding.id)
-        elif finding.host in look.facts and _tasks(finding.id).is_file():
+        elif _tasks(finding.id).is_file() and _may(look.facts.get(finding.host or ""), finding.id):
             made.tasks[str(finding.host)].append(finding.id)
         else:
             made.left.append(finding)
@@ -126,6 +129,11 @@ def _variables(facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
         "ssh_files": facts["ssh"]["files"],
         "open_mpi": next((each["path"].rpartition("/")[0] for each in facts["mpi"]["found"] if each["flavour"] == "openmpi"), None),
     }
+
+
+def _may(facts: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether the tasks for this error can run on a host."""
+    return facts is not None and (facts["user"]["can_become"] or name in WITHOUT_ROOT)
 
 
 def _tasks(name: str) -> Path:

@@ -15,6 +15,7 @@ OLDEST_PYTHON = (3, 8)  # of the training environment: mpi4py 4 and the engine n
 CLOCKS_APART_S = 5.0  # from here on logs of two hosts can no longer be read side by side, and short-lived certificates fail
 NEEDED_TMP_MB = 100  # Ansible's own files; pip builds below the prefix
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
+SHARED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "afs")
 FEW_INODES = 20_000  # PyTorch alone brings some 13,000 files
 
 _INSTALL_PYTHON = (
@@ -53,6 +54,7 @@ def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str
         *_platform(known),
         *_python(known),
         *_rights(known, become_password),
+        *_without_root(known, prefix),
         *_room(known, needed_mb, prefix),
         *_packages(known),
     )
@@ -68,7 +70,7 @@ def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at:
     known = {
         name: normalise(facts) for name, facts in facts_by_host.items() if not facts.get("missing_python") and not facts.get("unreachable")
     }
-    return [*_same_machines(known), *_clocks(known, received_at or {})]
+    return [*_same_machines(known), *_shared_prefixes(known), *_clocks(known, received_at or {})]
 
 
 # --------------------------------------------------------------------------------------------------------- one host
@@ -121,19 +123,66 @@ def _python(facts: Facts) -> Iterator[_Finding]:
 
 def _rights(facts: Facts, become_password: bool) -> Iterator[_Finding]:
     user = facts["user"]
-    who = user["name"] or "the user"
-    root = "connect as root (ansible_user=root)"
-    if user["sudo"] == "none" and user["sudo_installed"] is False:
-        yield "error", f"there is no sudo and {who} is not root", f"install sudo and let {who} use it, or {root}"
-    elif user["sudo"] == "none":
-        said = f" ({user['sudo_says']})" if user["sudo_says"] else ""
-        yield (
-            "error",
-            f"{who} may not use sudo{said}",
-            f"as root there: echo '{who} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{who}; or {root}",
+    if user["can_become"] and user["sudo"] == "password" and not become_password:
+        who = user["name"] or "the user"
+        yield "error", f"sudo asks {who} for a password", "add --ask-become-pass, or do without root: provision_sudo=no in the inventory"
+
+
+def _without_root(facts: Facts, prefix: str) -> Iterator[_Finding]:
+    """Where root is not to be had, what it would have brought must be there."""
+    if facts["user"]["can_become"]:
+        return
+    why = why_no_root(facts)
+    password = facts["user"]["sudo"] == "password"
+    if password:
+        yield "warning", why, "if the user may use sudo all the same: --ask-become-pass"
+    missing = list(_missing_packages(facts))
+    if missing:
+        install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts["os"]["family"], "install")
+        who = facts["user"]["name"] or "the user"
+        todo = (
+            f"have an administrator run there: {install} {' '.join(missing)}; or let {who} use sudo; or connect as root (ansible_user=root)"
         )
-    elif user["sudo"] == "password" and not become_password:
-        yield "error", f"sudo asks {who} for a password", "add --ask-become-pass"
+        if password:
+            todo += "; or give the sudo password: --ask-become-pass"
+        if not _has_venv(facts):
+            todo += "; a Python of your own that has venv may be named, too: provision_python=/path/to/python3"
+        yield "error", f"{why}, and what only root can install is not there: {', '.join(missing)}", todo
+    if facts["disk"]["prefix"].get("writable") is False:
+        who = facts["user"]["name"] or "USER"
+        todo = f"have an administrator make it: install -d -o {who} {prefix}; or name another with provision_prefix"
+        yield "error", f"{why}, and {prefix} cannot be made or written without", todo
+
+
+def why_no_root(facts: Facts) -> str:
+    """Why things are done without root on this host, as a sentence."""
+    user = facts["user"]
+    who = user["name"] or "the user"
+    if user["sudo"] == "unwanted":
+        return "provision_sudo=no"
+    if user["sudo"] == "password":
+        return f"{user['sudo_says'] or 'sudo asks for a password'}: done without root"
+    if user["sudo_installed"] is False:
+        return f"there is no sudo and {who} is not root"
+    return f"{who} may not use sudo" + (f" ({user['sudo_says']})" if user["sudo_says"] else "")
+
+
+def _missing_packages(facts: Facts) -> Iterator[str]:
+    """What a host without root lacks of what the engine, Python's environment and mpirun need; what is not known is not missing."""
+    names = catalog.load("system_packages")["without_root"].get(facts["os"]["family"], {})
+    if facts["compiler"] is None and "compiler" not in facts["missing"]:
+        yield names.get("compiler", "a C++ compiler")
+    if not _has_venv(facts):
+        yield names.get("venv", "venv for Python")
+    if facts["ssh"]["client"] is None and "ssh" not in facts["missing"]:
+        yield names.get("ssh", "an ssh client")
+
+
+def _has_venv(facts: Facts) -> bool:
+    python = facts["python"]
+    asked = python.get("asked_for")
+    candidates = [asked] if asked else [python, *python["others"]]
+    return any(each.get("has_venv") is not False for each in candidates)
 
 
 def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Finding]:
@@ -207,6 +256,22 @@ def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
             yield Problem("warning", name, what, f"there: sudo hostnamectl set-hostname {name}")
         ids.setdefault(machine_id or name, name)
         names.setdefault(hostname or name, name)
+
+
+def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
+    """Homes are often one folder of a file server: hosts would install over each other."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, facts in known.items():
+        disk = facts["disk"]["prefix"]
+        place = (disk.get("path"), disk.get("filesystem"), disk.get("total_mb"))
+        if disk.get("filesystem") not in SHARED_FILE_SYSTEMS or None in place:
+            continue
+        if place in seen:
+            what = (
+                f"{place[0]} is a folder of a file server ({place[1]}), the same as on `{seen[place]}`: they would install over each other"
+            )
+            yield Problem("error", name, what, "name a folder of each host's own disk: provision_prefix=/var/tmp/provision")
+        seen.setdefault(place, name)
 
 
 def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Iterator[Problem]:

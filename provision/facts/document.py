@@ -99,6 +99,8 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
             gpu["compute_capability"] = str(gpu["compute_capability"])
     if facts["package_manager"]["name"] is None:
         facts["package_manager"]["name"] = defaults.PACKAGE_MANAGERS.get(facts["os"]["family"], "none")
+    if facts["user"]["can_become"] is None:
+        facts["user"] = facts["user"] | {"can_become": facts["user"]["sudo"] != "none"}
     facts["candidates"], odd = _plain(facts["candidates"])
     facts.setdefault("errors", {})
     if odd:

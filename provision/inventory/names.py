@@ -6,6 +6,7 @@ from __future__ import annotations
 OURS = {
     "slots": "ranks to start on the host, a whole number from 1",
     "provision_prefix": "folder for everything that is installed, an absolute path",
+    "provision_sudo": "no: do without root on this host although sudo is there",
     "provision_python": "the Python to build the environment with, an absolute path or a name like python3.11",
     "provision_interface": "the network interface that MPI and NCCL use, such as eth0",
 }

@@ -51,6 +51,10 @@ def prefix(value: Any) -> str | None:
     return None
 
 
+def sudo(value: Any) -> str | None:
+    return None if str(value).lower() in ("yes", "no", "true", "false") else f"provision_sudo must be yes or no, not {_say(value)}"
+
+
 def python(value: Any) -> str | None:
     if isinstance(value, str) and (_PYTHON_NAME.match(value) or (value.startswith("/") and not re.search(r"\s", value))):
         return None
@@ -81,6 +85,7 @@ TESTS: Mapping[str, Callable[[Any], str | None]] = {
     "ansible_host": lambda value: (said := text(value)) and f"ansible_host {said}",
     "ansible_user": lambda value: (said := text(value)) and f"ansible_user {said}",
     "provision_prefix": prefix,
+    "provision_sudo": sudo,
     "provision_python": python,
     "provision_interface": interface,
 }

@@ -72,7 +72,10 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
         name: _host_plan(name, host, kind_of[name], hosts.get(name, HostWishes()), networks[name], shared[kind_of[name]])
         for name, host in facts.items()
     }
-    return Plan(hosts=plans, notes=(*notes, *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())))
+    return Plan(
+        hosts=plans,
+        notes=(*notes, *_without_root(plans), *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())),
+    )
 
 
 def _unusable(kinds: Kinds) -> Trouble:
@@ -195,6 +198,7 @@ def _host_plan(name: str, host: Facts, kind: Machine, asked: HostWishes, net: Ne
         ssh_host_keys=tuple(key for key in host["ssh"]["host_keys"] if _HOST_KEY.fullmatch(key)),
         network=net,
         interpreter=host["python"]["executable"] or "/usr/bin/python3",
+        root=kind.root,
         **vars(shared),
     )
 
@@ -207,6 +211,8 @@ def _ssh_port(host: Facts) -> int:
 
 def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> tuple[str, ...]:
     """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
+    if not kind.root:
+        return ()
     wanted = list(catalog.load("system_packages")[kind.family])
     if not chosen.path.startswith("/usr/bin/"):  # a Python of the user's own brings its venv along
         wanted = [package for package in wanted if package not in ("python3-venv", "python3-pip")]
@@ -229,8 +235,23 @@ def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWish
     usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
     odd = sorted(name for name, prefix in prefixes.items() if prefix != usual)
     listed = ", ".join(f"{prefix} on {some(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
-    ways = (Way(f"give all hosts the same provision_prefix: {usual}"), leave_out(odd))
+    rootless = sorted(name for name in facts if not facts[name]["user"]["can_become"])
+    same = f"{prefixes[rootless[0]]}, which hosts without root can write" if rootless else usual
+    ways = (Way(f"give all hosts the same provision_prefix: {same}"), leave_out(odd))
     return {"the prefix": Blocked(odd[0], f"mpirun needs the same prefix on every host, not {listed}", ways)}
+
+
+def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
+    """What is given up where root is not to be had."""
+    names = sorted(name for name, plan in plans.items() if not plan.root)
+    if not names:
+        return []
+    prefix = plans[names[0]].prefix
+    return [
+        f"{some(names)}: without root everything goes into {prefix}. Given up: system packages (what is needed is there), holds on them, "
+        "NVIDIA's repository (NCCL is the wheel), taking off a hwloc that breaks Open MPI, raising limits, and the dynamic linker's "
+        f"configuration: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
+    ]
 
 
 def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:

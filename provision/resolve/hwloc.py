@@ -9,13 +9,19 @@ from provision.versions import matches, minor
 
 
 def hwloc(kind: Machine, openmpi: Component) -> Component:
-    """What becomes of hwloc on this kind of host: ``remove`` for what must go, ``bundled`` for what comes with Open MPI."""
+    """What becomes of hwloc on this kind of host.
+
+    ``remove`` for what must go, ``leave`` where only root could take it off, ``bundled`` for what comes with Open MPI.
+    """
     known = catalog.load("hwloc")
     for name, installed in kind.hwloc:
         for entry in known["known_bad"]:
             if matches(installed, entry):
                 bad = tuple(other for other, found in kind.hwloc if matches(found, entry))
                 why = (f"{name} {installed}: {entry['why']} ({entry['source']})", f"Open MPI {openmpi.version} brings what it needs itself")
+                if not kind.root:
+                    said = "only root could take it off; where it gets in the way, have an administrator do it"
+                    return Component(installed, " ".join(bad), "leave", (*why, said))
                 return Component(installed, " ".join(bad), "remove", why)
     if openmpi.source == "distribution":
         linked = str(kind.of_system(known["distribution"]["versions"]) or "")

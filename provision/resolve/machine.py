@@ -43,6 +43,7 @@ class Machine:
         candidates: package → versions that the host's own package index offers, newest first.
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
+        root: whether things may be done as root there; without, nothing is installed but into the prefix.
     """
 
     os_id: str
@@ -61,6 +62,7 @@ class Machine:
     candidates: tuple[tuple[str, tuple[str, ...]], ...]
     torch_wheels: tuple[str, ...]
     hwloc: tuple[tuple[str, str], ...]
+    root: bool = True
 
     @property
     def system(self) -> str:
@@ -102,6 +104,7 @@ def machine(facts: Facts) -> Machine:
         ),
         torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
         hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
+        root=facts["user"]["can_become"],
     )
 
 
@@ -160,6 +163,10 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     why = "the host's own, as its facts say" if python["version"] else "the one that its distribution brings, since its facts name none"
     own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3", why=why)
     found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("has_venv") and each.get("version")]
+    if not facts["user"]["can_become"]:  # nobody can bring another, or what the own one lacks
+        if python["has_venv"] is False and found:
+            own = max(found, key=lambda each: key(each.version))
+        brought = []
     templates = catalog.load("system_packages")["other_python"].get(system["family"], [])
     found += [
         Interpreter(each, f"/usr/bin/python{each}", tuple(name.format(python=each) for name in templates))

@@ -54,6 +54,8 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
     asked = build.version == wishes.nccl_version
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
         return f"newer than the driver's CUDA {kind.cuda}"
+    if not kind.root and build.source != "wheel":
+        return "it is installed as root, which is not to be had there"
     unfit = _wrong_gpu(build, kind)
     if unfit:
         return unfit

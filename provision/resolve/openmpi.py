@@ -126,6 +126,8 @@ def _distribution(kinds: Kinds) -> Component | _Misfit:
         live = next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
         listed = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
         version = live or listed
+        if not kind.root:
+            return _Misfit(names[0], f"{names[0]}: only root can install the distribution's")
         if version is None:
             return _Misfit(names[0], f"{kind.system}: no 4.x known there")
         if key(version)[0] != 4:

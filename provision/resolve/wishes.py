@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DEFAULT_PREFIX = "/opt/provision"
+HOME_PREFIX = "provision"  # below the login user's home, where root is not to be had
 
 NcclSource = Literal["auto", "wheel", "repository", "local", "distribution"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]

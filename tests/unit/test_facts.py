@@ -284,14 +284,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "error a: provision_python /x does not run: No such file",
     ),
     ({"python__asked_for": {"path": "/x", "version": "3.7.1"}}, "error a: provision_python /x is Python 3.7.1; 3.8 or later is needed"),
-    (
-        {"user__sudo": "none", "user__name": "bob", "user__sudo_installed": False},
-        "error a: there is no sudo and bob is not root\n  → install sudo",
-    ),
-    (
-        {"user__sudo": "none", "user__name": "bob", "user__sudo_says": "bob is not in the sudoers file."},
-        "error a: bob may not use sudo (bob is not in the sudoers file.)\n  → as root there: echo 'bob",
-    ),
     ({"user__sudo": "password", "user__name": "bob"}, "error a: sudo asks bob for a password\n  → add --ask-become-pass"),
     (
         {"disk__prefix__free_mb": 100},
@@ -334,6 +326,63 @@ def test_a_newer_python_beside_an_old_one_will_do() -> None:
 
 def test_a_sudo_password_that_will_be_given_is_no_obstacle() -> None:
     assert said(host(user__sudo="password"), become_password=True) == []
+
+
+def without_root(**changes: Any) -> dict[str, Any]:
+    """A host whose user cannot be root and that has all that is needed, changed."""
+    tools = {"compiler": {"path": "/usr/bin/g++"}, "ssh": {"client": {"path": "/usr/bin/ssh"}}, "python": {"has_venv": True}}
+    bare = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"name": "bob", "sudo": "none"}}
+    return facts.normalise({**bare, **tools, **changes})
+
+
+def test_what_is_needed_without_root_must_be_there() -> None:
+    assert said(without_root()) == []
+    assert said(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []  # not known
+    (sentence,) = said(without_root(compiler=None, python={"has_venv": False}, ssh={"client": None}))
+    assert sentence.startswith(
+        "error a: bob may not use sudo, and what only root can install is not there: g++, python3-venv, openssh-client\n"
+        "  → have an administrator run there: apt-get install g++ python3-venv openssh-client; or let bob use sudo"
+    )
+    assert "provision_python=/path/to/python3" in sentence
+    other = {"has_venv": False, "others": [{"path": "/usr/local/bin/python3.12", "version": "3.12", "has_venv": True}]}
+    assert said(without_root(python=other)) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ({"name": "bob", "sudo": "none", "sudo_installed": False}, "there is no sudo and bob is not root"),
+        ({"name": "bob", "sudo": "none", "sudo_says": "bob is not in the sudoers file."}, "bob may not use sudo (bob is not in the"),
+        ({"name": "bob", "sudo": "unwanted", "can_become": False}, "provision_sudo=no"),
+    ],
+)
+def test_why_there_is_no_root_is_said(user: dict[str, Any], why: str) -> None:
+    (sentence,) = said(without_root(user=user, compiler=None))
+    assert sentence.startswith(f"error a: {why}")
+
+
+def test_a_sudo_that_may_only_want_a_password_is_mentioned() -> None:
+    user = {"name": "bob", "sudo": "password", "sudo_says": "a password is required (and ...)", "can_become": False}
+    warning, error = said(without_root(user=user, compiler=None))
+    assert warning.startswith("warning a: a password is required (and ...): done without root\n  → ")
+    assert all("--ask-become-pass" in each for each in (warning, error))
+
+
+def test_a_prefix_that_cannot_be_written_without_root() -> None:
+    (sentence,) = said(without_root(disk={"prefix": {"writable": False}}))
+    assert (
+        "/opt/provision cannot be made or written without\n  → have an administrator make it: install -d -o bob /opt/provision" in sentence
+    )
+
+
+def test_one_prefix_on_a_file_server_for_several_hosts() -> None:
+    def on(kind: str) -> dict[str, Any]:
+        return {**without_root(disk={"prefix": {"path": "/home/bob/provision", "filesystem": kind, "total_mb": 4096}}), "machine_id": None}
+
+    (problem,) = facts.problems_across({"a": on("nfs4"), "b": on("nfs4")})
+    assert (problem.level, problem.host) == ("error", "b")
+    assert "the same as on `a`" in problem.what
+    assert facts.problems_across({"a": on("ext4"), "b": on("ext4")}) == []
 
 
 def test_one_full_file_system_is_one_problem() -> None:

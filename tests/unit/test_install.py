@@ -36,3 +36,18 @@ def test_a_version_with_a_play_in_it_stays_a_comment(tmp_path: Path, line_end: s
     else:
         assert "Traceback" not in done.output
         assert done.exit_code == 2
+
+
+def test_after_the_survey_no_play_is_root_where_root_is_not_to_be_had() -> None:
+    root = Path(__file__).parents[2] / "playbooks"
+    said = {
+        (book.name, line.partition("ansible_become:")[2].strip())
+        for book in [*root.glob("*.yml"), root / "site.yml.j2", *root.glob("roles/*/tasks/*.yml")]
+        for line in book.read_text().splitlines()
+        if "ansible_become:" in line
+    }
+    books = {name for name, value in said if value == "true"}
+    assert books == {"survey.yml"}  # its try of a sudo password
+    for book in root.glob("*.yml"):
+        for play in yaml.safe_load(book.read_text()):
+            assert play["become"] is False or "ansible_become" in play["vars"], book

