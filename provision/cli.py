@@ -135,7 +135,7 @@ def plan(
     """What would be installed where, from where, and why."""
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found, problems = main_job.from_facts(facts_file, inventory)
+        inventory, found, problems = main_job.from_facts(facts_file, inventory, limit)
         report.show_problems(problems, Console(stderr=True))
     elif inventory is None:
         raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
@@ -149,9 +149,12 @@ def plan(
     if json_:
         for piece in made.json():
             sys.stdout.write(piece)
+        main_job.refuse_conflicts(made)
+    elif made.conflicts:
+        plan_text.show(made, Console(stderr=True))
+        raise typer.Exit(1)
     else:
         plan_text.show(made, _console())
-    main_job.refuse_conflicts(made)
     if out is not None and made.hosts:
         playbook = install.render(made, inventory, found, sources, out.resolve())
         Console(stderr=True).print(Text(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check"))

@@ -18,13 +18,14 @@ from provision.bundle.gather import Places, gather
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
-from provision.inventory import Host, Inventory
+from provision.inventory import Host, Inventory, by_name
 from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
 from provision.remove import HostRemoval
 from provision.report import Failure, HostReport, Prospect, Report
 from provision.resolve import DEFAULT_PREFIX, HostWishes, Wishes, resolve
+from provision.resolve.blocked import some
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
 from provision.survey import Survey
@@ -93,31 +94,53 @@ def make_plan(
         engine_version=source.version,
         engine_sha256=source.sha256,
     )
+    open_wishes = wishes
+    asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
     if locked is not None:
         wishes = locking.fill_in(wishes, locked)
-    plan = resolve(known, wishes, {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known})
+    plan = resolve(known, wishes, asked)
     sources = Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
     if locked is None:
         return plan, sources
     if plan.conflicts:
-        anew = "--upgrade, which resolves anew instead of keeping to provision.lock"
-        return replace(plan, conflicts=tuple(replace(one, ways_out=(*one.ways_out, anew)) for one in plan.conflicts)), sources
+        return _without_lock(plan, resolve(known, open_wishes, asked)), sources
     plan = locking.applied(plan, locked)
     return plan, replace(sources, locked=locking.files_for(plan, locked))
 
 
-def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict[str, dict[str, Any]], list[facts.Problem]]:
-    """(the hosts to plan for, the facts of those that were surveyed, why the others were not), from a file and without touching a host.
+def _without_lock(plan: Plan, anew: Plan) -> Plan:
+    """The conflicts of a plan that keeps to the lock: where that is what stands in the way, giving it up is the first way out.
 
-    Without an inventory it is all hosts of the file.
+    Other options are none then: they answer wishes that the lock had, not the user.
+    """
+    if anew.conflicts:
+        return anew
+    upgrade = "--upgrade, which resolves anew instead of keeping to provision.lock"
+    kept = [[way for way in one.ways_out if "--" not in way.replace("--limit", "")] for one in plan.conflicts]
+    conflicts = [replace(one, ways_out=(upgrade, *ways[:1])) for one, ways in zip(plan.conflicts, kept, strict=True)]
+    return replace(plan, conflicts=tuple(conflicts))
+
+
+def from_facts(
+    path: Path, inventory: Inventory | None, limit: str | None = None
+) -> tuple[Inventory, dict[str, dict[str, Any]], list[facts.Problem]]:
+    """(the hosts to plan for, the facts of those that were surveyed, what is odd about them), from a file and without touching a host.
+
+    Without an inventory it is the hosts of the file, after ``limit``.
 
     Raises:
         UsageError: the file cannot be used, or holds facts of none of the hosts.
     """
     found = facts.load_file(path)
     if inventory is None:
-        inventory = Inventory(str(path), None, None, tuple(Host(name, name) for name in found))
-    listed = {host.name: found[host.name] for host in inventory.hosts if host.name in found}
+        if limit and last_run.FAILED in limit.split(","):
+            raise UsageError(f"--limit {limit}: a file of facts knows no last run", todo="name HOSTS besides --facts")
+        inventory = by_name(str(path), list(found), limit)
+    listed = {
+        host.name: facts.with_python(found[host.name], host.python, inventory.where(host, "provision_python"))
+        for host in inventory.hosts
+        if host.name in found
+    }
     known = {name: each for name, each in listed.items() if not (each.get("unreachable") or each.get("missing_python"))}
     problems = [
         problem
@@ -129,7 +152,11 @@ def from_facts(path: Path, inventory: Inventory | None) -> tuple[Inventory, dict
         again = f"make them anew: provision survey {inventory.argument} --json"
         said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
         raise UsageError(said, where=str(path), todo=again)
-    return inventory, known, problems
+    untested: dict[str, list[str]] = {}
+    for name, each in known.items():
+        if odd := facts.untested(each["os"]):
+            untested.setdefault(odd, []).append(name)
+    return inventory, known, [*problems, *(facts.Problem("warning", some(names), odd) for odd, names in untested.items())]
 
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:

@@ -44,9 +44,9 @@ def show(plan: Plan, console: Console) -> None:
     if groups:
         console.print()
     for note in plan.notes:
-        _print(console, f"note: {note}", width, style="cyan")
+        _print(console, f"note: {note}", width, indent=6, style="cyan")
     for conflict in plan.conflicts:
-        _print(console, f"{conflict.host}: {conflict.constraint}", width, style="red")
+        _print(console, f"{conflict.host}: no plan fits: {conflict.constraint}", width, indent=4, style="red")
         for way in conflict.ways_out:
             _print(console, f"  → {way}", width, indent=4)
 

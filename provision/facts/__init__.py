@@ -5,8 +5,21 @@ Nothing here connects to a host or runs anything; the survey itself is `hostside
 
 from __future__ import annotations
 
-from provision.facts.conditions import Problem, problems, problems_across, why_no_root
-from provision.facts.document import BEGIN, END, Facts, normalise, parse
+from provision.facts.conditions import Problem, problems, problems_across, untested, why_no_root
+from provision.facts.document import BEGIN, END, Facts, normalise, parse, with_python
 from provision.facts.file import load_file
 
-__all__ = ["BEGIN", "END", "Facts", "Problem", "load_file", "normalise", "parse", "problems", "problems_across", "why_no_root"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "Facts",
+    "Problem",
+    "load_file",
+    "normalise",
+    "parse",
+    "problems",
+    "problems_across",
+    "untested",
+    "why_no_root",
+    "with_python",
+]

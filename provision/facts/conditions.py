@@ -86,15 +86,25 @@ def _platform(facts: Facts) -> Iterator[_Finding]:
     entry = data["distributions"].get(system["id"])
     said = system["name"] or f"{system['id']} {system['version']}".strip()
     supported = "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in data["distributions"].items())
-    if entry is None:
-        if system["family"] in ("debian", "rhel"):
-            yield "warning", f"{said} is not among the supported systems; it is treated like the {system['family']} family", None
-        else:
-            yield "error", f"{said} is not supported", f"supported are {supported}"
-    elif _version(system["version"]) < _version(entry["oldest"]):
+    if entry is None and system["family"] not in ("debian", "rhel"):
+        yield "error", f"{said} is not supported", f"supported are {supported}"
+    elif entry is not None and _version(system["version"]) < _version(entry["oldest"]):
         yield "error", f"{said} is too old", f"supported are {supported}"
-    elif _version(system["version"])[: len(_version(entry["newest"]))] > _version(entry["newest"]):
-        yield "warning", f"{said} is newer than what this was tested with ({entry['newest']})", None
+    elif odd := untested(system):
+        yield "warning", odd, None
+
+
+def untested(system: Mapping[str, Any]) -> str | None:
+    """What was never tried about a system that is used all the same; None where there is nothing. Takes the section ``os``."""
+    entry = catalog.load("os")["distributions"].get(system["id"])
+    said = system["name"] or f"{system['id']} {system['version']}".strip()
+    if entry is None:
+        family = system["family"]
+        listed = family in ("debian", "rhel")
+        return f"{said} is not among the supported systems; it is treated like the {family} family" if listed else None
+    if _version(system["version"])[: len(_version(entry["newest"]))] > _version(entry["newest"]):
+        return f"{said} is newer than what this was tested with ({entry['newest']})"
+    return None
 
 
 def _python(facts: Facts) -> Iterator[_Finding]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from provision import catalog
-from provision.errors import ProvisionError
+from provision.errors import ProvisionError, UsageError
 from provision.facts import defaults
 from provision.facts.kinds import is_version
 
@@ -107,6 +108,26 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
         facts["errors"] = {**facts["errors"], "candidates": f"no versions of packages: {', '.join(odd)}"}
     facts["missing"] = missing
     return facts
+
+
+def with_python(facts: Facts, path: str | None, where: str) -> Facts:
+    """The facts of a host for which the inventory names a Python (``provision_python``), as a survey of it would have found them.
+
+    Raises:
+        UsageError: nothing says which version that is; ``where`` is the place in the inventory.
+    """
+    if path is None or facts.get("missing_python") or facts.get("unreachable"):
+        return facts
+    python = facts["python"]
+    full = path if path.startswith("/") else f"/usr/bin/{path}"
+    known = {each.get("path"): each.get("version") for each in (*python["others"], python["asked_for"] or {})}
+    known[python["executable"] or "/usr/bin/python3"] = python["version"]
+    named = re.search(r"/python(3\.\d+)$", full)
+    version = known.get(full) or (named[1] if named else None)
+    if version is None:
+        todo = "make the facts anew with this inventory: provision survey HOSTS --json"
+        raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, todo=todo)
+    return {**facts, "python": {**python, "asked_for": {"path": full, "version": version}}}
 
 
 def _plain(candidates: Mapping[str, list[Any]] | None) -> tuple[dict[str, list[str]], list[str]]:

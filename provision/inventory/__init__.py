@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from provision.inventory.checks import check_against_facts
-from provision.inventory.loading import load
+from provision.inventory.loading import by_name, load
 from provision.inventory.model import Finding, Host, Inventory, InventoryError
 
-__all__ = ["Finding", "Host", "Inventory", "InventoryError", "check_against_facts", "load"]
+__all__ = ["Finding", "Host", "Inventory", "InventoryError", "by_name", "check_against_facts", "load"]

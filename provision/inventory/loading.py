@@ -165,6 +165,17 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
     )
 
 
+def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
+    """Hosts of which nothing but their names is known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
+    everyone = tuple(Host(name, name) for name in names)
+    hosts = everyone
+    if limit is not None:
+        read = reading.read(",".join(names) + ",", limit=limit)
+        _raise_errors(list(checks.bad_limit(read, limit)))
+        hosts = tuple(host for host in everyone if host.name in read.selected)
+    return Inventory(argument, None, None, hosts, everyone=everyone)
+
+
 def _listed(entry: hostlist.Entry, defaults: Mapping[str, Any]) -> Host:
     if entry.is_here:
         return Host(entry.name, entry.name, connection=LOCAL_CONNECTION, variables={"ansible_python_interpreter": hostlist.local_python()})

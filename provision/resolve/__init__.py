@@ -98,7 +98,7 @@ def _unusable(kinds: Kinds) -> Trouble:
             ways[1:] = newer_drivers(kind, names)
         else:
             continue
-        found[kind] = Blocked(names[0], f"{some(names)}: {what}", ways)
+        found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), ways)
     return found
 
 

@@ -56,6 +56,47 @@ def test_hosts_that_the_survey_did_not_reach_are_left_out_and_named(tmp_path: Pa
     assert "no route to host" in provision("plan", "--facts", str(file), code=2).stderr
 
 
+def facts_file(folder: Path, **hosts: dict[str, object]) -> str:
+    (folder / "facts.json").write_text(json.dumps({"hosts": hosts}))
+    return str(folder / "facts.json")
+
+
+BARE: dict[str, object] = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
+
+
+def test_limit_chooses_among_the_hosts_of_the_facts(tmp_path: Path) -> None:
+    file = facts_file(tmp_path, a=BARE, b=BARE, c=BARE)
+    assert list(json.loads(provision("plan", "--facts", file, "--limit", "!b", "--json").stdout)["hosts"]) == ["a", "c"]
+    assert "no host or group is called `d`" in provision("plan", "--facts", file, "--limit", "d", code=2).stderr
+    assert "knows no last run" in provision("plan", "--facts", file, "--limit", "@failed", code=2).stderr
+
+
+def test_the_inventorys_python_counts_for_facts_from_a_file_too(tmp_path: Path) -> None:
+    file = facts_file(tmp_path, a=BARE)
+    (tmp_path / "hosts.ini").write_text("a provision_python=python3.12\n")
+    made = json.loads(provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, "--json").stdout)["hosts"]["a"]["python"]
+    assert (made["version"], made["package"], made["why"][0]) == ("3.12", "/usr/bin/python3.12", "asked for in the inventory")
+    (tmp_path / "hosts.ini").write_text("a provision_python=/opt/mine/bin/python\n")
+    said = provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, code=2).stderr
+    assert "hosts.ini:1" in said
+    assert "the facts do not say which Python that is" in said
+
+
+def test_systems_that_nobody_tried_are_named_once(tmp_path: Path) -> None:
+    new = {**BARE, "os": {"id": "debian", "version": "14"}, "python": {"version": "3.13.9"}}
+    done = provision("plan", "--facts", facts_file(tmp_path, a=new, b=new, c=BARE))
+    assert done.stderr.strip() == "a and b: warning: debian 14 is newer than what this was tested with (13)"
+
+
+def test_a_conflict_is_said_once(tmp_path: Path) -> None:
+    old = {**BARE, "os": {"id": "ubuntu", "version": "18.04"}}
+    done = provision("plan", "--facts", facts_file(tmp_path, a=old, b=old, c=BARE), code=1)
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[0] == ("a: no plan fits: ubuntu 18.04 is too old; 20.04 is the oldest that is supported; the same on b")
+    assert done.stderr.count("too old") == 1
+    assert "  → leave a and b out: --limit '!a,!b'" in done.stderr
+
+
 def test_the_same_facts_give_the_same_plan() -> None:
     assert plan("--json").stdout == plan("--json").stdout
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import facts, lock
+from provision import facts, lock, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory, load
 from provision.plan import Plan
@@ -74,6 +74,21 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
     assert (asked.torch_version, asked.openmpi, asked.openmpi_version) == ("2.7.1", "distribution", None)
     for given in (Wishes(openmpi_tarball="openmpi-4.1.6.tar.gz"), Wishes(openmpi_cuda=True), Wishes(openmpi_verbs=True)):
         assert (lock.fill_in(given, found).openmpi, lock.fill_in(given, found).openmpi_version) == ("auto", None)
+
+
+def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
+    known = facts.load_file(DATA / "lint-facts.json")
+
+    def with_driver(version: str, cuda: str) -> Plan:
+        changed = {**known, "gpu1": facts.normalise({**known["gpu1"], "driver": {"version": version, "cuda": cuda}})}
+        return main_job.make_plan(inventory, changed, main_job.Options(), lock.read(inventory))[0]
+
+    older = with_driver("470.82.01", "11.4").conflicts
+    assert {one.ways_out[0][:9] for one in older} == {"--upgrade"}
+    assert not any("leave --nccl" in way for one in older for way in one.ways_out)  # the user gave no --nccl
+    ancient = with_driver("390.157", "9.1").conflicts
+    assert ancient
+    assert not any("--upgrade" in way for one in ancient for way in one.ways_out)
 
 
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
