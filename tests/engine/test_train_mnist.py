@@ -93,8 +93,7 @@ def train(tmp_path: Path, digits: dict[str, Any]):
             networks=[],
             ssh_config="",
             environment={},
-            python=sys.executable,
-            script=script,
+            program=[sys.executable, *script],
             as_root=os.geteuid() == 0,
             oversubscribe=True,
         )
