@@ -25,6 +25,11 @@ FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")
 SHARED = "a secret that all ranks of this job know"
 
 
+def local_listeners() -> set[str]:
+    """The engine's unix sockets of all processes of this machine."""
+    return {name for name in Path("/proc/net/unix").read_text().split() if name.startswith("@collective-core-")}
+
+
 def clean(**more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     return {**kept, "COLLECTIVE_START_TIMEOUT": "20", **more}
@@ -197,6 +202,7 @@ def test_the_secret_of_a_session_never_travels(monkeypatch):
             travelled += mine
             return [mine]
 
+    monkeypatch.setattr(_native, "open_listeners", lambda address: (0, "nobody listens"))
     monkeypatch.setattr(_native, "connect", lambda *arguments: kept.append(arguments[2]))
     settings = from_environment()
     for process_set in (0, 0, 1):
@@ -208,6 +214,22 @@ def test_the_secret_of_a_session_never_travels(monkeypatch):
     for secret in (*kept, SHARED.encode()):
         assert secret not in travelled
         assert secret.hex().encode() not in travelled
+
+
+def test_who_failed_to_meet_does_not_listen():
+    class Interrupted(Single):
+        rounds = 0
+
+        def exchange(self, mine):
+            self.rounds += 1
+            if self.rounds == 2:
+                raise CollectiveError("rank 1 is gone", "peer_lost", (1,))
+            return [mine]
+
+    before = local_listeners()
+    with pytest.raises(CollectiveError, match="rank 1 is gone"):
+        meet(Interrupted(), from_environment())
+    assert local_listeners() == before
 
 
 def test_several_hosts_without_a_secret_are_refused():

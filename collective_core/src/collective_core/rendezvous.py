@@ -71,15 +71,21 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         error = str(failure)
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
-    places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error})
-    _raise_first_error(places, everyone)
-    peers = [
-        _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])
-        for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
-    ]
-    if included:
-        secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
-        _native.connect(ranks.index(launcher.rank), peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning)
+    try:
+        places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error})
+        _raise_first_error(places, everyone)
+        peers = [
+            _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])
+            for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
+        ]
+        if included:
+            secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
+            _native.connect(
+                ranks.index(launcher.rank), peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning
+            )
+    except BaseException:
+        _native.close(process_set)  # whoever is not in the job does not listen
+        raise
     return peers
 
 
