@@ -210,25 +210,19 @@ def installed(sandbox_factory) -> Sandbox:
     return made
 
 
-def mended(cluster: Sandbox, name: str) -> None:
-    """Doctor finds it, mends it, looks again and finds it no more."""
-    assert hosts_of(doctor(cluster, "--only", name), name) == {"node1"}
-    result = good(provision("doctor", str(cluster.inventory), "--only", name, "--fix", "--yes"))
-    assert f"mended: node1: {name}" in result.stderr
+def mended(cluster: Sandbox, *names: str) -> None:
+    """Doctor finds them, mends them, looks again and finds them no more."""
+    only = [word for name in names for word in ("--only", name)]
+    found = doctor(cluster, *only)
+    assert {name: hosts_of(found, name) for name in names} == {name: {"node1"} for name in names}
+    result = good(provision("doctor", str(cluster.inventory), *only, "--fix", "--yes"))
+    for name in names:
+        assert f"mended: node1: {name}" in result.stderr
 
 
 def test_hosts_that_can_run_a_job_reach_each_other(installed):
     found = doctor(installed)
     assert not [name for name in found if name.startswith("ssh-") or name == "btl-tcp-firewall"]
-
-
-def test_a_host_that_no_longer_knows_the_others_keys(installed):
-    root(
-        installed.hosts[0],
-        "cd /home/trainer/.ssh && ssh-keygen -q -t ed25519 -N '' -f /tmp/other"
-        ' && sed -i "s|ssh-ed25519 .*|$(cut -d" " -f1,2 /tmp/other.pub)|" provision_known_hosts',
-    )
-    mended(installed, "ssh-host-key-changed")
 
 
 def test_libraries_that_the_linker_does_not_know(installed):
@@ -245,12 +239,26 @@ def test_another_open_mpi_in_front_of_ours(installed, ssh):
     assert ssh(installed, host, "command -v mpirun").stdout.strip() == "/opt/provision/venv/bin/mpirun"
 
 
-def test_an_engine_that_was_built_for_another_python(installed):
+def test_an_engine_that_was_built_for_another_python_and_host_keys_that_changed(installed):
+    """Two faults that one installation mends."""
     host = installed.hosts[0]
     root(
         host,
         "cd /opt/provision/venv/lib && mkdir -p python3.9/site-packages"
-        " && mv python3.11/site-packages/collective_core* python3.9/site-packages/",
+        " && mv python3.11/site-packages/collective_core* python3.9/site-packages/"
+        " && cd /home/trainer/.ssh && ssh-keygen -q -t ed25519 -N '' -f /tmp/other"
+        ' && sed -i "s|ssh-ed25519 .*|$(cut -d" " -f1,2 /tmp/other.pub)|" provision_known_hosts',
     )
-    mended(installed, "engine-other-python")
+    mended(installed, "engine-other-python", "ssh-host-key-changed")
     root(host, "/opt/provision/venv/bin/python -c 'import collective_core'")
+
+
+# ------------------------------------------------------------------------------------------ what the distributions bring differs
+
+
+def test_different_open_mpi_on_two_hosts(sandbox_factory):
+    mixed = sandbox_factory(2, ["debian:12", "debian:13"], name="doctor-mixed")
+    for host in mixed.hosts:
+        root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")
+    (found,) = doctor(mixed)["ompi-version-mismatch"]
+    assert "the Open MPI that mpirun finds first is" in found["cause"]
