@@ -28,6 +28,16 @@ def test_join(launch, n, hosts):
     assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
 
 
+@pytest.mark.parametrize(("n", "hosts", "short"), [(1, 1, []), (3, 1, []), (4, 2, [2, 3])])
+def test_uneven_data_is_reported_and_weighed_by_sample(launch, n, hosts, short):
+    reports = everyone(launch, "uneven.py", n, hosts)
+    assert all(not entry["warnings"] for rank, entry in reports.items() if rank > 0), "one rank speaks for all"
+    assert len(reports[0]["warnings"]) == (1 if short else 0)
+    for text in reports[0]["warnings"]:
+        assert "2 steps" in text
+        assert [rank for rank in range(n) if f"rank {rank} has 1" in text] == short
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 2)])
 def test_options_of_the_optimizer_and_what_goes_with_it(launch, n, hosts):
     everyone(launch, "optimizer_options.py", n, hosts)

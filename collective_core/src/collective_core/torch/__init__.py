@@ -81,6 +81,7 @@ from collective_core.torch.ops.reducescatter import grouped_reducescatter, group
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer import DistributedOptimizer
 from collective_core.torch.sync_batch_norm import SyncBatchNorm
+from collective_core.torch.uneven import ShardSampler, UnevenDataWarning, compare_steps, sample_weight
 
 
 def __getattr__(name: str) -> Any:
@@ -100,8 +101,10 @@ __all__ = [
     "Min",
     "ProcessSet",
     "Product",
+    "ShardSampler",
     "Sum",
     "SyncBatchNorm",
+    "UnevenDataWarning",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -122,6 +125,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "compare_steps",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -155,6 +159,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "sample_weight",
     "shutdown",
     "size",
     "sparse_allreduce_async",
