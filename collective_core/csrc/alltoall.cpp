@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collectives.h"
+#include "credible.h"
 
 namespace cc {
 namespace {
@@ -51,12 +52,20 @@ Piece within(const Piece& piece, uint64_t begin, uint64_t length) {
 
 }  // namespace
 
-void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) {
+void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
+              Deadline& deadline) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   uint64_t row_bytes = size_of(header.dtype);
   for (int i = 1; i < header.ndim && i < max_dims; ++i) row_bytes *= static_cast<uint64_t>(header.dims[i]);
   const char* input = static_cast<const char*>(operation.input);
+  for (size_t r = 0; r < splits.size(); ++r) {
+    if (headers[r]->kind == Kind::alltoall && !are_credible(splits[r], *headers[r], row_bytes)) {
+      throw Failure(Fault::internal,
+                    topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
+                    {static_cast<int>(r)});
+    }
+  }
 
   std::vector<uint64_t> offsets(splits.size() + 1, 0);  // in what this rank receives
   operation.received.resize(splits.size());
@@ -65,7 +74,7 @@ void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline
     offsets[r + 1] = offsets[r] + static_cast<uint64_t>(operation.received[r]) * row_bytes;
   }
   operation.gathered_bytes = offsets.back();
-  operation.gathered.reset(new char[std::max<uint64_t>(operation.gathered_bytes, 1)]);
+  operation.gathered = memory_for(operation.gathered_bytes);
   char* output = operation.gathered.get();
 
   // Copies what window [begin, begin + length) of rank's stream, which lies in `window`, holds for this rank.
@@ -99,17 +108,16 @@ void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline
 
   // The last chunk may still be read: the broadcasts begin with a barrier's distance.
   group.step_barrier(deadline);
-  std::vector<char> packed;
   chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
     const Stream stream = stream_of(topology, splits[root], row_bytes, root, false);
     if (!stream.bytes) continue;
-    packed.resize(stream.bytes);
+    const std::unique_ptr<char[]> packed = memory_for(stream.bytes);
     if (root == topology.rank) {
-      for (const Piece& piece : stream.pieces) std::memcpy(packed.data() + piece.at, input + piece.from, piece.bytes);
+      for (const Piece& piece : stream.pieces) std::memcpy(packed.get() + piece.at, input + piece.from, piece.bytes);
     }
-    broadcast_bytes(group, root, packed.data(), packed.data(), stream.bytes, &chunk, deadline);
-    keep_mine(stream, root, packed.data(), 0, stream.bytes);
+    broadcast_bytes(group, root, packed.get(), packed.get(), stream.bytes, &chunk, deadline);
+    keep_mine(stream, root, packed.get(), 0, stream.bytes);
   }
 }
 

@@ -2,9 +2,14 @@
 // order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
+#include "errors.h"
 #include "group.h"
 #include "kernels.h"
 #include "operation.h"
@@ -50,9 +55,19 @@ struct Rows {
 };
 Rows rows_of(uint64_t rows, int rank, int size);
 
+// For data of other ranks, at least a byte of it. Throws Failure where there is not so much memory.
+inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
+  std::unique_ptr<char[]> memory(new (std::nothrow) char[std::max<uint64_t>(bytes, 1)]);
+  if (!memory)
+    throw Failure(Fault::internal,
+                  "there is no memory for the " + std::to_string(bytes) + " bytes that it would receive");
+  return memory;
+}
+
 // Sends rows of `input` to every rank: splits[r][d] rows go from rank r to rank d. Allocates `gathered`.
 using Splits = std::vector<std::vector<int64_t>>;
-void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline);
+void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
+              Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
 void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,

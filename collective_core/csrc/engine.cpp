@@ -298,7 +298,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allgather:
       return gather(operation, deadline);
     case Kind::alltoall:
-      return alltoall(*group_, operation, splits_of_all(), deadline);
+      return alltoall(*group_, operation, headers_, splits_of_all(), deadline);
   }
 }
 
@@ -351,7 +351,7 @@ void Engine::gather(Operation& operation, Deadline& deadline) {
     all_inline = all_inline && headers[r]->inline_bytes == headers[r]->bytes();
   }
   operation.gathered_bytes = offsets[size];
-  operation.gathered.reset(new char[std::max<uint64_t>(operation.gathered_bytes, 1)]);
+  operation.gathered = memory_for(operation.gathered_bytes);
   if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
   for (size_t r = 0; r < size; ++r) {
     std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());

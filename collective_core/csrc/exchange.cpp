@@ -5,6 +5,8 @@
 #include <cstring>
 #include <set>
 
+#include "credible.h"
+
 namespace cc {
 namespace {
 
@@ -183,6 +185,7 @@ void Exchange::place_block(int host, const std::vector<char>& block) {
     std::memcpy(&header, block.data() + at, sizeof header);
     const size_t bytes = sizeof header + header.inline_bytes;
     if (header.inline_bytes > group_.layout().inline_bytes || block.size() - at < bytes) break;
+    if (!is_credible(header, topology.size)) break;
     std::memcpy(group_.slot(sequence_, rank), block.data() + at, bytes);
     at += bytes;
   }

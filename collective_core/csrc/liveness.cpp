@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "credible.h"
+
 namespace cc {
 namespace {
 
@@ -19,10 +21,11 @@ struct Announcement {  // payload of a failure frame
   char text[failure_text];
 };
 
-Failure failure_from(int fault, const int32_t* ranks, int blamed, const char* text) {
-  const int count = std::min(std::max(blamed, 0), most_blamed);
-  return {static_cast<Fault>(fault), std::string(text, strnlen(text, failure_text)),
-          std::vector<int>(ranks, ranks + count)};
+Failure failure_from(int fault, const int32_t* ranks, int blamed, const char* text, int size) {
+  std::vector<int> known(ranks, ranks + std::min(std::max(blamed, 0), most_blamed));
+  known.erase(std::remove_if(known.begin(), known.end(), [=](int rank) { return rank < 0 || rank >= size; }),
+              known.end());
+  return {fault_of(fault), std::string(text, strnlen(text, failure_text)), known};
 }
 
 template <class Record>
@@ -53,7 +56,7 @@ bool Liveness::has_left(int rank) const {
 void Liveness::throw_if_recorded() {
   const FailureRecord& record = control_.failure;
   if (record.state.load(std::memory_order_acquire) == 2) {
-    throw failure_from(record.fault, record.ranks, record.blamed, record.text);
+    throw failure_from(record.fault, record.ranks, record.blamed, record.text, topology_.size);
   }
   if (leaving_) throw departure_of(topology_.rank);
 }
@@ -110,7 +113,7 @@ void Liveness::take_news(int rank, const Frame& frame) {
   }
   static_assert(sizeof news <= most_news, "an announcement must fit into a socket buffer");
   receive_exactly(connections_.control.at(rank).get(), &news, sizeof news, Deadline(news_s));
-  throw failure_from(news.fault, news.ranks, news.blamed, news.text);
+  throw failure_from(news.fault, news.ranks, news.blamed, news.text, topology_.size);
 }
 
 void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
