@@ -55,7 +55,7 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest tests/engine
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest --durations=15 tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
@@ -64,7 +64,7 @@ bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/doctor.py
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build
