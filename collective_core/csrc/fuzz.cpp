@@ -32,13 +32,16 @@ constexpr int cases_by_default = 600;
 constexpr int at_once = 16;  // they mostly wait
 constexpr double timeout_s = 1.0;
 constexpr double start_s = 20.0;
-const std::string secret(32, 's');
 
 std::atomic<int> failures{0}, honest{0}, refused{0};
 
 void fail(int number, const std::string& what) {
   std::printf("case %d: %s\n", number, what.c_str());
   ++failures;
+}
+
+std::string secret() {
+  return std::string(32, 's');
 }
 
 size_t below(Random& random, size_t limit) {
@@ -121,7 +124,7 @@ void knock(int number) {
     const size_t piece = 1 + below(random, said.size() - at);
     if (cc::send_some(stranger.get(), said.data() + at, piece) < static_cast<ptrdiff_t>(piece)) break;
     at += piece;
-    state = visitor.advance(secret, 0);
+    state = visitor.advance(secret(), 0);
   }
   if (state == cc::Visitor::State::accepted) fail(number, "a stranger was let in");
   if (state == cc::Visitor::State::refused) ++refused;
@@ -180,7 +183,7 @@ std::string announcement(Random& random) {
 void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, const Request& request, bool as_it_is,
                Random random) {
   const cc::Connections connections =
-      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret, start_s);
+      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s);
   const int control = connections.control.at(0).get();
   const std::vector<float> data(request.count, 2.0F);
   std::string said = block_of(request, 1, data);
@@ -228,7 +231,7 @@ void meet_broken_rank(int number) {
   });
   try {
     auto group =
-        std::make_unique<cc::Group>(cc::make_topology(0, peers), std::move(listeners[0]), secret, timeout_s, start_s);
+        std::make_unique<cc::Group>(cc::make_topology(0, peers), std::move(listeners[0]), secret(), timeout_s, start_s);
     cc::Engine engine(std::move(group));
     const std::vector<float> in(request.count, 1.0F);
     std::vector<float> out(request.count);
@@ -246,13 +249,18 @@ void meet_broken_rank(int number) {
   broken.join();
 }
 
+int number_of(const char* word) {
+  return static_cast<int>(std::strtol(word, nullptr, 10));
+}
+
 }  // namespace
 
 int main(int arguments, char** words) {
-  const int first = arguments > 1 ? std::atoi(words[1]) : 0;
-  const int cases = arguments > 2 ? std::atoi(words[2]) : cases_by_default;
+  const int first = arguments > 1 ? number_of(words[1]) : 0;
+  const int cases = arguments > 2 ? number_of(words[2]) : cases_by_default;
   std::atomic<int> next{first};
   std::vector<std::thread> threads;
+  threads.reserve(at_once);
   for (int i = 0; i < std::min(at_once, cases); ++i) {
     threads.emplace_back([&] {
       for (int number = next++; number < first + cases; number = next++) {

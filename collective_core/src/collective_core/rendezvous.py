@@ -72,7 +72,9 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
-        places = exchange_documents(launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error})
+        places = exchange_documents(
+            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error}
+        )
         _raise_first_error(places, everyone)
         peers = [
             _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])

@@ -1,5 +1,4 @@
 """Ten samples over the ranks: every one once, a warning where steps differ, and the training of one process with all of them."""
-# ruff: noqa: PT017 - worker scripts run without pytest
 
 import warnings
 
@@ -59,7 +58,7 @@ for step in range(-(-len(shares[0]) // batch)):
         optimizer.step()
 last = hvd.join()
 hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-for trained, wanted in zip(model.parameters(), alone.parameters()):
+for trained, wanted in zip(model.parameters(), alone.parameters(), strict=True):
     assert torch.allclose(trained, wanted, rtol=1e-12), (trained, wanted)
 common.report(warnings=seen[0])
 hvd.shutdown()
