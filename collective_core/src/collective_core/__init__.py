@@ -13,6 +13,8 @@ agree. No operation hangs: see :mod:`collective_core.config` for the timeouts an
 
 from __future__ import annotations
 
+from typing import Any
+
 from collective_core.arena import empty
 from collective_core.arrays import (
     Average,
@@ -45,6 +47,18 @@ from collective_core.process_sets import ProcessSet, add_process_set, global_pro
 from collective_core.timeline import start_timeline, stop_timeline
 
 __version__ = "0.1.0"
+
+#: What starts ranks, which no rank needs: imported when it is asked for.
+_LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAUNCHING:
+        from collective_core.launch import function, runner
+
+        return getattr(runner, name, None) or getattr(function, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Average",

@@ -12,7 +12,7 @@ COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last oper
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
-COLLECTIVE_RANK, _SIZE, _STORE for launchers of your own: this rank, their number, host:port of rank 0
+COLLECTIVE_RANK, _SIZE, _STORE for launchers of your own: this rank, their number, host:port of rank 0 or local:NAME
 COLLECTIVE_HOST_ID             for tests: ranks with different values behave as if on different hosts
 COLLECTIVE_SIMD                for tests: default, avx2 or avx512, at most which instructions may be used
 =============================  =======================================================================================

@@ -3,7 +3,7 @@
 A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), one collective, ``exchange``, and ``finish``. In this order:
 
 1. ``init(comm=…)``: mpi4py;
-2. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0): any launcher;
+2. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0, or local:NAME in one host): any launcher;
 3. TORCHELASTIC_RUN_ID: ``torchrun``, which may itself have been started by ``mpirun`` or ``srun``, so it comes first;
 4. the variables of ``mpirun`` (Open MPI, MPICH, Intel MPI, MVAPICH, or ``srun --mpi``): mpi4py, if it can be imported;
 5. RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: as set by hand or by ``torchrun``;
@@ -145,10 +145,12 @@ def read(environment: Mapping[str, str]) -> Told | None:
         missing = [name for name in needed if name not in environment]
         if missing:
             raise CollectiveError(f"COLLECTIVE_RANK is set, but not {' and '.join(missing)}", "invalid")
-        host, _, number = environment["COLLECTIVE_STORE"].rpartition(":")
-        if not host or not number.isdigit():
-            raise CollectiveError(f"COLLECTIVE_STORE={environment['COLLECTIVE_STORE']!r} is not host:port", "invalid")
         rank, size = _number(environment, "COLLECTIVE_RANK"), _number(environment, "COLLECTIVE_SIZE")
+        host, _, number = environment["COLLECTIVE_STORE"].rpartition(":")
+        if host == "local":
+            return Told("COLLECTIVE_RANK", rank, size, True, number, ("localhost", 0))
+        if not host or not number.isdigit():
+            raise CollectiveError(f"COLLECTIVE_STORE={environment['COLLECTIVE_STORE']!r} is not host:port or local:NAME", "invalid")
         return Told("COLLECTIVE_RANK", rank, size, False, "", (host.strip("[]"), int(number)))
     if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         size, master = _number(environment, "WORLD_SIZE"), _number(environment, "MASTER_PORT")

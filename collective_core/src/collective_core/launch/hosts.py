@@ -1,0 +1,86 @@
+"""Which hosts, and how many ranks on each: ``a:2,b:2``, a list, a dictionary, or a host file of mpirun."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Mapping, NamedTuple, Sequence, Union
+
+from collective_core.errors import CollectiveError
+
+Hosts = Union[str, Sequence[str], Mapping[str, int], None]
+
+
+class Host(NamedTuple):
+    name: str
+    slots: int
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, which needs no ssh."""
+        return self.name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+
+
+def read(hosts: Hosts) -> list[Host]:
+    """Raises :class:`CollectiveError` for what cannot be read, a host that is named twice, and slots that are no positive number."""
+    if hosts is None:
+        return []
+    if isinstance(hosts, Mapping):
+        found = [_host(str(name), str(slots)) for name, slots in hosts.items()]
+    elif isinstance(hosts, str) and os.path.isfile(hosts):
+        with open(hosts, encoding="utf-8") as file:
+            found = [_of_line(line) for line in (text.split("#")[0].strip() for text in file) if line]
+    else:
+        words = hosts.split(",") if isinstance(hosts, str) else list(hosts)
+        found = [_of_word(word.strip()) for word in words]
+    names = [host.name for host in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise CollectiveError(f"{', '.join(twice)} is there twice in the hosts: give it once, with all its slots", "invalid")
+    return found
+
+
+def _host(name: str, slots: str) -> Host:
+    # A name that begins with a dash would be an option of ssh.
+    if not re.fullmatch(r"[\w:.@%][\w:.@%-]*", name):
+        raise CollectiveError(f"{name!r} is not the name of a host: write name or name:slots, separated by commas", "invalid")
+    if not slots.isdigit() or int(slots) < 1:
+        raise CollectiveError(f"the number of slots of host {name} is {slots!r}, not a positive number", "invalid")
+    return Host(name, int(slots))
+
+
+def _of_word(word: str) -> Host:
+    """``name``, ``name:2``, ``[fe80::1]:2``; an IPv6 address without brackets is all name."""
+    if word.startswith("["):
+        name, _, slots = word[1:].partition("]")
+        return _host(name, slots[1:] if slots.startswith(":") else slots or "1")
+    if word.count(":") > 1:
+        return _host(word, "1")
+    name, _, slots = word.partition(":")
+    return _host(name, slots if ":" in word else "1")
+
+
+def _of_line(line: str) -> Host:
+    if line.startswith("[") and line.endswith("]"):
+        text = f"this is a file with groups ({line}), an inventory of Ansible: use `provision run --hosts FILE`, or pass 'host:slots,…'"
+        raise CollectiveError(text, "invalid")
+    name, *rest = line.split()
+    options = dict(part.split("=", 1) for part in rest if "=" in part)
+    return _host(name, options["slots"]) if "slots" in options else _of_word(name)
+
+
+def place(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:
+    """Ranks by host, each host filled before the next. Raises :class:`CollectiveError` if there are fewer slots than ranks."""
+    slots = sum(host.slots for host in hosts)
+    wanted = slots if np is None else np
+    if wanted > slots:
+        raise CollectiveError(f"{wanted} ranks do not fit into the {slots} slots of {len(hosts)} hosts", "invalid")
+    placed: dict[str, list[int]] = {}
+    rank = 0
+    for host in hosts:
+        mine = list(range(rank, min(rank + host.slots, wanted)))
+        rank += len(mine)
+        if mine:
+            placed[host.name] = mine
+    return placed

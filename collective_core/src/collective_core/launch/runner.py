@@ -1,0 +1,196 @@
+"""``Runner(np=4).run(train, lr=0.1)``: a function on all ranks, each one's result as a list.
+
+On this machine ranks are child processes; on others an agent, reached over ssh, starts them (agent.py). The function, its arguments
+and the job's secret travel through pipes and ssh only. Output appears as it comes, each line with its rank.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import signal
+import sys
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+from collective_core.errors import CollectiveError
+from collective_core.launch import agent, frames, function
+from collective_core.launch.frames import Frame, Job
+from collective_core.launch.hosts import Host, Hosts, place, read
+from collective_core.launch.processes import Processes
+from collective_core.launch.remote import LOST, SSH, Remote
+
+#: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
+GRACE = 1.5
+#: Kinds of CollectiveError that another rank's failure causes.
+CONSEQUENCES = ("peer_lost", "closed")
+THIS_MACHINE = "localhost"
+
+
+class RankFailedError(CollectiveError):
+    """A rank raised an exception or died. ``rank``, ``host``, ``exception`` (its type's name) and ``remote_traceback`` say more.
+
+    ``exit_code``: of its process, negative for a signal, when it ended without raising.
+    """
+
+    def __init__(self, rank: int, host: str, said: Mapping[str, str] | None, exit_code: int) -> None:
+        self.rank, self.host, self.exit_code = rank, host, exit_code
+        self.exception = said["type"] if said else ""
+        self.remote_traceback = said["traceback"] if said else ""
+        who = f"rank {rank} on {host}"
+        if said:
+            text = f"{who} raised {said['type']}: {said['text']}"
+            text += f"\n\nTraceback of {who}:\n{said['traceback']}" if said["traceback"] else ""
+        elif exit_code == LOST:
+            text = f"the way to {who} is gone"
+        elif exit_code < 0:
+            text = f"{who} was ended by {signal.Signals(-exit_code).name}"
+        else:
+            text = f"{who} ended with exit code {exit_code} before its function returned"
+        super().__init__(text, "peer_lost", (rank,))
+
+
+class Runner:
+    """Runs functions on the ranks of a job.
+
+    ``np``: how many ranks. Negative: so many processes of this machine, whatever ``hosts`` says. Without it: one per slot of the
+    hosts. ``hosts``: ``"a:2,b:2"``, a dictionary, a list, or a host file; without them all ranks are on this machine. ``env``:
+    variables for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this
+    process's on this machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts
+    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank.
+
+    Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
+    """
+
+    def __init__(
+        self,
+        np: int | None = None,
+        hosts: Hosts = None,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        directory: str | None = None,
+        ssh: Sequence[str] = SSH,
+        start_timeout: float = 60.0,
+        prefix: bool = True,
+    ) -> None:
+        if np == 0:
+            raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
+        named = read(hosts) if np is None or np > 0 else []
+        if np is None and not named:
+            raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
+        self._ranks_of = place(named or [Host(THIS_MACHINE, abs(np or 1))], None if np is None else abs(np))
+        self._here = [host.name for host in named or [Host(THIS_MACHINE, 1)] if host.is_here]
+        self._size = sum(len(ranks) for ranks in self._ranks_of.values())
+        self._environment = {str(name): str(value) for name, value in (env or {}).items()}
+        self._python = python
+        self._directory = directory
+        self._ssh = ssh
+        self._start_timeout = start_timeout
+        self._prefix = prefix
+
+    def run(self, function_: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Calls ``function_(*args, **kwargs)`` on every rank; returns what each returned, by rank.
+
+        The function calls ``init`` itself. Raises :class:`RankFailedError` for the rank that failed first, when all have ended;
+        :class:`NotSendableError` naming the part of function, arguments or result that cannot travel; and
+        :class:`CollectiveError` for a host that cannot be used. Ctrl-C ends all ranks everywhere.
+        """
+        call = function.pack_call(function_, args, kwargs)
+        events: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        remotes: dict[str, Remote] = {}
+        groups: list[Remote | Processes] = []
+        try:
+            for host in self._ranks_of:
+                if host not in self._here:
+                    remotes[host] = Remote(host, self._python, self._ssh)
+                    groups.append(remotes[host])
+            meeting = self._meeting_point(remotes)
+            for host, ranks in self._ranks_of.items():
+                jobs = {rank: self._job(rank, meeting, call, host) for rank in ranks}
+                if host in remotes:
+                    remotes[host].start(jobs, events, self._environment, self._directory)
+                else:
+                    groups.append(Processes(jobs, events, self._environment, self._directory, self._python))
+            return self._follow(events)
+        finally:
+            for group in groups:
+                group.stop()
+
+    def _meeting_point(self, remotes: Mapping[str, Remote]) -> dict[str, str]:
+        """Variables that tell the ranks where to meet (launchers.py). Waits for the agents."""
+        if not remotes:
+            return {"COLLECTIVE_STORE": f"local:{secrets.token_hex(8)}"}
+        deadline = time.monotonic() + self._start_timeout
+        met = {host: remote.meet(deadline) for host, remote in remotes.items()}
+        mine = "{}.{}".format(*sys.version_info[:2])
+        other = [f"{host} has {said['python']}" for host, said in met.items() if said["python"] != mine]
+        if other:
+            text = f"functions travel between equal Pythons only: this one is {mine}, {', '.join(other)}. Pass python=… for all hosts"
+            raise CollectiveError(text, "mismatch")
+        first = next(iter(self._ranks_of))
+        if first in met:
+            address, port = met[first]["address"] or first, met[first]["port"]
+        else:
+            # Rank 0 is here: the others reach us at the address at which they see us.
+            address, port = next(iter(met.values()))["controller"], agent.hello()["port"]
+        return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
+
+    def _job(self, rank: int, meeting: Mapping[str, str], call: bytes, host: str) -> Job:
+        environment = {
+            **meeting,
+            "COLLECTIVE_RANK": str(rank),
+            "COLLECTIVE_SIZE": str(self._size),
+            "COLLECTIVE_START_TIMEOUT": str(self._start_timeout),
+        }
+        settings = {"environment": environment, "path": sys.path if host in self._here else None}
+        return Job(json.dumps(settings).encode(), call)
+
+    def _follow(self, events: queue.SimpleQueue[Frame]) -> list[Any]:
+        host_of = {rank: host for host, ranks in self._ranks_of.items() for rank in ranks}
+        values: dict[int, bytes] = {}
+        raised: dict[int, dict[str, str]] = {}
+        codes: dict[int, int] = {}  # in the order in which ranks end
+        end: float | None = None
+        while len(codes) < self._size:
+            try:
+                frame = events.get(timeout=None if end is None else max(0.01, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if frame.kind in ("out", "err"):
+                self._show(frame)
+            elif frame.kind == "value":
+                values[frame.rank] = frame.body
+            elif frame.kind == "raised":
+                raised[frame.rank] = json.loads(frame.body)
+            elif frame.kind == "exit":
+                codes[frame.rank] = frames.code_of(frame)
+            if end is None and any(code != 0 for code in codes.values()):
+                end = time.monotonic() + GRACE
+        failed = [rank for rank, code in codes.items() if code != 0 or rank not in values]
+        if failed:
+            # One that others blame, or that raised something of its own, comes before those that lost it.
+            rank = min(failed, key=lambda r: raised.get(r, {}).get("kind", "") in CONSEQUENCES)
+            raise RankFailedError(rank, host_of[rank], raised.get(rank), codes[rank])
+        return [function.unpack(values[rank]) for rank in range(self._size)]
+
+    def _show(self, frame: Frame) -> None:
+        line = frame.body.decode(errors="replace")
+        stream = sys.stdout if frame.kind == "out" else sys.stderr
+        stream.write(f"[{frame.rank}] {line}" if self._prefix else line)
+        if not line.endswith("\n"):
+            stream.write("\n")
+        stream.flush()
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    hosts: Hosts = None,
+    env: Mapping[str, str] | None = None,
+    start_timeout: float = 60.0,
+) -> list[Any]:
+    """``horovod.run``: calls ``func`` on ``np`` ranks and returns each one's result; see :class:`Runner`."""
+    return Runner(np, hosts, env, start_timeout=start_timeout).run(func, *args, **dict(kwargs or {}))

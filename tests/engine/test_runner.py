@@ -1,0 +1,340 @@
+"""A function on several ranks: results, errors with their rank, output, and nothing left running, here and over a real sshd."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from collective_core.errors import CollectiveError
+from collective_core.launch.hosts import Host, place, read
+from test_launchers import free_port
+
+from collective_core import NotSendableError, RankFailedError, Runner, run
+
+#: Seconds in which processes must have ended after their job.
+GONE = 5.0
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines, environments aside, of processes that run something of this mark."""
+    found = []
+    for place_ in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place_.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if mark in words and "pytest" not in words:
+            found.append(words)
+    return found
+
+
+def wait_until_gone(mark: str) -> list[str]:
+    end = time.monotonic() + GONE
+    while processes_with(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    return processes_with(mark)
+
+
+def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    """A program of the user's that calls Runner."""
+    path = tmp_path / "program.py"
+    path.write_text(body)
+    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# ----------------------------------------------------------------------------------------------------- on this machine
+
+
+@pytest.mark.parametrize("np", [1, -3])
+def test_every_ranks_result_comes_back_in_order(np):
+    def train(scale, *, shift=0):
+        import numpy
+
+        import collective_core as cc
+
+        cc.init()
+        total = cc.allreduce(numpy.full(3, cc.rank() + 1.0), op=cc.Sum)
+        return cc.rank(), cc.size(), (total * scale + shift).tolist()
+
+    size = abs(np)
+    expected = sum(range(1, size + 1)) * 10 + 5.0
+    assert Runner(np=np).run(train, 10, shift=5) == [(rank, size, [expected] * 3) for rank in range(size)]
+
+
+def test_run_as_in_horovod():
+    assert run(lambda a, b: a + b, args=(1,), kwargs={"b": 2}, np=2) == [3, 3]
+
+
+def test_the_environment_and_the_output_of_ranks(capfd):
+    def speak():
+        print("hello from", os.environ["FRUIT"])
+        print("and a complaint", file=sys.stderr)
+        sys.stdout.write("no newline")
+
+    Runner(np=2, env={"FRUIT": "pear"}).run(speak)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] hello from pear", "[0] no newline", "[1] hello from pear", "[1] no newline"]
+    assert sorted(err.splitlines()) == ["[0] and a complaint", "[1] and a complaint"]
+
+
+def test_the_rank_that_raised_is_named_and_not_those_that_lost_it():
+    def train():
+        import numpy
+
+        import collective_core as cc
+
+        cc.init()
+        cc.barrier()
+        if cc.rank() == 1:
+            raise ValueError("a learning rate of -1")
+        cc.allreduce(numpy.ones(3))
+
+    with pytest.raises(RankFailedError) as caught:
+        Runner(np=3).run(train)
+    error = caught.value
+    assert (error.rank, error.host, error.exception) == (1, "localhost", "ValueError")
+    assert "rank 1 on localhost raised ValueError: a learning rate of -1" in str(error)
+    assert 'raise ValueError("a learning rate of -1")' in str(error)
+    assert "launch/rank.py" not in str(error), "our own frames are nobody's business"
+
+
+@pytest.mark.parametrize(
+    ("end", "words"), [(lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (lambda: os._exit(7), "exit code 7")]
+)
+def test_a_rank_that_dies_is_named(end, words):
+    def train():
+        import numpy
+
+        import collective_core as cc
+
+        cc.init()
+        cc.barrier()
+        if cc.rank() == 2:
+            end()
+        cc.allreduce(numpy.ones(3))
+
+    with pytest.raises(RankFailedError, match=f"rank 2 on localhost .*{words}"):
+        Runner(np=3).run(train)
+
+
+def test_sys_exit_is_an_end_and_not_a_traceback():
+    assert Runner(np=1).run(lambda: sys.exit()) == [None]
+    with pytest.raises(RankFailedError, match="raised SystemExit: 3"):
+        Runner(np=1).run(lambda: sys.exit(3))
+
+
+def test_what_cannot_be_sent_is_named_with_the_way_to_it():
+    lock = threading.Lock()
+
+    def guarded():
+        with lock:
+            return 1
+
+    with pytest.raises(NotSendableError, match=r"the variable 'lock' that guarded uses is of type _thread.lock.*make it inside"):
+        Runner(np=1).run(guarded)
+    with pytest.raises(NotSendableError, match=r"argument settings of <lambda>\['model'\]\[1\] is of type _thread.lock"):
+        Runner(np=1).run(lambda settings: settings, settings={"model": [1, lock]})
+    with pytest.raises(NotSendableError, match=r"argument 1 of the function is of type _thread.lock"):
+        Runner(np=1).run(functools.partial(print, lock))
+    with pytest.raises(RankFailedError, match=r"what <lambda> returned is of type _thread.lock"):
+        Runner(np=1).run(lambda: threading.Lock())
+
+
+def test_nothing_that_a_rank_has_started_outlives_the_job(tmp_path):
+    def train(mark):
+        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(600)  # {mark}"])
+        raise RuntimeError("enough")
+
+    with pytest.raises(RankFailedError, match="enough"):
+        Runner(np=2).run(train, tmp_path.name)
+    assert wait_until_gone(tmp_path.name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_program_that_started_them(tmp_path, number):
+    mark = f"sleeper-{tmp_path.name}-{number.name}"
+    program = script(
+        tmp_path,
+        f"""
+import subprocess, sys, time
+from collective_core import Runner
+
+def train():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"])
+    print("started", flush=True)
+    time.sleep(600)
+
+Runner(np=2).run(train)
+""",
+    )
+    assert program.stdout.readline().endswith("started\n")
+    assert program.stdout.readline().endswith("started\n")
+    assert len(processes_with(mark)) == 2
+    begun = time.monotonic()
+    program.send_signal(number)
+    program.communicate(timeout=30)
+    assert wait_until_gone(mark) == []
+    assert time.monotonic() - begun < GONE + 1
+    assert program.returncode != 0
+
+
+# -------------------------------------------------------------------------------------------------------- other hosts
+
+
+def test_hosts_are_read_in_every_form(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# two\na slots=2\nb:3  # ours\n\nc\n")
+    expected = [Host("a", 2), Host("b", 3), Host("c", 1)]
+    assert read("a:2,b:3,c") == read(["a:2", "b:3", "c"]) == read({"a": 2, "b": 3, "c": 1}) == read(str(file)) == expected
+    assert read("[fe80::1]:4,fe80::2") == [Host("fe80::1", 4), Host("fe80::2", 1)]
+    assert place(expected, None) == {"a": [0, 1], "b": [2, 3, 4], "c": [5]}
+    assert place(expected, 3) == {"a": [0, 1], "b": [2]}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "np", "complaint"),
+    [
+        ("a:0", None, "slots of host a is '0'"),
+        ("a:2,a:1", None, "a is there twice"),
+        ("-oProxyCommand=x", None, "not the name of a host"),
+        ("a:2", 3, "3 ranks do not fit into the 2 slots"),
+        (None, None, "say how many ranks"),
+        (None, 0, "at least 1"),
+        ("", None, "not the name of a host"),
+    ],
+)
+def test_hosts_and_numbers_that_make_no_sense(hosts, np, complaint):
+    with pytest.raises(CollectiveError, match=complaint):
+        Runner(np=np, hosts=hosts)
+
+
+def test_an_inventory_is_told_where_it_belongs(tmp_path):
+    (tmp_path / "hosts.ini").write_text("[train]\nnode1\n")
+    with pytest.raises(CollectiveError, match="provision run --hosts"):
+        Runner(hosts=str(tmp_path / "hosts.ini"))
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory):
+    """The ssh command that reaches `other` and `third`: this machine, through a sshd of the test's own."""
+    folder = tmp_path_factory.mktemp("sshd")
+    daemon = shutil.which("sshd", path=os.pathsep.join(["/usr/sbin", os.environ["PATH"]]))
+    if daemon is None:
+        pytest.fail("there is no sshd: apt install openssh-server", pytrace=False)
+    for name in ("host", "mine"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port = free_port()
+    shutil.copy(folder / "mine.pub", folder / "authorized")
+    (folder / "authorized").chmod(0o600)
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile none\nAuthorizedKeysFile {folder}/authorized\n"
+        "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
+    )
+    key = (folder / "host.pub").read_text()
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
+    (folder / "config").write_text(
+        f"Host other third\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/mine\n"
+        f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
+    )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its rights
+    with subprocess.Popen([daemon, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True) as server:
+        for line in server.stderr:
+            if "listening" in line:
+                break
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        yield ("ssh", "-F", str(folder / "config"), "-o", "BatchMode=yes")
+        server.terminate()
+
+
+@pytest.mark.parametrize("hosts", ["other:2,third:1", "localhost:1,other:2"])
+def test_ranks_on_other_hosts(ssh, hosts, capfd):
+    def train(values):
+        import collective_core as cc
+
+        cc.init()
+        print("here")
+        return cc.allreduce(values, op=cc.Sum).tolist(), bool(os.environ.get("SSH_CONNECTION"))
+
+    import numpy
+
+    found = Runner(hosts=hosts, ssh=ssh, env={"COLLECTIVE_TIMEOUT": "30"}).run(train, numpy.ones(2))
+    assert [values for values, _ in found] == [[3.0, 3.0]] * 3
+    assert [remote for _, remote in found] == [not hosts.startswith("localhost"), True, True]
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] here", "[1] here", "[2] here"]
+
+
+def test_a_rank_that_fails_on_another_host(ssh):
+    def train():
+        import collective_core as cc
+
+        cc.init()
+        if cc.rank() == 1:
+            raise KeyError("weights")
+        cc.barrier()
+
+    with pytest.raises(RankFailedError, match="rank 1 on other raised KeyError: 'weights'") as caught:
+        Runner(hosts="localhost:1,other:1", ssh=ssh).run(train)
+    assert 'raise KeyError("weights")' in caught.value.remote_traceback
+
+
+def test_hosts_that_cannot_be_used_are_named(ssh):
+    with pytest.raises(CollectiveError, match=r"no agent could be started on host other.*no/such/python"):
+        Runner(hosts="other:1", ssh=ssh, python="/no/such/python").run(print)
+    with pytest.raises(CollectiveError, match=r"no agent could be started on host nowhere\.invalid"):
+        Runner(hosts="nowhere.invalid", ssh=ssh, start_timeout=20).run(print)
+    with pytest.raises(CollectiveError, match="host other did not answer in time"):
+        Runner(hosts="other", ssh=("sh", "-c", "sleep 5"), start_timeout=0.5).run(print)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_of_other_hosts_end_with_the_program_too(ssh, tmp_path, number):
+    mark = f"sleeper-{tmp_path.name}-{number.name}"
+    program = script(
+        tmp_path,
+        f"""
+import subprocess, sys, time
+from collective_core import Runner
+
+def train():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"])
+    print("started", flush=True)
+    time.sleep(600)
+
+Runner(hosts="other:1,third:1", ssh={ssh!r}).run(train)
+""",
+    )
+    assert program.stdout.readline().endswith("started\n")
+    assert program.stdout.readline().endswith("started\n")
+    assert len(processes_with(mark)) == 2
+    program.send_signal(number)
+    program.communicate(timeout=30)
+    assert wait_until_gone(mark) == []
+
+
+def test_no_secret_is_on_a_command_line_or_in_an_environment(ssh):
+    def look():
+        import collective_core as cc
+
+        cc.init()
+        secret = os.environ["COLLECTIVE_SECRET"].encode()
+        seen = []
+        for place_ in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+            try:
+                if secret in place_.read_bytes():
+                    seen.append(str(place_))
+            except OSError:
+                continue
+        cc.barrier()
+        return seen
+
+    assert Runner(hosts="other:1,third:1", ssh=ssh).run(look) == [[], []]
