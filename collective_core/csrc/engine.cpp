@@ -60,6 +60,7 @@ Engine::~Engine() {
   }
   if (worker_.joinable()) worker_.join();
   group_->liveness().say_goodbye();
+  group_->liveness().linger();
 }
 
 void Engine::run(const std::shared_ptr<Task>& task) {

@@ -1,6 +1,8 @@
 #include "liveness.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +13,7 @@ namespace cc {
 namespace {
 
 constexpr double explanation_s = 0.4;  // a broken connection waits so long for the first cause to be announced
+constexpr double linger_s = 1.0;       // for an announcement to reach the others
 constexpr double news_s = 2.0;         // for the rest of a frame whose head has arrived
 constexpr size_t most_news = 8192;     // bytes of an announcement
 
@@ -121,7 +124,8 @@ void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
   while (!patience.passed()) {
     check_host();
     for (auto& entry : connections_.control) {
-      if (entry.first != rank && !left_.count(entry.first) && !in_mid_frame.count(entry.first)) {
+      // Also that of `rank`: it may have been a data connection that ended, with the reason waiting here.
+      if (!left_.count(entry.first) && !in_mid_frame.count(entry.first)) {
         Frame frame{};
         if (receive_some(entry.second.get(), &frame, sizeof frame, true) == sizeof frame &&
             frame.type == FrameType::failure) {
@@ -163,6 +167,17 @@ void Liveness::say_goodbye() {
   const Frame frame{FrameType::goodbye, 0, 0};
   for (auto& entry : connections_.control) {
     if (!muted_.count(entry.first)) static_cast<void>(send_some(entry.second.get(), &frame, sizeof frame));
+  }
+}
+
+void Liveness::linger() {
+  if (!spread_) return;
+  for (const Deadline patience(linger_s); !patience.passed(); poll(nullptr, 0, 1)) {
+    const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [](const auto& entry) {
+      int unheard = 0;
+      return ioctl(entry.second.get(), SIOCOUTQ, &unheard) != 0 || unheard == 0;
+    });
+    if (heard) return;
   }
 }
 
