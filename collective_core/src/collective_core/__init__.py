@@ -54,9 +54,9 @@ _LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")
 
 def __getattr__(name: str) -> Any:
     if name in _LAUNCHING:
-        from collective_core.launch import function, runner
+        from collective_core import launch
 
-        return getattr(runner, name, None) or getattr(function, name)
+        return getattr(launch, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

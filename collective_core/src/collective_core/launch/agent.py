@@ -9,37 +9,18 @@ from __future__ import annotations
 import json
 import os
 import queue
-import socket
 import sys
 import threading
-from typing import Any
 
-from collective_core import __version__
-from collective_core.launch import frames
+from collective_core.launch import frames, this_host
 from collective_core.launch.frames import NO_RANK, Frame, Job
 from collective_core.launch.processes import Processes
-
-
-def hello() -> dict[str, Any]:
-    """What the controller must know of this host: ``address`` is the one at which ssh reached it."""
-    address = os.environ.get("SSH_CONNECTION", "").split()
-    family = socket.AF_INET6 if len(address) > 2 and ":" in address[2] else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return {
-        "version": __version__,
-        "python": "{}.{}".format(*sys.version_info[:2]),
-        "address": address[2] if len(address) > 2 else "",
-        "controller": address[0] if address else "",
-        "port": port,
-    }
 
 
 def main() -> None:
     inward, outward = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints here must not get between the frames
-    frames.write(outward, Frame("hello", NO_RANK, json.dumps(hello()).encode()))
+    frames.write(outward, Frame("hello", NO_RANK, json.dumps(this_host.facts()).encode()))
     settings = frames.read(inward)
     if settings is None:
         return

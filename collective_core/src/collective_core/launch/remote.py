@@ -15,6 +15,7 @@ from collective_core import __version__
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.frames import NO_RANK, Frame, Job
+from collective_core.launch.outcomes import LOST
 
 #: BatchMode: ssh must not ask for anything. Host keys are verified as the user's ssh is set up to.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")
@@ -22,8 +23,6 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")
 PATIENCE = 4.0
 #: Lines of ssh's own complaints that an error quotes.
 MOST_COMPLAINTS = 5
-#: How a rank's exit code tells that the way to its host is gone.
-LOST = -1000
 
 
 class Remote:

@@ -9,46 +9,21 @@ from __future__ import annotations
 import json
 import queue
 import secrets
-import signal
 import sys
 import time
 from typing import Any, Callable, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import agent, frames, function
+from collective_core.launch import function, this_host
 from collective_core.launch.frames import Frame, Job
 from collective_core.launch.hosts import Host, Hosts, place, read
+from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.processes import Processes
-from collective_core.launch.remote import LOST, SSH, Remote
+from collective_core.launch.remote import SSH, Remote
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
-#: Kinds of CollectiveError that another rank's failure causes.
-CONSEQUENCES = ("peer_lost", "closed")
 THIS_MACHINE = "localhost"
-
-
-class RankFailedError(CollectiveError):
-    """A rank raised an exception or died. ``rank``, ``host``, ``exception`` (its type's name) and ``remote_traceback`` say more.
-
-    ``exit_code``: of its process, negative for a signal, when it ended without raising.
-    """
-
-    def __init__(self, rank: int, host: str, said: Mapping[str, str] | None, exit_code: int) -> None:
-        self.rank, self.host, self.exit_code = rank, host, exit_code
-        self.exception = said["type"] if said else ""
-        self.remote_traceback = said["traceback"] if said else ""
-        who = f"rank {rank} on {host}"
-        if said:
-            text = f"{who} raised {said['type']}: {said['text']}"
-            text += f"\n\nTraceback of {who}:\n{said['traceback']}" if said["traceback"] else ""
-        elif exit_code == LOST:
-            text = f"the way to {who} is gone"
-        elif exit_code < 0:
-            text = f"{who} was ended by {signal.Signals(-exit_code).name}"
-        else:
-            text = f"{who} ended with exit code {exit_code} before its function returned"
-        super().__init__(text, "peer_lost", (rank,))
 
 
 class Runner:
@@ -58,7 +33,9 @@ class Runner:
     hosts. ``hosts``: ``"a:2,b:2"``, a dictionary, a list, or a host file; without them all ranks are on this machine. ``env``:
     variables for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this
     process's on this machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts
-    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank.
+    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank. ``spark``:
+    a SparkSession whose executors run the ranks as one barrier stage (spark.py); ``np`` is then how many, by default as many as
+    Spark runs at once.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -73,12 +50,17 @@ class Runner:
         ssh: Sequence[str] = SSH,
         start_timeout: float = 60.0,
         prefix: bool = True,
+        spark: Any = None,
     ) -> None:
         if np == 0:
             raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
+        if spark is not None and hosts:
+            raise CollectiveError("hosts and spark are two answers to where ranks run: give one", "invalid")
         named = read(hosts) if np is None or np > 0 else []
-        if np is None and not named:
+        if np is None and not named and spark is None:
             raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
+        self._spark = spark if np is None or np > 0 else None
+        self._np = np
         self._ranks_of = place(named or [Host(THIS_MACHINE, abs(np or 1))], None if np is None else abs(np))
         self._here = [host.name for host in named or [Host(THIS_MACHINE, 1)] if host.is_here]
         self._size = sum(len(ranks) for ranks in self._ranks_of.values())
@@ -97,6 +79,10 @@ class Runner:
         :class:`CollectiveError` for a host that cannot be used. Ctrl-C ends all ranks everywhere.
         """
         call = function.pack_call(function_, args, kwargs)
+        if self._spark is not None:
+            from collective_core.launch import spark
+
+            return spark.run(self._spark, self._np, call, self._environment, self._start_timeout, self._prefix)
         events: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         remotes: dict[str, Remote] = {}
         groups: list[Remote | Processes] = []
@@ -123,7 +109,7 @@ class Runner:
             return {"COLLECTIVE_STORE": f"local:{secrets.token_hex(8)}"}
         deadline = time.monotonic() + self._start_timeout
         met = {host: remote.meet(deadline) for host, remote in remotes.items()}
-        mine = "{}.{}".format(*sys.version_info[:2])
+        mine = this_host.python()
         other = [f"{host} has {said['python']}" for host, said in met.items() if said["python"] != mine]
         if other:
             text = f"functions travel between equal Pythons only: this one is {mine}, {', '.join(other)}. Pass python=… for all hosts"
@@ -133,7 +119,7 @@ class Runner:
             address, port = met[first]["address"] or first, met[first]["port"]
         else:
             # Rank 0 is here: the others reach us at the address at which they see us.
-            address, port = next(iter(met.values()))["controller"], agent.hello()["port"]
+            address, port = next(iter(met.values()))["controller"], this_host.free_port()
         return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
 
     def _job(self, rank: int, meeting: Mapping[str, str], call: bytes, host: str) -> Job:
@@ -147,40 +133,19 @@ class Runner:
         return Job(json.dumps(settings).encode(), call)
 
     def _follow(self, events: queue.SimpleQueue[Frame]) -> list[Any]:
-        host_of = {rank: host for host, ranks in self._ranks_of.items() for rank in ranks}
-        values: dict[int, bytes] = {}
-        raised: dict[int, dict[str, str]] = {}
-        codes: dict[int, int] = {}  # in the order in which ranks end
+        outcomes = Outcomes({rank: host for host, ranks in self._ranks_of.items() for rank in ranks})
         end: float | None = None
-        while len(codes) < self._size:
+        while not outcomes.complete:
             try:
                 frame = events.get(timeout=None if end is None else max(0.01, end - time.monotonic()))
             except queue.Empty:
                 break
             if frame.kind in ("out", "err"):
-                self._show(frame)
-            elif frame.kind == "value":
-                values[frame.rank] = frame.body
-            elif frame.kind == "raised":
-                raised[frame.rank] = json.loads(frame.body)
-            elif frame.kind == "exit":
-                codes[frame.rank] = frames.code_of(frame)
-            if end is None and any(code != 0 for code in codes.values()):
+                show(frame, self._prefix)
+            outcomes.note(frame)
+            if end is None and outcomes.failed:
                 end = time.monotonic() + GRACE
-        failed = [rank for rank, code in codes.items() if code != 0 or rank not in values]
-        if failed:
-            # One that others blame, or that raised something of its own, comes before those that lost it.
-            rank = min(failed, key=lambda r: raised.get(r, {}).get("kind", "") in CONSEQUENCES)
-            raise RankFailedError(rank, host_of[rank], raised.get(rank), codes[rank])
-        return [function.unpack(values[rank]) for rank in range(self._size)]
-
-    def _show(self, frame: Frame) -> None:
-        line = frame.body.decode(errors="replace")
-        stream = sys.stdout if frame.kind == "out" else sys.stderr
-        stream.write(f"[{frame.rank}] {line}" if self._prefix else line)
-        if not line.endswith("\n"):
-            stream.write("\n")
-        stream.flush()
+        return outcomes.results()
 
 
 def run(
