@@ -12,7 +12,7 @@ ENGINE_STAMP := $(ENGINE_VENV)/.engine
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test bench lint unit engine integration setup clean
+.PHONY: demo test bench bench-hosts lint unit engine integration setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -62,6 +62,10 @@ bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
 	@$(BIN)/python benchmarks/plan.py
 	@$(BIN)/python benchmarks/doctor.py
+
+# Half an hour on sandbox hosts; needs a container engine.
+bench-hosts: $(TOOLKIT_STAMP)
+	@$(BIN)/python benchmarks/hosts.py
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration
