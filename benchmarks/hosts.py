@@ -60,9 +60,8 @@ def main() -> int:
         for count in sorted({*wanted.first, *wanted.again}):
             made[count] = sandboxes.up(count=count, name=f"bench-{count}", slots=1, say=lambda _line: None)
             first[count], busy = install(made[count], extra)
-            print(
-                f"first installation on {count} hosts: {first[count]:.0f} s, of these {busy:.0f} s of computing on {os.cpu_count()} processors"
-            )
+            spent = f"of these {busy:.0f} s of computing on {os.cpu_count()} processors"
+            print(f"first installation on {count} hosts: {first[count]:.0f} s, {spent}", flush=True)
         again: dict[int, list[float]] = {count: [] for count in wanted.again}
         for _ in range(wanted.rounds):
             for count in wanted.again:
