@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import getpass
+import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,10 @@ from pathlib import Path
 
 import pytest
 from collective_core.errors import CollectiveError
+from collective_core.launch import frames, function
+from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, place, read
+from collective_core.launch.processes import rank_settings, start_code
 from test_launchers import free_port
 
 from collective_core import NotSendableError, RankFailedError, Runner, run
@@ -49,6 +54,12 @@ def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     path = tmp_path / "program.py"
     path.write_text(body)
     return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_has_it(monkeypatch):
+    """Without what may hide that output waits in a buffer."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
 
 # ----------------------------------------------------------------------------------------------------- on this machine
@@ -126,6 +137,176 @@ def test_a_rank_that_dies_is_named(end, words):
         Runner(np=3).run(train)
 
 
+def test_the_first_cause_is_named_when_others_wrap_its_consequence():
+    def train():
+        import atexit
+        import time
+
+        import numpy
+
+        import collective_core as cc
+
+        cc.init()
+        cc.barrier()
+        if cc.rank() == 1:
+            atexit.register(time.sleep, 1.0)
+            raise ValueError("the real cause")
+        try:
+            cc.allreduce(numpy.ones(3))
+        except cc.CollectiveError as error:
+            raise RuntimeError("the step failed") from error
+
+    with pytest.raises(RankFailedError, match="rank 1 on localhost raised ValueError: the real cause"):
+        Runner(np=2).run(train)
+
+
+def test_a_failure_ends_the_job_although_others_go_on_printing():
+    def train(own):
+        import time
+
+        if os.environ["COLLECTIVE_RANK"] == "1":
+            raise ValueError("no more")
+        while True:
+            print("still here")
+            time.sleep(0.001)
+
+    begun = time.monotonic()
+    with pytest.raises(RankFailedError, match="no more"):
+        Runner(np=2).run(train, None)
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_thread_that_never_ends_does_not_keep_the_job(monkeypatch, fails):
+    monkeypatch.setattr("collective_core.launch.runner.LEAVING", 1.0)
+
+    def train():
+        import threading
+
+        threading.Thread(target=threading.Event().wait).start()
+        if fails:
+            raise ValueError("and a thread left")
+        return 5
+
+    if fails:
+        with pytest.raises(RankFailedError, match="and a thread left"):
+            Runner(np=1).run(train)
+    else:
+        assert Runner(np=1).run(train) == [5]
+
+
+def test_lines_appear_when_they_are_printed_and_nothing_of_them_is_lost(capfd):
+    seen = []
+
+    class Screen:
+        encoding = "ascii"
+
+        def write(self, text):
+            seen.append((time.monotonic(), text))
+
+        def flush(self):
+            pass
+
+    def train():
+        import time
+
+        print("café")
+        sys.stdout.write("10 %\r20 %\r")
+        sys.stdout.flush()
+        time.sleep(1.5)
+        print("last words")
+        os._exit(3)
+
+    screen, sys.stdout = sys.stdout, Screen()
+    try:
+        with pytest.raises(RankFailedError, match="exit code 3 before"):
+            Runner(np=1).run(train)
+    finally:
+        sys.stdout = screen
+    assert [text for _, text in seen] == ["[0] caf\\xe9\n", "[0] 10 %\r", "[0] 20 %\r", "[0] last words\n"]
+    assert seen[3][0] - seen[0][0] > 1.0, "the first line waited for the last"
+
+
+def test_odd_exceptions_and_a_closed_output_are_told_all_the_same():
+    class Odd(Exception):
+        kind = object()
+
+        def __str__(self):
+            raise ZeroDivisionError
+
+    def odd():
+        raise Odd
+
+    def closes(value):
+        sys.stdout.close()
+        if value is None:
+            raise ValueError("after closing")
+        return value
+
+    with pytest.raises(RankFailedError, match="raised Odd: "):
+        Runner(np=1).run(odd)
+    assert Runner(np=1).run(closes, 42) == [42]
+    with pytest.raises(RankFailedError, match="after closing"):
+        Runner(np=1).run(closes, None)
+    with pytest.raises(RankFailedError, match="was ended by signal 40") as caught:
+        Runner(np=1).run(lambda: os.kill(os.getpid(), 40))
+    assert (copy := pickle.loads(pickle.dumps(caught.value))).rank == 0  # noqa: S301
+    assert str(copy) == str(caught.value)
+
+
+def test_a_file_in_the_working_directory_is_no_module_of_a_rank(tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise SystemExit('foreign code ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path.parent, *(entry for entry in sys.path if entry)])
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
+    assert Runner(np=1).run(lambda: (os.getcwd(), sys.argv)) == [(str(tmp_path), ["train.py", "--epochs", "3"])]
+
+
+def test_a_secret_of_another_job_does_not_disturb(monkeypatch, tmp_path):
+    (tmp_path / "secret").write_text("a secret of another job altogether")
+    monkeypatch.setenv("COLLECTIVE_SECRET_FILE", str(tmp_path / "secret"))
+
+    def train():
+        import collective_core as cc
+
+        cc.init()
+        return cc.size()
+
+    assert Runner(np=2).run(train) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"directory": "/no/such/folder"}, "ranks cannot be started.*/no/such/folder"),
+        ({"python": "/no/such/python"}, "ranks cannot be started.*/no/such/python"),
+        ({"env": {"A=B": "1"}}, "ranks cannot be started"),
+        ({"hosts": "elsewhere", "ssh": ["/no/such/ssh"]}, "host elsewhere cannot be reached.*/no/such/ssh"),
+    ],
+)
+def test_what_cannot_be_started_is_one_clear_error(options, complaint):
+    with pytest.raises(CollectiveError, match=complaint):
+        Runner(np=1, **options).run(print)
+
+
+def test_runs_one_after_the_other_leave_no_threads_and_no_open_files(tmp_path):
+    def train(mark):
+        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(60)  # {mark}"], start_new_session=True)
+        return 1
+
+    mark = f"daemon-{tmp_path.name}"
+    Runner(np=2).run(int)
+    time.sleep(0.5)
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    try:
+        for _ in range(3):
+            assert Runner(np=2).run(train, mark) == [1, 1]
+        time.sleep(0.5)
+        assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+    finally:
+        subprocess.run(["pkill", "-f", mark], check=False)
+
+
 def test_sys_exit_is_an_end_and_not_a_traceback():
     assert Runner(np=1).run(lambda: sys.exit()) == [None]
     with pytest.raises(RankFailedError, match="raised SystemExit: 3"):
@@ -185,6 +366,39 @@ Runner(np=2).run(train)
     assert wait_until_gone(mark) == []
     assert time.monotonic() - begun < GONE + 1
     assert program.returncode != 0
+
+
+def test_a_second_ctrl_c_does_not_leave_ranks_behind(tmp_path):
+    mark = f"stubborn-{tmp_path.name}"
+    program = script(
+        tmp_path,
+        f"""
+import signal, subprocess, sys, time
+from collective_core import Runner
+
+def train():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(600)  # {mark}"])
+    print("started", flush=True)
+    time.sleep(600)
+
+try:
+    Runner(np=2).run(train)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+time.sleep(600)
+""",
+    )
+    assert program.stdout.readline().endswith("started\n")
+    assert program.stdout.readline().endswith("started\n")
+    program.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    program.send_signal(signal.SIGINT)
+    assert "interrupted" in program.stdout.readline()
+    left = wait_until_gone(mark)
+    program.kill()
+    program.communicate()
+    assert left == []
 
 
 # -------------------------------------------------------------------------------------------------------- other hosts
@@ -294,6 +508,49 @@ def test_hosts_that_cannot_be_used_are_named(ssh):
         Runner(hosts="nowhere.invalid", ssh=ssh, start_timeout=20).run(print)
     with pytest.raises(CollectiveError, match="host other did not answer in time"):
         Runner(hosts="other", ssh=("sh", "-c", "sleep 5"), start_timeout=0.5).run(print)
+
+
+def test_what_a_hosts_shell_prints_first_does_not_matter(ssh, tmp_path):
+    chatty = tmp_path / "chatty"
+    chatty.write_text(f"#!/bin/sh\necho 'Welcome to this host, use it well'\nexec {' '.join(ssh)} \"$@\"\n")
+    chatty.chmod(0o755)
+    assert Runner(hosts="other:1", ssh=[str(chatty)]).run(lambda: 1) == [1]
+    chatty.write_text("#!/bin/sh\necho 'This account is closed'\n")
+    with pytest.raises(CollectiveError, match="no agent could be started on host other: This account is closed"):
+        Runner(hosts="other:1", ssh=[str(chatty)]).run(lambda: 1)
+
+
+def test_a_folder_that_another_host_lacks_is_named(ssh):
+    with pytest.raises(RankFailedError, match=r"rank 0 on other could not be started.*/no/such/folder"):
+        Runner(hosts="other:1", ssh=ssh, directory="/no/such/folder").run(print)
+
+
+def test_hosts_that_do_not_answer_are_waited_for_together():
+    begun = time.monotonic()
+    with pytest.raises(CollectiveError, match="did not answer in time"):
+        Runner(hosts="a,b,c,d", ssh=("sh", "-c", "sleep 60"), start_timeout=0.5).run(print)
+    assert time.monotonic() - begun < 8
+
+
+def test_an_agent_that_hears_nothing_of_its_controller_ends_its_ranks(tmp_path):
+    """As when the controller's machine or the network is gone: the connection stays open and silent."""
+    mark = f"forgotten-{tmp_path.name}"
+    code = start_code("agent", here=True).replace("; main()", "; import collective_core.launch.agent as a; a.SILENCE = 1.0; main()")
+
+    def train(mark):
+        subprocess.run([sys.executable, "-c", f"import time; time.sleep(600)  # {mark}"], check=False)
+
+    settings = rank_settings({"COLLECTIVE_RANK": "0", "COLLECTIVE_SIZE": "1", "COLLECTIVE_STORE": "local:x"}, sys.path)
+    plan = {"ranks": {"0": settings.decode()}, "environment": {}, "directory": None}
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        call = function.pack_call(train, (mark,), {})
+        frames.write(agent.stdin, Frame("plan", -1, json.dumps(plan).encode()), Frame("call", -1, call))
+        end = time.monotonic() + 10
+        while not processes_with(mark) and agent.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert processes_with(mark)
+        assert agent.wait(timeout=20) == 1
+    assert wait_until_gone(mark) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -76,6 +76,21 @@ def test_more_ranks_than_spark_has_slots(spark):
         Runner(np=9, spark=spark, start_timeout=1).run(lambda: 1)
 
 
+def test_files_that_spark_was_given_and_the_users_job_group(spark, tmp_path):
+    (tmp_path / "given_to_spark.py").write_text("VALUE = 7\n")
+    context = spark.sparkContext
+    context.addPyFile(str(tmp_path / "given_to_spark.py"))
+    context.setJobGroup("mine", "what the user does")
+
+    def train():
+        import given_to_spark
+
+        return given_to_spark.VALUE
+
+    assert Runner(np=2, spark=spark).run(train) == [7, 7]
+    assert context.getLocalProperty("spark.jobGroup.id") == "mine"
+
+
 def test_negative_np_stays_on_this_machine(spark):
     assert Runner(np=-1, spark=spark).run(os.getpid) != [os.getpid()]
     with pytest.raises(CollectiveError, match="give one"):

@@ -25,6 +25,11 @@ for shuffle in (False, True):
     seen.append([str(entry.message) for entry in caught if entry.category is hvd.UnevenDataWarning])
 assert seen[0] == seen[1]
 
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    list(hvd.ShardSampler(range(2 * size + 1), batch_size=3, whole_batches=True))
+assert len(caught) == (1 if size > 1 and rank == 0 else 0), "rank 0 has three samples, and a whole batch; the others have two"
+
 even = list(hvd.ShardSampler(range(samples), drop_last=True, shuffle=False))
 assert len(even) == samples // size
 assert hvd.compare_steps(rank + 5) == {r: r + 5 for r in range(size)}

@@ -18,41 +18,40 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class Job(NamedTuple):
-    """What a rank gets: ``settings`` (JSON: ``environment``, ``path``), and the ``call`` that function.py has packed."""
-
-    settings: bytes
-    call: bytes
-
-    def frames(self, rank: int) -> tuple[Frame, Frame]:
-        return Frame("settings", rank, self.settings), Frame("call", rank, self.call)
-
-
 def write(stream: Any, *those: Frame) -> None:
-    """Writes them in one piece and flushes. ``stream``: a binary file."""
-    stream.write(b"".join(_head.pack(f.kind.encode().ljust(8), f.rank, len(f.body)) + f.body for f in those))
+    """Writes and flushes them; bodies are not copied. ``stream``: a binary file, buffered or not."""
+    for frame in those:
+        for part in (_head.pack(frame.kind.encode().ljust(8), frame.rank, len(frame.body)), frame.body):
+            left = memoryview(part)
+            while left:
+                left = left[stream.write(left) :]
     stream.flush()
 
 
-def read(stream: Any) -> Frame | None:
-    """The next one; None at the end of the stream, also in the middle of a frame: whoever wrote it is gone."""
+def read(stream: Any, most: int | None = None) -> Frame | None:
+    """The next one; None at the end of the stream, also in the middle of a frame: whoever wrote it is gone.
+
+    Raises ValueError for a body of more than ``most`` bytes, and MemoryError where there is not so much memory.
+    """
     head = _exactly(stream, _head.size)
     if head is None:
         return None
     kind, rank, length = _head.unpack(head)
+    if most is not None and length > most:
+        raise ValueError(f"a message of {length} bytes")
     body = _exactly(stream, length)
-    return None if body is None else Frame(kind.decode().strip(), rank, body)
+    return None if body is None else Frame(kind.decode(errors="replace").strip(), rank, body)
 
 
 def _exactly(stream: Any, size: int) -> bytes | None:
-    parts = []
-    while size:
-        part = stream.read(size)
-        if not part:
+    whole = bytearray(size)
+    left = memoryview(whole)
+    while left:
+        got = stream.readinto(left)
+        if not got:
             return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        left = left[got:]
+    return whole  # type: ignore[return-value]  # used as bytes; a copy would need the memory twice
 
 
 def exit_of(rank: int, code: int) -> Frame:

@@ -33,10 +33,9 @@ def pickler() -> Any:
 
 def pack(value: Any, name: str) -> bytes:
     """``value`` as bytes. Raises :class:`NotSendableError` that says which part of ``name`` is the reason."""
+    dumps = pickler().dumps
     try:
-        return bytes(pickler().dumps(value))
-    except CollectiveError:
-        raise
+        return bytes(dumps(value))
     except Exception as error:
         where, culprit = _find_culprit(value, name, 0)
         kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
@@ -45,11 +44,18 @@ def pack(value: Any, name: str) -> bytes:
 
 def pack_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """A call as bytes, for :func:`unpack`. Raises :class:`NotSendableError` naming the argument or variable that is the reason."""
-    called = getattr(function, "__name__", "the function")
-    signature = [f"argument {number} of {called}" for number in range(1, len(args) + 1)]
-    for value, name in ((function, called), *zip(args, signature), *((v, f"argument {k} of {called}") for k, v in kwargs.items())):
-        pack(value, name)
-    return pack((function, args, kwargs), "the call")
+    dumps = pickler().dumps
+    try:
+        return bytes(dumps((function, args, kwargs)))
+    except Exception:
+        # Part by part, for a message that names the one.
+        called = getattr(function, "__name__", "the function")
+        pack(function, called)
+        for number, value in enumerate(args, 1):
+            pack(value, f"argument {number} of {called}")
+        for name, value in kwargs.items():
+            pack(value, f"argument {name} of {called}")
+        raise
 
 
 def unpack(packed: bytes) -> Any:

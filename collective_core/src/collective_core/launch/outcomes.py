@@ -13,7 +13,7 @@ from collective_core.launch.frames import Frame
 
 #: Kinds of CollectiveError that another rank's failure causes.
 CONSEQUENCES = ("peer_lost", "closed")
-#: In the place of an exit code: the way to the rank's host is gone.
+#: In the place of an exit code: the rank could not be started, or the way to its host is gone.
 LOST = -1000
 
 
@@ -23,21 +23,20 @@ class RankFailedError(CollectiveError):
     ``exit_code``: of its process, negative for a signal, when it ended without raising.
     """
 
-    def __init__(self, rank: int, host: str, said: Mapping[str, str] | None, exit_code: int) -> None:
+    def __init__(self, message: str, rank: int, host: str, exit_code: int = 0, exception: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message, "peer_lost", (rank,))
         self.rank, self.host, self.exit_code = rank, host, exit_code
-        self.exception = said["type"] if said else ""
-        self.remote_traceback = said["traceback"] if said else ""
-        who = f"rank {rank} on {host}"
-        if said:
-            text = f"{who} raised {said['type']}: {said['text']}"
-            text += f"\n\nTraceback of {who}:\n{said['traceback']}" if said["traceback"] else ""
-        elif exit_code == LOST:
-            text = f"the way to {who} is gone"
-        elif exit_code < 0:
-            text = f"{who} was ended by {signal.Signals(-exit_code).name}"
-        else:
-            text = f"{who} ended with exit code {exit_code} before its function returned"
-        super().__init__(text, "peer_lost", (rank,))
+        self.exception, self.remote_traceback = exception, remote_traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rank, self.host, self.exit_code, self.exception, self.remote_traceback)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Outcomes:
@@ -47,39 +46,65 @@ class Outcomes:
         self._host_of = host_of
         self._values: dict[int, bytes] = {}
         self._raised: dict[int, dict[str, str]] = {}
-        self._codes: dict[int, int] = {}  # in the order in which ranks end
+        self._lost: dict[int, str] = {}
+        self._codes: dict[int, int] = {}
+        self.failed: list[int] = []  # in the order in which we learned of it
 
     def note(self, frame: Frame) -> None:
         if frame.kind == "value":
             self._values[frame.rank] = frame.body
         elif frame.kind == "raised":
             self._raised[frame.rank] = json.loads(frame.body)
+        elif frame.kind == "lost":
+            self._lost[frame.rank] = frame.body.decode(errors="replace")
         elif frame.kind == "exit":
             self._codes[frame.rank] = frames.code_of(frame)
+        ended_badly = self._codes.get(frame.rank, 0) != 0 or (frame.rank in self._codes and frame.rank not in self._values)
+        if (frame.kind == "raised" or ended_badly) and frame.rank not in self.failed:
+            self.failed.append(frame.rank)
+
+    @property
+    def returned(self) -> bool:
+        """Whether all ranks' functions have returned."""
+        return len(self._values) == len(self._host_of)
 
     @property
     def complete(self) -> bool:
         """Whether all ranks have ended."""
         return len(self._codes) == len(self._host_of)
 
-    @property
-    def failed(self) -> list[int]:
-        """Ranks that have ended without a result, in the order in which they did."""
-        return [rank for rank, code in self._codes.items() if code != 0 or rank not in self._values]
-
     def results(self) -> list[Any]:
         """What each rank returned. Raises :class:`RankFailedError` for the rank whose failure was not caused by another's."""
         if self.failed:
-            rank = min(self.failed, key=lambda r: self._raised.get(r, {}).get("kind", "") in CONSEQUENCES)
-            raise RankFailedError(rank, self._host_of[rank], self._raised.get(rank), self._codes[rank])
+            raise self._error(min(self.failed, key=lambda r: self._raised.get(r, {}).get("kind", "") in CONSEQUENCES))
         return [function.unpack(self._values[rank]) for rank in range(len(self._host_of))]
+
+    def _error(self, rank: int) -> RankFailedError:
+        host, said, code = self._host_of[rank], self._raised.get(rank), self._codes.get(rank, 0)
+        who = f"rank {rank} on {host}"
+        if said:
+            text = f"{who} raised {said['type']}: {said['text']}"
+            text += f"\n\nTraceback of {who}:\n{said['traceback']}" if said["traceback"] else ""
+            return RankFailedError(text, rank, host, code, said["type"], said["traceback"])
+        if code == LOST:
+            text = f"{who} could not be started, or the way to it is gone: {self._lost.get(rank, 'no reason is known')}"
+        elif code < 0:
+            text = f"{who} was ended by {_signal_name(-code)}"
+        else:
+            when = "after" if rank in self._values else "before"
+            text = f"{who} ended with exit code {code} {when} its function returned"
+        return RankFailedError(text, rank, host, code)
 
 
 def show(frame: Frame, prefix: bool) -> None:
-    """Writes a rank's line of output to this process's."""
-    line = frame.body.decode(errors="replace")
+    """Writes a rank's line of output to this process's. Characters that do not exist there are spelt out."""
     stream = sys.stdout if frame.kind == "out" else sys.stderr
-    stream.write(f"[{frame.rank}] {line}" if prefix else line)
-    if not line.endswith("\n"):
-        stream.write("\n")
+    if stream is None:  # a service without any
+        return
+    line = frame.body.decode(errors="backslashreplace")
+    text = f"[{frame.rank}] {line}" if prefix else line
+    if not text.endswith(("\n", "\r")):
+        text += "\n"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()

@@ -1,61 +1,189 @@
 """The ranks of one host as child processes: started, listened to, ended with everything that they have started.
 
-What happens is put into a queue as frames: ``out`` and ``err`` (lines of output), ``value`` or ``raised`` (what a rank's
-function returned or raised), and at last ``exit`` (the exit code, negative for a signal) for every rank.
+What happens is put into a mailbox as frames: ``out`` and ``err`` (pieces of output, lines if they are not too long), ``value`` or
+``raised`` (what a rank's function returned or raised), and at last ``exit`` (the exit code, negative for a signal) for every rank.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import queue
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Mapping
 
+import collective_core
+from collective_core.errors import CollectiveError
 from collective_core.launch import frames
-from collective_core.launch.frames import Frame, Job
+from collective_core.launch.frames import Frame
+from collective_core.launch.mailbox import Mailbox
 
-#: Variables of launchers in which this process may itself run: its ranks are another job.
-FOREIGN = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "TORCHELASTIC_", "COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_STORE")
+#: Variables of launchers in which this process may itself run, and of the jobs that they started: its ranks are another job.
+FOREIGN = (
+    *("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "TORCHELASTIC_"),
+    *("COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_STORE", "COLLECTIVE_SECRET", "COLLECTIVE_PORT", "COLLECTIVE_HOST_ID"),
+)
 FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: Seconds between asking processes to end and ending them.
-PATIENCE = 2.0
-#: Seconds for the last output of a rank that has ended: a process that it has started may hold its pipes open.
-LAST_WORDS = 0.5
+#: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of
+#: Python's own. {place} is where this package lies, for interpreters that do not find it by themselves.
+START = "import sys; sys.path[:] = [p for p in sys.path if p] + {place}; from collective_core.launch.{module} import main; main()"
+#: Seconds for the last output of a rank that has ended: a process that it has started may hold its pipes open and be silent, or not.
+QUIET, LAST_WORDS = 0.3, 3.0
+#: Bytes of output that are passed on although no line ends.
+LONGEST_LINE = 1 << 16
+
+
+def start_code(module: str, here: bool) -> str:
+    """For ``python -c``: ``rank`` or ``agent``, on this machine or another."""
+    place = [str(Path(collective_core.__file__).resolve().parent.parent)] if here else []
+    return START.format(module=module, place=place)
+
+
+class _Lines:
+    """Cuts a stream into lines; also where a progress bar goes back to the line's begin."""
+
+    def __init__(self, kind: str, rank: int, put: Callable[[Frame], None]) -> None:
+        self._kind, self._rank, self._put = kind, rank, put
+        self._left = b""
+
+    def take(self, data: bytes) -> None:
+        pieces = (self._left + data).replace(b"\r\n", b"\n").replace(b"\r", b"\r\0").replace(b"\n", b"\n\0").split(b"\0")
+        self._left = pieces.pop()
+        if len(self._left) > LONGEST_LINE:
+            pieces.append(self._left)
+            self._left = b""
+        for piece in pieces:
+            self._put(Frame(self._kind, self._rank, piece))
+
+    def end(self) -> None:
+        if self._left:
+            self._put(Frame(self._kind, self._rank, self._left))
+
+
+class _Rank:
+    """One child. Its group is only signalled while the child is not reaped: until then nobody else can have the number."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], to_rank: int, from_rank: int) -> None:
+        self.rank = rank
+        self.process = process
+        self.to_rank = os.fdopen(to_rank, "wb", buffering=0)
+        self.from_rank = os.fdopen(from_rank, "rb", buffering=0)
+        self._lock = threading.Lock()
+        self._reaped = False
+
+    def signal(self, number: int) -> None:
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._reaped:
+                os.killpg(self.process.pid, number)
+
+    def wait_for_end(self) -> None:
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+    def reap(self) -> int:
+        with self._lock:
+            self._reaped = True
+            return self.process.wait()
+
+    def hand_over(self, settings: bytes, call: bytes) -> None:
+        # A rank that dies before it has read its job is reported by its exit code.
+        with contextlib.suppress(OSError, ValueError):
+            frames.write(self.to_rank, Frame("settings", self.rank, settings), Frame("call", self.rank, call))
+
+    def follow(self, mailbox: Mailbox) -> None:
+        """Passes on all that the child says, and at last that it has ended."""
+        streams = {self.process.stdout: _Lines("out", self.rank, mailbox.put), self.process.stderr: _Lines("err", self.rank, mailbox.put)}
+        ended: float | None = None
+        with selectors.DefaultSelector() as open_ends:
+            for stream in (*streams, self.from_rank):
+                open_ends.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
+            while open_ends.get_map():
+                ready = open_ends.select(QUIET)
+                if ended is None and self.has_ended():
+                    ended = time.monotonic()
+                    self.signal(signal.SIGKILL)  # what it has started and left behind
+                elif ended is not None and (not ready or time.monotonic() > ended + LAST_WORDS):
+                    break
+                for key, _ in ready:
+                    if key.fileobj is self.from_rank:
+                        frame = self._result()
+                        if frame is not None:
+                            mailbox.put(frame)
+                        open_ends.unregister(key.fileobj)
+                        continue
+                    data = os.read(key.fd, LONGEST_LINE)
+                    streams[key.fileobj].take(data)  # type: ignore[index]
+                    if not data:
+                        open_ends.unregister(key.fileobj)
+        for lines in streams.values():
+            lines.end()
+        self.wait_for_end()
+        self.signal(signal.SIGKILL)
+        mailbox.put(frames.exit_of(self.rank, self.reap()))
+        for stream in (*streams, self.from_rank):
+            if stream is not None:
+                stream.close()
+
+    def _result(self) -> Frame | None:
+        try:
+            return frames.read(self.from_rank)
+        except (MemoryError, ValueError) as error:
+            text = f"what rank {self.rank} returned does not fit into the memory here"
+            told = {"type": type(error).__name__, "text": text, "traceback": "", "kind": ""}
+            self.signal(signal.SIGKILL)  # it waits for somebody who reads
+            return Frame("raised", self.rank, json.dumps(told).encode())
 
 
 class Processes:
-    """``jobs``: what every rank gets. ``events``: where frames are put."""
+    """``settings``: what every rank gets besides the ``call`` (rank.py), as JSON. ``mailbox``: where frames are put.
+
+    Raises :class:`CollectiveError` when a process cannot be started; then none is left.
+    """
 
     def __init__(
         self,
-        jobs: Mapping[int, Job],
-        events: queue.SimpleQueue[Frame],
+        settings: Mapping[int, bytes],
+        call: bytes,
+        mailbox: Mailbox,
         environment: Mapping[str, str] | None = None,
         directory: str | None = None,
         python: str = sys.executable,
     ) -> None:
-        self._events = events
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._lines: dict[int, Any] = {}  # to each rank: as long as it is open, its starter is there
+        self._ranks: list[_Rank] = []
+        self._threads: list[threading.Thread] = []
         mine = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in FOREIGN_NAMES}
         try:
-            for rank, job in jobs.items():
-                self._start(rank, job, {**mine, **(environment or {})}, directory, python)
-        except BaseException:
-            self.stop(at_once=True)
+            for rank, wanted in settings.items():
+                self._start(rank, wanted, call, mailbox, {**mine, **(environment or {})}, directory, python)
+        except BaseException as error:
+            self.kill()
+            if isinstance(error, (OSError, ValueError)):
+                raise CollectiveError(f"ranks cannot be started: {error}", "invalid") from error
             raise
 
-    def _start(self, rank: int, job: Job, environment: Mapping[str, str], directory: str | None, python: str) -> None:
+    def _start(
+        self,
+        rank: int,
+        settings: bytes,
+        call: bytes,
+        mailbox: Mailbox,
+        environment: Mapping[str, str],
+        directory: str | None,
+        python: str,
+    ) -> None:
         inward, to_rank = os.pipe()
         from_rank, outward = os.pipe()
         try:
             process = subprocess.Popen(
-                [python, "-m", "collective_core.launch.rank", str(inward), str(outward)],
+                [python, "-c", start_code("rank", here=True), str(inward), str(outward)],
                 env=dict(environment),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
@@ -71,57 +199,32 @@ class Processes:
         finally:
             for end in (inward, outward):
                 os.close(end)
-        self._processes[rank] = process
-        self._lines[rank] = os.fdopen(to_rank, "wb")
-        readers = [
-            threading.Thread(target=self._forward_lines, args=("out", rank, process.stdout), daemon=True),
-            threading.Thread(target=self._forward_lines, args=("err", rank, process.stderr), daemon=True),
-            threading.Thread(target=self._forward_result, args=(os.fdopen(from_rank, "rb"),), daemon=True),
-        ]
-        for thread in (*readers, threading.Thread(target=self._hand_over, args=(rank, job), daemon=True)):
-            thread.start()
-        threading.Thread(target=self._watch, args=(rank, process, readers), daemon=True).start()
+        child = _Rank(rank, process, to_rank, from_rank)
+        self._ranks.append(child)
+        threading.Thread(target=child.hand_over, args=(settings, call), daemon=True).start()
+        self._threads.append(threading.Thread(target=child.follow, args=(mailbox,), daemon=True))
+        self._threads[-1].start()
 
-    def _hand_over(self, rank: int, job: Job) -> None:
-        # A rank that dies before it has read its job is reported by its exit code.
-        with contextlib.suppress(OSError):
-            frames.write(self._lines[rank], *job.frames(rank))
+    def ask_to_end(self) -> None:
+        for child in self._ranks:
+            child.signal(signal.SIGTERM)
 
-    def _forward_lines(self, kind: str, rank: int, stream: Any) -> None:
-        for line in stream:
-            self._events.put(Frame(kind, rank, line))
+    def wait(self, deadline: float) -> None:
+        """Until all have ended, or until ``deadline`` of time.monotonic()."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _forward_result(self, stream: Any) -> None:
-        frame = frames.read(stream)
-        if frame is not None:
-            self._events.put(frame)
-
-    def _watch(self, rank: int, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
-        code = process.wait()
-        _kill(process, signal.SIGKILL)  # what it has started and left behind
-        end = time.monotonic() + LAST_WORDS
-        for reader in readers:
-            reader.join(max(0.0, end - time.monotonic()))
-        self._events.put(frames.exit_of(rank, code))
-
-    def stop(self, at_once: bool = False) -> None:
-        """Ends all ranks and what they have started: asks, waits :data:`PATIENCE` seconds, and makes them."""
-        if not at_once:
-            for process in self._processes.values():
-                _kill(process, signal.SIGTERM)
-            end = time.monotonic() + PATIENCE
-            for process in self._processes.values():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-        for process in self._processes.values():
-            _kill(process, signal.SIGKILL)
-        for process in self._processes.values():
-            process.wait()
-        for line in self._lines.values():
+    def kill(self) -> None:
+        """Ends what has not ended, and all that the ranks have started."""
+        for child in self._ranks:
+            child.signal(signal.SIGKILL)
+        self.wait(time.monotonic() + LAST_WORDS + 1)
+        for child in self._ranks:
             with contextlib.suppress(OSError):
-                line.close()
+                child.to_rank.close()
 
 
-def _kill(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def rank_settings(environment: Mapping[str, str], path: Any) -> bytes:
+    """What a rank gets besides the call. ``path``: a search path for modules, None for the rank's own."""
+    own = [entry for entry in path if isinstance(entry, str)] if path is not None else None
+    return json.dumps({"environment": dict(environment), "path": own, "argv": [str(word) for word in sys.argv] or [""]}).encode()

@@ -14,38 +14,64 @@ from typing import Any, Mapping, Sequence
 from collective_core import __version__
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
-from collective_core.launch.frames import NO_RANK, Frame, Job
+from collective_core.launch.agent import MAGIC
+from collective_core.launch.frames import NO_RANK, Frame
+from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST
+from collective_core.launch.processes import start_code
 
 #: BatchMode: ssh must not ask for anything. Host keys are verified as the user's ssh is set up to.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")
-#: Seconds for the agent to end its ranks before the connection is cut.
-PATIENCE = 4.0
+#: Seconds between signs of life for the agent.
+PULSE = 5.0
 #: Lines of ssh's own complaints that an error quotes.
 MOST_COMPLAINTS = 5
+#: Bytes that a host's shell may print before the agent begins, and bytes of the agent's first word.
+MOST_BANNER, MOST_HELLO = 1 << 16, 1 << 16
 
 
 class Remote:
-    """An agent on ``host``; :meth:`meet` waits for it, :meth:`start` hands it the jobs of its ranks."""
+    """An agent on ``host``; :meth:`meet` waits for it, :meth:`start` hands it what its ranks get."""
 
     def __init__(self, host: str, python: str, ssh: Sequence[str] = SSH) -> None:
         self.host = host
         self._ranks: list[int] = []
         self._complaints: list[str] = []
-        self._process = subprocess.Popen(
-            [*ssh, host, f"exec {shlex.quote(python)} -m collective_core.launch.agent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us alone: we end the agents in good order
-        )
+        command = f"exec {shlex.quote(python)} -c {shlex.quote(start_code('agent', here=False))}"
+        try:
+            self._process = subprocess.Popen(
+                [*ssh, host, command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for us alone: we end the agents in good order
+            )
+        except OSError as error:
+            raise CollectiveError(f"host {host} cannot be reached: {error}", "invalid") from error
+        self._writing = threading.Lock()
+        self._over = threading.Event()
         self._hello: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        threading.Thread(target=self._collect_complaints, daemon=True).start()
-        threading.Thread(target=lambda: self._hello.put(frames.read(self._process.stdout)), daemon=True).start()
+        for job in (self._collect_complaints, self._read_hello):
+            threading.Thread(target=job, daemon=True).start()
 
     def _collect_complaints(self) -> None:
         for line in self._process.stderr or ():
             self._complaints.append(line.decode(errors="replace").rstrip())
+
+    def _read_hello(self) -> None:
+        frame, seen = None, b""
+        try:
+            while not seen.endswith(MAGIC) and len(seen) < MOST_BANNER:
+                byte = self._process.stdout.read(1) if self._process.stdout else b""
+                if not byte:
+                    break
+                seen += byte
+            frame = frames.read(self._process.stdout, MOST_HELLO) if seen.endswith(MAGIC) else None
+        except (OSError, ValueError) as error:
+            self._complaints.append(str(error))
+        if frame is None:
+            self._complaints += seen.decode(errors="replace").splitlines()[-MOST_COMPLAINTS:]
+        self._hello.put(frame)
 
     def meet(self, deadline: float) -> dict[str, Any]:
         """What the agent says of its host. ``deadline``: of time.monotonic(). Raises :class:`CollectiveError` naming the host."""
@@ -67,39 +93,64 @@ class Remote:
         return ": " + " / ".join(self._complaints[-MOST_COMPLAINTS:]) if self._complaints else ""
 
     def start(
-        self, jobs: Mapping[int, Job], events: queue.SimpleQueue[Frame], environment: Mapping[str, str], directory: str | None
+        self, settings: Mapping[int, bytes], call: bytes, mailbox: Mailbox, environment: Mapping[str, str], directory: str | None
     ) -> None:
-        """Starts the ranks of this host; frames of theirs come into ``events``."""
-        self._ranks = list(jobs)
-        settings = {"ranks": len(jobs), "environment": dict(environment), "directory": directory}
+        """Starts the ranks of this host; frames of theirs come into ``mailbox``."""
+        self._ranks = list(settings)
+        ranks = {str(rank): text.decode() for rank, text in settings.items()}
+        plan = {"ranks": ranks, "environment": dict(environment), "directory": directory}
         try:
-            frames.write(self._process.stdin, Frame("host", NO_RANK, json.dumps(settings).encode()))
-            for rank, job in jobs.items():
-                frames.write(self._process.stdin, *job.frames(rank))
+            self._send(Frame("plan", NO_RANK, json.dumps(plan).encode()), Frame("call", NO_RANK, call))
         except OSError as error:
             raise CollectiveError(f"the connection to host {self.host} ended{self._said()}", "peer_lost") from error
-        threading.Thread(target=self._forward, args=(events,), daemon=True).start()
+        for job in (lambda: self._forward(mailbox), self._beat):
+            threading.Thread(target=job, daemon=True).start()
 
-    def _forward(self, events: queue.SimpleQueue[Frame]) -> None:
-        left = set(self._ranks)
-        while left:
-            frame = frames.read(self._process.stdout)
-            if frame is None or frame.kind == "refused":
-                reason = frame.body.decode(errors="replace") if frame else f"the connection ended{self._said()}"
-                for rank in left:
-                    events.put(Frame("err", rank, f"host {self.host}: {reason}\n".encode()))
-                    events.put(frames.exit_of(rank, LOST))
+    def _send(self, *those: Frame) -> None:
+        with self._writing:
+            frames.write(self._process.stdin, *those)
+
+    def _beat(self) -> None:
+        while not self._over.wait(PULSE):
+            try:
+                self._send(Frame("alive", NO_RANK, b""))
+            except (OSError, ValueError):
                 return
-            events.put(frame)
-            if frame.kind == "exit":
-                left.discard(frame.rank)
 
-    def stop(self, at_once: bool = False) -> None:
-        """Ends the ranks: closing its input tells the agent to."""
+    def _forward(self, mailbox: Mailbox) -> None:
+        left = set(self._ranks)
+        reason = ""
+        try:
+            while left:
+                frame = frames.read(self._process.stdout)
+                if frame is None:
+                    reason = f"the connection ended{self._said()}"
+                    break
+                if frame.kind == "refused":
+                    reason = frame.body.decode(errors="replace")
+                    break
+                mailbox.put(frame)
+                if frame.kind == "exit":
+                    left.discard(frame.rank)
+        except (MemoryError, OSError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        for rank in left:
+            mailbox.put(Frame("lost", rank, reason.encode()))
+            mailbox.put(frames.exit_of(rank, LOST))
+
+    def ask_to_end(self) -> None:
+        """Closing its input tells the agent to end the ranks."""
+        self._over.set()
         with contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()
+
+    def wait(self, deadline: float) -> None:
+        """Until the agent has ended, or until ``deadline`` of time.monotonic()."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if at_once else PATIENCE)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """Cuts the connection, which also ends an agent that does not read."""
         self._process.kill()
         self._process.wait()

@@ -1,29 +1,35 @@
 """``Runner(np=4).run(train, lr=0.1)``: a function on all ranks, each one's result as a list.
 
 On this machine ranks are child processes; on others an agent, reached over ssh, starts them (agent.py). The function, its arguments
-and the job's secret travel through pipes and ssh only. Output appears as it comes, each line with its rank.
+and the job's secret travel through pipes and ssh only (on Spark: as Spark's own tasks do). Output appears as it comes, each line with
+its rank.
 """
 
 from __future__ import annotations
 
-import json
-import queue
+import contextlib
 import secrets
 import sys
+import threading
 import time
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence, Union
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import function, this_host
-from collective_core.launch.frames import Frame, Job
 from collective_core.launch.hosts import Host, Hosts, place, read
+from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
-from collective_core.launch.processes import Processes
+from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
+#: Seconds that ranks get to end when all their functions have returned: a thread of theirs may never.
+LEAVING = 15.0
+#: Seconds from asking ranks to end to ending them.
+PATIENCE = 3.0
 THIS_MACHINE = "localhost"
+Group = Union[Processes, Remote]
 
 
 class Runner:
@@ -33,9 +39,8 @@ class Runner:
     hosts. ``hosts``: ``"a:2,b:2"``, a dictionary, a list, or a host file; without them all ranks are on this machine. ``env``:
     variables for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this
     process's on this machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts
-    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank. ``spark``:
-    a SparkSession whose executors run the ranks as one barrier stage (spark.py); ``np`` is then how many, by default as many as
-    Spark runs at once.
+    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose
+    executors run the ranks as one barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -83,25 +88,26 @@ class Runner:
             from collective_core.launch import spark
 
             return spark.run(self._spark, self._np, call, self._environment, self._start_timeout, self._prefix)
-        events: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        remotes: dict[str, Remote] = {}
-        groups: list[Remote | Processes] = []
+        mailbox = Mailbox()
+        groups: list[Group] = []
         try:
+            remotes: dict[str, Remote] = {}
             for host in self._ranks_of:
                 if host not in self._here:
                     remotes[host] = Remote(host, self._python, self._ssh)
                     groups.append(remotes[host])
             meeting = self._meeting_point(remotes)
             for host, ranks in self._ranks_of.items():
-                jobs = {rank: self._job(rank, meeting, call, host) for rank in ranks}
+                path = sys.path if host in self._here else None
+                settings = {rank: rank_settings(self._variables(rank, meeting), path) for rank in ranks}
                 if host in remotes:
-                    remotes[host].start(jobs, events, self._environment, self._directory)
+                    remotes[host].start(settings, call, mailbox, self._environment, self._directory)
                 else:
-                    groups.append(Processes(jobs, events, self._environment, self._directory, self._python))
-            return self._follow(events)
+                    groups.append(Processes(settings, call, mailbox, self._environment, self._directory, self._python))
+            return self._follow(mailbox)
         finally:
-            for group in groups:
-                group.stop()
+            mailbox.close()
+            _end(groups)
 
     def _meeting_point(self, remotes: Mapping[str, Remote]) -> dict[str, str]:
         """Variables that tell the ranks where to meet (launchers.py). Waits for the agents."""
@@ -120,32 +126,47 @@ class Runner:
         else:
             # Rank 0 is here: the others reach us at the address at which they see us.
             address, port = next(iter(met.values()))["controller"], this_host.free_port()
+            if not address:
+                text = f"{next(iter(met))} does not know the address of this machine, where rank 0 is: name another host first"
+                raise CollectiveError(text, "invalid")
         return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
 
-    def _job(self, rank: int, meeting: Mapping[str, str], call: bytes, host: str) -> Job:
-        environment = {
-            **meeting,
-            "COLLECTIVE_RANK": str(rank),
-            "COLLECTIVE_SIZE": str(self._size),
-            "COLLECTIVE_START_TIMEOUT": str(self._start_timeout),
-        }
-        settings = {"environment": environment, "path": sys.path if host in self._here else None}
-        return Job(json.dumps(settings).encode(), call)
+    def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
+        place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(self._size)}
+        return {**meeting, **place, "COLLECTIVE_START_TIMEOUT": str(self._start_timeout)}
 
-    def _follow(self, events: queue.SimpleQueue[Frame]) -> list[Any]:
+    def _follow(self, mailbox: Mailbox) -> list[Any]:
         outcomes = Outcomes({rank: host for host, ranks in self._ranks_of.items() for rank in ranks})
         end: float | None = None
-        while not outcomes.complete:
-            try:
-                frame = events.get(timeout=None if end is None else max(0.01, end - time.monotonic()))
-            except queue.Empty:
-                break
+        while not outcomes.complete and (end is None or time.monotonic() < end):
+            frame = mailbox.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            if frame is None:
+                continue
             if frame.kind in ("out", "err"):
                 show(frame, self._prefix)
             outcomes.note(frame)
-            if end is None and outcomes.failed:
-                end = time.monotonic() + GRACE
+            if end is None and (outcomes.failed or outcomes.returned):
+                end = time.monotonic() + (GRACE if outcomes.failed else LEAVING)
         return outcomes.results()
+
+
+def _end(groups: Sequence[Group]) -> None:
+    """Ends all ranks, everywhere at the same time. Ctrl-C does not interrupt it: it takes a few seconds at most."""
+
+    def work() -> None:
+        for group in groups:
+            group.ask_to_end()
+        deadline = time.monotonic() + PATIENCE
+        for group in groups:
+            group.wait(deadline)
+        for group in groups:
+            group.kill()
+
+    ending = threading.Thread(target=work)
+    ending.start()
+    while ending.is_alive():
+        with contextlib.suppress(KeyboardInterrupt):
+            ending.join(0.1)
 
 
 def run(

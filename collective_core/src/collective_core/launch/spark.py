@@ -1,26 +1,32 @@
 """Ranks as tasks of a Spark job in barrier mode: all at once or not at all, one rank per task, as HorovodRunner does.
 
 Each task starts its rank as a process of its own (processes.py), so that the executor's Python stays as it was, and returns what
-happened to it as frames. A rank that fails does not fail its task: Spark would run the whole stage again.
+happened to it as frames. A rank that fails does not fail its task: Spark would run the whole stage again. That it does when an executor
+is lost: the function is then called anew on all ranks, up to spark.stage.maxConsecutiveAttempts times. The function and the job's
+secret travel as Spark's own closures do: encrypted where Spark is told to (spark.network.crypto.enabled).
 """
 
 from __future__ import annotations
 
-import json
-import queue
 import secrets
+import sys
 import time
 import uuid
 from typing import Any, Iterable, Iterator, Mapping
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
-from collective_core.launch.frames import Frame, Job
+from collective_core.launch.frames import Frame
+from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
-from collective_core.launch.processes import Processes
+from collective_core.launch.processes import Processes, rank_settings
 
 #: Bytes of output of one rank that come back, the last ones.
 MOST_OUTPUT = 4 << 20
+#: Characters of Spark's own error that ours quotes: what follows are stacks of Java.
+MOST_ERROR = 600
+#: What setJobGroup sets, put back afterwards: the user's own jobs may have a group.
+GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeout: float, context: Any) -> Iterator[tuple[Any, ...]]:
@@ -30,25 +36,25 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     # Spark itself refuses executors with another Python.
     ports = context.allGather(str(this_host.free_port()))
     address = infos[0].address.rpartition(":")[0] or infos[0].address
-    settings = {
-        "path": None,
-        "environment": {
-            "COLLECTIVE_RANK": str(rank),
-            "COLLECTIVE_SIZE": str(len(infos)),
-            "COLLECTIVE_STORE": f"{address}:{ports[0]}",
-            "COLLECTIVE_SECRET": secret,
-            "COLLECTIVE_START_TIMEOUT": str(start_timeout),
-        },
+    variables = {
+        "COLLECTIVE_RANK": str(rank),
+        "COLLECTIVE_SIZE": str(len(infos)),
+        "COLLECTIVE_STORE": f"{address}:{ports[0]}",
+        "COLLECTIVE_SECRET": secret,
+        "COLLECTIVE_START_TIMEOUT": str(start_timeout),
     }
-    events: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    processes = Processes({rank: Job(json.dumps(settings).encode(), call)}, events, environment)
+    mailbox = Mailbox()
+    # The worker's search path has the files that the user gave to Spark.
+    processes = Processes({rank: rank_settings(variables, sys.path)}, call, mailbox, environment)
     output: list[Frame] = []
     kept = 0
     try:
         while True:
-            frame = events.get()
+            frame = mailbox.get()
+            if frame is None:
+                continue
             if frame.kind not in ("out", "err"):
-                yield tuple(frame)
+                yield frame.kind, frame.rank, bytes(frame.body)
             else:
                 output.append(frame)
                 kept += len(frame.body)
@@ -58,7 +64,8 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
                 break
         yield from (tuple(line) for line in output)
     finally:
-        processes.stop()
+        mailbox.close()
+        processes.kill()
 
 
 def _wait_for_slots(context: Any, np: int | None, seconds: float) -> int:
@@ -81,7 +88,7 @@ def run(spark: Any, np: int | None, call: bytes, environment: Mapping[str, str],
     """Runs a packed call on ``np`` tasks (default: as many as Spark runs at once). ``spark``: a SparkSession or SparkContext.
 
     Raises :class:`RankFailedError` for the rank that failed first, and :class:`CollectiveError` when Spark cannot run so many
-    tasks at once.
+    tasks at once, or gives up.
     """
     context = getattr(spark, "sparkContext", spark)
     size = _wait_for_slots(context, np, start_timeout)
@@ -93,12 +100,18 @@ def run(spark: Any, np: int | None, call: bytes, environment: Mapping[str, str],
 
         return _task(call, environment, secret, start_timeout, BarrierTaskContext.get())
 
+    before = {name: context.getLocalProperty(name) for name in GROUP_PROPERTIES}
     context.setJobGroup(group, f"collective_core: {size} ranks", interruptOnCancel=True)
     try:
         found = context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
     except KeyboardInterrupt:
         context.cancelJobGroup(group)
         raise
+    except Exception as error:
+        raise CollectiveError(f"Spark ended the job: {str(error)[:MOST_ERROR]}", "peer_lost") from error
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
     outcomes = Outcomes(dict.fromkeys(range(size), "an executor"))
     for kind, rank, body in found:
         frame = Frame(kind, rank, bytes(body))

@@ -62,8 +62,9 @@ class ShardSampler(torch.utils.data.Sampler[int]):
     """This rank's share of a dataset: every sample exactly once over all ranks, none repeated to make shares equal.
 
     ``batch_size`` says how many samples a step takes: ranks compare their numbers of steps when an epoch begins
-    (:func:`compare_steps`). ``drop_last``: leave out what does not divide, then all shares are equal. ``shuffle``: a permutation
-    from ``seed`` and the epoch, the same for the same job; call ``set_epoch`` before each. Raises ValueError for a batch of none.
+    (:func:`compare_steps`); ``whole_batches``: of these only whole ones, as a DataLoader with ``drop_last`` takes. ``drop_last``:
+    leave out what does not divide, then all shares are equal. ``shuffle``: a permutation from ``seed`` and the epoch, the same for the
+    same job; call ``set_epoch`` before each. Raises ValueError for a batch of none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        whole_batches: bool = False,
         process_set: ProcessSet | None = None,
     ) -> None:
         if batch_size < 1:
@@ -82,6 +84,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
+        self._whole_batches = whole_batches
         self._process_set = process_set
         self._epoch = 0
 
@@ -95,7 +98,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         return self._samples // size + (1 if number < left else 0)
 
     def __iter__(self) -> Iterator[int]:
-        compare_steps(-(-len(self) // self._batch_size), self._process_set)
+        steps = len(self) // self._batch_size if self._whole_batches else -(-len(self) // self._batch_size)
+        compare_steps(steps, self._process_set)
         number, size = self._place()
         order = list(range(self._samples))
         if self._shuffle:
