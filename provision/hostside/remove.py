@@ -170,8 +170,11 @@ class Removal:
             return
         names = sorted(going)
         if shutil.which("dpkg"):
+            states = self.states()
             self.run(DPKG + ["--purge"] + names)
             self.run(["dpkg", "--configure", "--pending"])
+            if any(states[name] == "half-installed" for name in names):
+                self.orphans(os.stat(self.record_path).st_mtime)
         else:
             self.run(["rpm", "--erase"] + names)
 
@@ -182,19 +185,38 @@ class Removal:
 
     def installed(self):
         if shutil.which("dpkg-query"):
-            said = self.run(["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"])[1]
-            pairs = (line.partition(" ") for line in said.splitlines())
-            return [name for state, _, name in pairs if state not in ("not-installed", "config-files")]
+            return sorted(self.states())
         return sorted(set(self.run(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()))
+
+    def states(self):
+        """{package: dpkg's word for how far it is installed}"""
+        said = self.run(["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"])[1]
+        pairs = (line.partition(" ") for line in said.splitlines())
+        return {name: state for state, _, name in pairs if state not in ("not-installed", "config-files")}
+
+    def orphans(self, since):
+        """Take off what a package that was cut off while it was unpacked has laid down since: dpkg does not know those files yet."""
+        root = os.stat("/").st_dev
+        for folder, folders, names in os.walk("/"):
+            below = (os.path.join(folder, name) for name in folders)
+            folders[:] = [os.path.basename(path) for path in below if not os.path.islink(path) and os.lstat(path).st_dev == root]
+            for path in (os.path.join(folder, name) for name in names if name.endswith(".dpkg-new")):
+                # The time of its change: dpkg sets the other to that of the package.
+                if os.lstat(path).st_ctime >= since and not self.owner(path[: -len(".dpkg-new")]):
+                    os.unlink(path)
 
     def ours_among(self, unsure, asked):
         """Of what is new since an installation that was cut off: what it asked for, and what apt brought along for that and nothing else."""
         ours = {name for name in unsure if name.split(":")[0] in asked}
-        if not ours or not shutil.which("dpkg-query"):
+        if not shutil.which("dpkg-query"):
             return ours
         relations, marked = self.relations(), automatic()
         brought = {name for name in unsure if name.split(":")[0] in marked}
-        found, edge = set(ours), list(ours)
+        # Dependencies come first: what asked for them may not be there yet.
+        missing = asked - {name.split(":")[0] for name in relations}
+        reached = self.reachable(missing) if missing and brought else set()
+        found = ours | {name for name in brought if name.split(":")[0] in reached}
+        edge = list(found)
         while edge:
             wanted = set().union(*relations[edge.pop()]["depends"])
             new = {name for name in brought - found if relations[name]["provides"] & wanted}
@@ -211,6 +233,13 @@ class Removal:
             if not lost:
                 return found
             found -= lost
+
+    def reachable(self, names):
+        """Names of all packages that apt may bring for these, by its lists; nothing where it has none."""
+        kinds = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"]
+        command = ["apt-cache", "depends", "--recurse"] + ["--no-" + kind for kind in kinds] + sorted(names)
+        code, said = self.run(command, check=False)
+        return {line.split(":")[0] for line in said.splitlines() if code == 0 and re.match(r"\w", line)}
 
     def relations(self):
         """{installed package: {"provides": names, "depends" and "recommends": [names of which one is enough]}}"""

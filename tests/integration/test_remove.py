@@ -17,7 +17,7 @@ LEAN = ("--without-torch", "--no-smoke")
 STATE = r"""
 dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
 apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
-find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort
+find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort; find / -xdev -name '*.dpkg-new'
 find /etc /opt /usr/local /root /home -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort
 ldconfig -p
 """

@@ -75,11 +75,12 @@ def test_of_a_cut_off_installation_only_what_it_asked_for_and_what_nothing_else_
             "nginx": {"Depends": "libshared", "Recommends": "nginx-extra"},
             "nginx-extra": {},
             "linux-image": {},
+            "libfirst": {"Status": "install reinstreq half-installed"},
             "went": {"Status": "deinstall ok config-files"},
         },
     )
     states = tmp_path / "extended_states"
-    marked = ("cpp", "gcc", "libshared", "libupgraded", "nginx-extra")
+    marked = ("libfirst", "cpp", "gcc", "libshared", "libupgraded", "nginx-extra")
     states.write_text("".join(f"Package: {name}\nArchitecture: amd64\nAuto-Installed: 1\n\n" for name in marked))
     monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path / "dpkg"))
     monkeypatch.setattr(remover, "EXTENDED_STATES", str(states))
@@ -89,7 +90,11 @@ def test_of_a_cut_off_installation_only_what_it_asked_for_and_what_nothing_else_
     unsure = set(removal.installed()) - {"bash"}
     assert {"nginx", "g++"} <= unsure
     assert removal.ours_among(unsure, {"g++"}) == {"g++", "cpp", "gcc"}
+    monkeypatch.setattr(removal, "reachable", lambda _names: set())
     assert removal.ours_among(unsure, {"make"}) == set()
+    # Cut off before what was asked for had its turn: what it needs is there already, what others need stays.
+    monkeypatch.setattr(removal, "reachable", lambda names: {"libfirst", "libupgraded", "cpp"} if names == {"make"} else set())
+    assert removal.ours_among(unsure, {"make", "g++"}) == {"g++", "cpp", "gcc", "libfirst"}
 
 
 def tasks_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
