@@ -123,8 +123,9 @@ def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_p
     wait(lambda: made.progress().startswith("compiling"))
     os.kill(made.state()["pid"], signal.SIGTERM)
     wait(lambda: not (tmp_path / "work").exists())
-    assert {path.name for path in tmp_path.iterdir()} == {"thing.tar.gz"}
-    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)]
+    # The process that has cleared up is there for a moment longer.
+    wait(lambda: {path.name for path in tmp_path.iterdir()} == {"thing.tar.gz"})
+    wait(lambda: not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)])
 
 
 def _leads_to(link: Path, folder: Path) -> bool:
