@@ -36,7 +36,7 @@ $(DEV_STAMP): $(TOOLKIT_STAMP)
 	@touch $@
 
 # PyTorch's build for CPUs: from where pip looks anyway, else from the PyTorch project's index. The plain one brings gigabytes of CUDA.
-$(ENGINE_VENV)/.torch:
+$(ENGINE_VENV)/.torch: Makefile
 	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
 	@$(PYTHON) -m venv $(ENGINE_VENV)
 	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"

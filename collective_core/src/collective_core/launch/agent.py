@@ -43,7 +43,10 @@ def main() -> None:
         frames.write(outward, Frame("refused", NO_RANK, str(error).encode()))
         return
 
+    ending = threading.Event()
+
     def end() -> None:
+        ending.set()
         processes.ask_to_end()
         processes.wait(time.monotonic() + PATIENCE)
         processes.kill()
@@ -67,4 +70,4 @@ def main() -> None:
     except OSError:
         end()
     sys.stderr.flush()
-    os._exit(0)  # the listening thread waits in a read that nothing ends
+    os._exit(1 if ending.is_set() else 0)  # the listening thread waits in a read that nothing ends
