@@ -340,8 +340,8 @@ def test_nothing_that_a_rank_has_started_outlives_the_job(tmp_path):
     assert wait_until_gone(tmp_path.name) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_ranks_end_with_the_program_that_started_them(tmp_path, number):
+def assert_ranks_end_with(number: signal.Signals, tmp_path: Path, runner: str) -> None:
+    """A program whose two ranks wait, each for a child of its own, is sent a signal: nothing of it is left in time."""
     mark = f"sleeper-{tmp_path.name}-{number.name}"
     program = script(
         tmp_path,
@@ -354,7 +354,7 @@ def train():
     print("started", flush=True)
     time.sleep(600)
 
-Runner(np=2).run(train)
+{runner}.run(train)
 """,
     )
     assert program.stdout.readline().endswith("started\n")
@@ -366,6 +366,11 @@ Runner(np=2).run(train)
     assert wait_until_gone(mark) == []
     assert time.monotonic() - begun < GONE + 1
     assert program.returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_program_that_started_them(tmp_path, number):
+    assert_ranks_end_with(number, tmp_path, "Runner(np=2)")
 
 
 def test_a_second_ctrl_c_does_not_leave_ranks_behind(tmp_path):
@@ -555,27 +560,7 @@ def test_an_agent_that_hears_nothing_of_its_controller_ends_its_ranks(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_of_other_hosts_end_with_the_program_too(ssh, tmp_path, number):
-    mark = f"sleeper-{tmp_path.name}-{number.name}"
-    program = script(
-        tmp_path,
-        f"""
-import subprocess, sys, time
-from collective_core import Runner
-
-def train():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"])
-    print("started", flush=True)
-    time.sleep(600)
-
-Runner(hosts="other:1,third:1", ssh={ssh!r}).run(train)
-""",
-    )
-    assert program.stdout.readline().endswith("started\n")
-    assert program.stdout.readline().endswith("started\n")
-    assert len(processes_with(mark)) == 2
-    program.send_signal(number)
-    program.communicate(timeout=30)
-    assert wait_until_gone(mark) == []
+    assert_ranks_end_with(number, tmp_path, f'Runner(hosts="other:1,third:1", ssh={ssh!r})')
 
 
 def test_no_secret_is_on_a_command_line_or_in_an_environment(ssh):

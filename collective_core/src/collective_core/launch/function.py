@@ -48,7 +48,7 @@ def pack_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     try:
         return bytes(dumps((function, args, kwargs)))
     except Exception:
-        # Part by part, for a message that names the one.
+        # Part by part, for a message that names the one; if each can travel alone, the error itself is what is known.
         called = getattr(function, "__name__", "the function")
         pack(function, called)
         for number, value in enumerate(args, 1):
