@@ -20,6 +20,7 @@ from provision import run as launching
 from provision import survey as surveying
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
+from provision.image.cli import app as image_app
 from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, run_options, wishes
 from provision.session import Session
 
@@ -46,6 +47,7 @@ app = typer.Typer(
 sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(doctor_app, name="doctor")
+app.add_typer(image_app, name="image")
 
 
 @app.callback(invoke_without_command=True)

@@ -16,6 +16,7 @@ from provision import survey as surveying
 from provision.bundle.archive import Bundle, unpack
 from provision.bundle.gather import Places, gather
 from provision.doctor.logs.reading import explain
+from provision.engine_source import EngineSource
 from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
 from provision.inventory import Host, Inventory, by_name
@@ -67,15 +68,9 @@ def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[Non
     return hold.hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
-def make_plan(
-    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None = None
-) -> tuple[Plan, Sources]:
-    """The plan for the hosts in ``known`` (their facts), and where its parts come from.
-
-    Where there is a lock, it answers what the user left open.
-    """
-    source = engine_source.pack()
-    wishes = Wishes(
+def wishes_of(options: Options, engine: EngineSource) -> Wishes:
+    """What the resolver is asked for, as the user wrote it."""
+    return Wishes(
         torch=options.torch,
         torch_version=options.torch_version,
         torch_index=options.torch_index,
@@ -91,9 +86,20 @@ def make_plan(
         openmpi_cuda=options.openmpi_cuda,
         openmpi_verbs=options.openmpi_verbs,
         allow_bad=options.allow_bad,
-        engine_version=source.version,
-        engine_sha256=source.sha256,
+        engine_version=engine.version,
+        engine_sha256=engine.sha256,
     )
+
+
+def make_plan(
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None = None
+) -> tuple[Plan, Sources]:
+    """The plan for the hosts in ``known`` (their facts), and where its parts come from.
+
+    Where there is a lock, it answers what the user left open.
+    """
+    source = engine_source.pack()
+    wishes = wishes_of(options, source)
     open_wishes = wishes
     asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
     if locked is not None:

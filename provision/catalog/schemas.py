@@ -249,9 +249,33 @@ FILES: dict[str, Shape] = {
             "cudnn_flavours": mapping(cuda, word),
             "systems": listed(word),
             "without_nccl": listed(word),
-            "tags": record({"source": text, "ubuntu": mapping(version, listed(cuda))}),
+            "tags": record(
+                {
+                    "source": text,
+                    "ubuntu": mapping(version, listed(cuda)),
+                    "rocky": mapping(version, listed(number)),
+                    "rocky_source": text,
+                }
+            ),
+            "digests": record({"source": text, "sha256": mapping(word, sha256)}),
             "nccl": record({"source": text, "versions": mapping(version, release), "weak": text}),
             "accepted_drivers": record({"source": text, "branches": mapping(cuda, listed(whole)), "weak": text}),
+        }
+    ),
+    "images": record(
+        {
+            **_DATED,
+            "distributions": record({"source": text, "images": mapping(_RELEASE, word), "default": _RELEASE}),
+            "alike": mapping(word, word),
+            "packages": mapping(word, listed(word)),
+            "interpreter": mapping(word, word),
+            "hold": mapping(word, listed(word)),
+            "build_only": listed(word),
+            "build_only_endings": listed(word),
+            "versions": record({"source": text, "debian": mapping(word, word), "rhel": mapping(word, word)}),
+            "pip": version,
+            "user": record({"name": word, "uid": whole}),
+            "ssh_port": whole,
         }
     ),
     "connection": record({"messages": listed(record({"match": regex, "what": text, "todo": text}))}),

@@ -1,0 +1,109 @@
+"""From what the user asked for to targets: hosts are surveyed and planned as for an installation, a system and a CUDA are planned alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from provision import catalog, engine_source, lock, main_job
+from provision import survey as surveying
+from provision.engine_source import EngineSource
+from provision.errors import ProvisionError, UsageError
+from provision.facts import Problem
+from provision.image import bases, targets
+from provision.image.render import Format
+from provision.image.targets import Target
+from provision.inventory import Inventory
+from provision.progress import Progress
+from provision.session import Session
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an image is to be of: hosts (by inventory or a file of their facts), or a system with or without a CUDA."""
+
+    inventory: Inventory | None = None
+    facts_file: Path | None = None
+    limit: str | None = None
+    system: str | None = None
+    cuda: str | None = None
+    cpu: bool = False
+    base: str | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether anything was named at all."""
+        return bool(self.inventory or self.facts_file or self.system or self.cuda or self.cpu or self.base)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A target, the engine's sources for it, and the files that pip must take for it where there is a lock."""
+
+    target: Target
+    engine: EngineSource
+    locked: list[dict[str, Any]] = field(default_factory=list)
+
+
+def format_of(kind: str, *, buildx: bool) -> Format:
+    """``--format``. Raises UsageError."""
+    if kind not in get_args(Format):
+        raise UsageError(f"--format {kind}: there is no such format", todo=f"one of {', '.join(get_args(Format))}")
+    if buildx and kind == "apptainer":
+        raise UsageError("--buildx is about Dockerfiles", todo="leave it out, or leave --format apptainer out")
+    return kind  # type: ignore[return-value]
+
+
+def targets_of(
+    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[list[Asked], list[Problem]]:
+    """The images that were asked for, and what is odd about the hosts that they are for.
+
+    Raises:
+        UsageError: there is no such image, or nothing was named.
+        ProvisionError: no plan fits, or hosts cannot be looked at.
+    """
+    if subject.inventory is not None or subject.facts_file is not None:
+        return _of_hosts(subject, options, progress, passwords)
+    if not subject.named:
+        raise UsageError("nothing to make an image of", todo="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
+    cuda = bases.asked(subject.cuda) if subject.cuda else None
+    if subject.system:
+        system = bases.system_of(subject.system)
+    else:
+        system = bases.newest_system(cuda) if cuda else catalog.load("images")["distributions"]["default"]
+    engine = engine_source.pack()
+    return [Asked(targets.of_system(system, cuda, main_job.wishes_of(options, engine), given=subject.base), engine)], []
+
+
+def everything(options: main_job.Options) -> list[Asked]:
+    """Every image that can be made."""
+    engine = engine_source.pack()
+    wishes = main_job.wishes_of(options, engine)
+    return [Asked(targets.of_system(system, cuda, wishes), engine) for system, cuda in targets.matrix()]
+
+
+def _of_hosts(
+    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[list[Asked], list[Problem]]:
+    inventory = subject.inventory
+    if subject.facts_file is not None:
+        inventory, known, problems = main_job.from_facts(subject.facts_file, inventory, subject.limit)
+    else:
+        assert inventory is not None  # noqa: S101 - one of both was given
+        session = Session(inventory, progress, passwords)
+        try:
+            survey = surveying.look(session)
+        finally:
+            session.close()
+        known, problems = survey.hosts, survey.problems
+    absent = [host.name for host in inventory.hosts if host.name not in known]
+    if absent:
+        said = "; ".join(str(problem) for problem in problems if problem.host in absent)
+        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
+    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else lock.read(inventory))
+    main_job.refuse_conflicts(plan)
+    made = targets.of_hosts(plan, known, given=subject.base)
+    return [Asked(each, sources.engine, list(sources.locked.get(each.hosts[0], []))) for each in made], list(problems)

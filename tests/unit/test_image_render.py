@@ -1,0 +1,191 @@
+"""Dockerfiles of everything that an image can be made of, as they were looked at: `tests/data/images/NAME.Dockerfile`.
+
+`make lint` holds them all against hadolint. To write them anew after a change: `python tests/unit/test_image_render.py`, then
+`git diff tests/data/images`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from provision import main_job
+from provision.engine_source import EngineSource
+from provision.errors import UsageError
+from provision.image import folder, render, targets
+from provision.image.render import File
+from provision.image.targets import Target
+from provision.resolve import Wishes
+
+DATA = Path(__file__).parents[1] / "data"
+IMAGES = DATA / "images"
+ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)  # the engine's own version has nothing to do with these
+WISHES = Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
+FROM_THE_REPOSITORY = Wishes(nccl_source="repository", nccl_version="2.21.5", engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
+
+
+def dockerfile(target: Target, **options: bool) -> str:
+    return render.context(target, ENGINE, **options)["Dockerfile"].content.decode()  # type: ignore[arg-type]
+
+
+def golden() -> dict[str, str]:
+    made = {target.name: dockerfile(target) for target in (targets.of_system(*each, WISHES) for each in targets.matrix())}
+    for system, cuda in (("ubuntu 22.04", "12.4"), ("rocky 9", "12.4"), ("debian 12", None)):
+        target = targets.of_system(system, cuda, WISHES)
+        made[f"{target.name}-buildx"] = dockerfile(target, buildx=True)
+    for system in ("ubuntu 22.04", "rocky 9"):
+        target = targets.of_system(system, "12.4", FROM_THE_REPOSITORY)
+        made[f"{target.name}-nccl-package"] = dockerfile(target)
+    return made
+
+
+def test_every_dockerfile_is_the_one_that_was_looked_at() -> None:
+    kept = {path.name.removesuffix(".Dockerfile"): path.read_text(encoding="utf-8") for path in IMAGES.glob("*.Dockerfile")}
+    made = golden()
+    assert sorted(made) == sorted(kept)
+    assert [name for name in made if made[name] != kept[name]] == []
+
+
+def test_the_matrix_holds_what_the_issue_names() -> None:
+    made = list(targets.matrix())
+    assert len(made) == len(set(made)) > 60
+    for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 8", "rocky 9"):
+        assert (system, None) in made
+    assert {cuda.split(".")[0] for _system, cuda in made if cuda} == {"11", "12", "13"}
+    assert ("ubuntu 20.04", "11.0") in made
+
+
+@pytest.mark.parametrize(("system", "cuda"), list(targets.matrix()))
+def test_only_what_the_classic_builder_knows(system: str, cuda: str | None) -> None:
+    text = dockerfile(targets.of_system(system, cuda, WISHES))
+    assert not text.startswith("# syntax")
+    for newer in ("--mount", "<<", "--chmod", "--link", "--parents"):
+        assert newer not in text
+    assert "hadolint ignore" not in text
+
+
+def test_with_buildx_downloads_are_kept_in_caches_and_not_in_layers() -> None:
+    text = dockerfile(targets.of_system("debian 12", None, WISHES), buildx=True)
+    assert text.startswith("# syntax=docker/dockerfile:1\n")
+    assert text.count("--mount=type=cache") >= 4
+    assert "--no-cache-dir --ex" not in text
+
+
+def test_what_builds_stays_out_of_the_finished_image() -> None:
+    for system in ("debian 12", "ubuntu 22.04", "rocky 9"):
+        files = render.context(targets.of_system(system, None, WISHES), ENGINE)
+        text = files["Dockerfile"].content.decode()
+        stages = {part.split("\n")[0].rpartition(" AS ")[2]: part for part in text.split("\nFROM ")[1:-1]}
+        finished = stages["system"] + text.rpartition("\nFROM ")[2] + str(files.get("packages/system.txt", ""))
+        building = stages["build"] + str(files.get("packages/build.txt", ""))
+        for tool in ("g++", "gcc-c++", "cmake==", "ninja", "venv="):
+            assert tool not in finished
+        assert "cmake==" in building
+        assert "g++" in building or "gcc-c++" in building
+        assert "openssh-server" in finished
+
+
+def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
+    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
+    plan, sources = main_job.make_plan(inventory, known, main_job.Options())
+    made = {target.hosts: target for target in targets.of_hosts(plan, known)}
+    gpu = made[("gpu1",)]
+    host = plan.hosts["gpu1"]
+    assert (gpu.host.nccl, gpu.host.torch, gpu.host.openmpi, gpu.host.numpy) == (host.nccl, host.torch, host.openmpi, host.numpy)
+    assert gpu.name == "ubuntu22.04-cuda12.2"  # the newest image that its driver runs
+    assert made[("node1",)].base.reference == "ubuntu:22.04"
+    text = render.context(gpu, sources.engine)["Dockerfile"].content.decode()
+    assert host.nccl is not None
+    assert f'"{host.nccl.package}"' in text
+    assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
+
+
+def test_hosts_of_one_kind_share_an_image() -> None:
+    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
+    twice = {**known, "gpu2": {**known["gpu1"], "hostname": "gpu2"}}
+    plan, _sources = main_job.make_plan(inventory, known, main_job.Options())
+    plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
+    assert [target.hosts for target in targets.of_hosts(plan, twice)] == [("node1",), ("gpu1", "gpu2")]
+
+
+def test_the_files_of_a_lock_constrain_pip() -> None:
+    locked = [
+        {"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"},
+        {"name": "jinja2", "version": "3.1.6", "url": "u", "sha256": "s"},
+    ]
+    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
+    assert files["constraints.txt"].content == b"jinja2==3.1.6\nsympy==1.13.1\n"
+    assert "--constraint /build/constraints.txt" in files["Dockerfile"].content.decode()
+
+
+def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
+    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE)
+    said = json.loads(files["files/opt/provision/manifest.json"].content)
+    assert said["schema"] == 2
+    assert targets.HostPlan.from_dict(said["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
+
+
+def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
+    text = dockerfile(targets.of_system("ubuntu 22.04", "12.4", FROM_THE_REPOSITORY))
+    assert '"libnccl2=2.21.5-1+cuda12.4"' in text
+    assert "apt-mark hold libnccl2" in text
+    assert "libnccl-dev" not in text
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "devcontainer"])
+def test_other_tools_get_the_same_things(kind: render.Format) -> None:
+    target = targets.of_system("ubuntu 22.04", "12.4", WISHES)
+    files = render.context(target, ENGINE, kind=kind)
+    if kind == "devcontainer":
+        said = json.loads(files[".devcontainer/devcontainer.json"].content)
+        assert said["build"] == {"dockerfile": "../Dockerfile", "context": ".."}
+        assert said["hostRequirements"] == {"gpu": "optional"}
+        assert files["Dockerfile"] == render.context(target, ENGINE)["Dockerfile"]
+        return
+    text = files["provision.def"].content.decode()
+    assert text.count("Bootstrap: docker") == 2
+    assert f"From: {target.base.reference}" in text
+    assert f'"{target.host.torch.package}"' in text  # type: ignore[union-attr]
+    for line in text.split("%files\n")[-1].split("%post")[0].strip().splitlines():  # every file that it asks for is there
+        assert line.split()[0] in files
+
+
+# ---------------------------------------------------------------------------------------------------------- the folder
+
+
+def test_a_folder_is_written_again_and_what_is_no_longer_needed_goes(tmp_path: Path) -> None:
+    folder.write(tmp_path / "new", {"a": File(b"1"), "b/c": File(b"2", executable=True)})
+    assert (tmp_path / "new/b/c").stat().st_mode & 0o111
+    folder.write(tmp_path / "new", {"a": File(b"3")})
+    assert (tmp_path / "new/a").read_bytes() == b"3"
+    assert not (tmp_path / "new/b/c").exists()
+
+
+def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match=r"thesis\.tex"):
+        folder.write(tmp_path, {"a": File(b"1")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_a_file_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) -> None:
+    folder.write(tmp_path, {"Dockerfile": File(b"FROM x")})
+    (tmp_path / "Dockerfile").write_text("FROM mine")
+    with pytest.raises(UsageError, match="changed since: Dockerfile"):
+        folder.write(tmp_path, {"Dockerfile": File(b"FROM y")})
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", Path("/proc/nowhere")):
+        with pytest.raises(UsageError, match="-o DIR"):
+            folder.write(place, {"a": File(b"1")})
+
+
+if __name__ == "__main__":
+    for old in IMAGES.glob("*.Dockerfile"):
+        old.unlink()
+    for each, text in golden().items():
+        (IMAGES / f"{each}.Dockerfile").write_text(text, encoding="utf-8")
