@@ -149,7 +149,9 @@ def render(
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     local, tarball = sources.nccl_local, sources.openmpi_tarball
-    made |= supplies.gather(plan, folder / "supplies", nccl_local=local, openmpi_tarball=tarball, fetch=fetch, say=say)
+    made |= supplies.gather(
+        plan, folder / "supplies", nccl_local=local, openmpi_tarball=tarball, fetch=fetch, keys=sources.bundle is None, say=say
+    )
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")

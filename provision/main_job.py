@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths
+from provision import converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths, supplies
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -173,7 +173,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     with _run(inventory, "provision up", progress, passwords) as (session, report):
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            locked = bundle.lock
+            locked, options = bundle.lock, _with_files_of(bundle, options)
         survey = surveying.look(session)
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
@@ -186,7 +186,9 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 _show_upgrade(inventory, plan, progress)
             if bundle is not None:
                 bundle.must_hold(plan)
-                sources = replace(sources, bundle=bundle)
+                supplies.adopt(bundle.folder / "supplies")
+                tarball = sources.openmpi_tarball or bundle.supply("openmpi_sources")
+                sources = replace(sources, bundle=bundle, openmpi_tarball=tarball)
             if plan.hosts:
                 files = _make_ready(session, report, plan, usable, sources, options)
                 if options.smoke and not options.check and not report.failures:
@@ -205,13 +207,22 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             if survey.blocked:
                 return survey
             locked = None if options.upgrade else locking.read(inventory)
-            plan, _sources = make_plan(inventory, survey.hosts, options, locked)
+            plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
             places = Places(options.index_url, options.torch_index, options.wheels, options.apt_mirror)
-            gather(session, plan, survey.hosts, places, target, data=options.torch)
+            gather(session, plan, survey.hosts, places, sources, target, data=options.torch)
             return survey
         finally:
             session.close()
+
+
+def _with_files_of(bundle: Bundle, options: Options) -> Options:
+    """The options with the files that were given when the bundle was made, where none are given now."""
+    return replace(
+        options,
+        nccl_local=options.nccl_local or bundle.supply("nccl_local"),
+        openmpi_tarball=options.openmpi_tarball or bundle.supply("openmpi_tarball"),
+    )
 
 
 def _with_data_of(bundle: Bundle | None, options: launch.SmokeOptions) -> launch.SmokeOptions:

@@ -26,13 +26,21 @@ def _silent(_line: str) -> None:
 
 
 def gather(
-    plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball: Path | None, fetch: bool, say: Say = _silent
+    plan: Plan,
+    folder: Path,
+    *,
+    nccl_local: Path | None,
+    openmpi_tarball: Path | None,
+    fetch: bool,
+    keys: bool = True,
+    say: Say = _silent,
 ) -> dict[str, Any]:
     """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
 
     Args:
         nccl_local, openmpi_tarball: files of the user's, if the plan names any.
         fetch: whether files are needed at all; a dry run has the variables alone.
+        keys: whether hosts will ask repositories.
 
     Raises:
         ProvisionError: something cannot be had or is not what the plan says.
@@ -40,13 +48,37 @@ def gather(
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "provision_openmpi": _openmpi(plan, folder / "openmpi", openmpi_tarball, fetch, say),
-        "provision_repository_keys": _repository_keys(plan, folder, say) if fetch else {},
+        "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, nccl_local)) if fetch and nccl_local else "",
     }
 
 
+def carry(plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball: Path | None, say: Say = _silent) -> dict[str, str]:
+    """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
+
+    ``nccl_local`` and ``openmpi_tarball`` are the user's files; ``openmpi_sources`` is a tarball that was fetched. Finished builds that are
+    kept here are laid beside them, for `adopt`: where there are all of them, nothing is fetched.
+    """
+    carried: dict[str, Path] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    if nccl_local and any(host.nccl and host.nccl.source == "local_repository" for host in plan.hosts.values()):
+        carried["nccl_local"] = _nccl_local(plan, folder, nccl_local)
+    from_sources = [host for host in plan.hosts.values() if host.openmpi.source == "source"]
+    if from_sources:
+        place = folder / "openmpi"
+        place.mkdir(exist_ok=True)
+        cached = {key: _cached_build(key) for key in map(build_key, from_sources)}
+        for key in (key for key, sha256 in cached.items() if sha256):
+            for name in (f"{key}.tar.gz", f"{key}.tar.gz.sha256"):
+                _place(_builds_cache() / name, place)
+        if openmpi_tarball or not all(cached.values()):
+            what = "openmpi_tarball" if openmpi_tarball else "openmpi_sources"
+            carried[what] = _place(_tarball(from_sources[0], openmpi_tarball, say), place)
+    return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
+
+
 def adopt(folder: Path) -> None:
-    """Keep the builds of Open MPI that a run left in ``folder``; what was cut off while it was handed over is left behind."""
+    """Keep the builds of Open MPI that a run or a bundle left in ``folder``; what was cut off while it was handed over is left behind."""
     for archive in sorted((folder / "openmpi").glob("*.tar.gz")):
         note, kept = archive.with_name(archive.name + ".sha256"), _builds_cache() / archive.name
         if kept.exists() or not note.exists() or downloads.digest(archive) != note.read_text(encoding="ascii").strip():
@@ -150,10 +182,11 @@ def _nccl_local(plan: Plan, folder: Path, given: Path) -> Path:
 def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
     """The file with each repository's key, by its checksum."""
     wanted = {host.nccl.repository for host in plan.hosts.values() if host.nccl and host.nccl.repository}
-    return {str(repository.key_sha256): str(_place(_key(repository, say), folder)) for repository in wanted}
+    return {str(repository.key_sha256): str(_place(repository_key(repository, say), folder)) for repository in wanted}
 
 
-def _key(repository: Repository, say: Say) -> Path:
+def repository_key(repository: Repository, say: Say) -> Path:
+    """The file with a repository's key, checked: NVIDIA's keyring package, or the armoured key of one for dnf."""
     todo = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
     if repository.key_sha256 is None:
         raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, todo=todo)

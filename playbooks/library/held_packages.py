@@ -22,6 +22,7 @@ options:
     required: true
   manager: {description: The package manager., choices: [apt, dnf], required: true}
   source_list: {description: The only apt list to bring up to date before; all of them without it., type: path}
+  files: {description: The packages' files; with them no package index is asked., type: list, elements: path, default: []}
 """
 
 EXAMPLES = r"""
@@ -173,6 +174,7 @@ def main():
             "packages": {"type": "list", "elements": "str", "required": True},
             "manager": {"choices": ["apt", "dnf"], "required": True},
             "source_list": {"type": "path"},
+            "files": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -190,16 +192,17 @@ def main():
         module.exit_json(changed=True, **result)
     if not same:
         os.umask(0o022)
-        if any(version not in manager.offered(name) for name, version in wanted.items()):
+        files = module.params["files"]
+        if not files and any(version not in manager.offered(name) for name, version in wanted.items()):
             manager.refresh()
-        for name, version in wanted.items():
+        for name, version in () if files else wanted.items():
             offered = manager.offered(name)
             if version not in offered:
                 there = ", ".join(offered[:8]) or "none at all"
                 module.fail_json(msg=f"no package index of this host offers {name} {version}; it has {there}", **result)
         held = [name for name, (_version, is_held) in found.items() if is_held]
         manager.release(held)
-        rc, out, err = manager.install(packages)
+        rc, out, err = manager.install(files or packages)
         if rc != 0:
             if held:
                 manager.hold(held)

@@ -1,8 +1,9 @@
 """The bundle file: a tar whose first member lists every other with size and SHA-256. What does not match is refused as a whole.
 
-bundle.json   {"schema": 1, "hosts": {NAME: {"requirements": [...], "wheels": [...], "debs": [...]}}, "lock": {...},
-               "data": "mnist" or "digits" or null, "files": {PATH: {"bytes": ..., "sha256": ...}}}
-wheels/…  debs/…  cache/…
+bundle.json   {"schema": 2, "hosts": {NAME: {"requirements": [...], "wheels": [...], "debs": [...], "nccl_debs": [...]}}, "lock": {...},
+               "data": "mnist" or "digits" or null, "supplies": {"openmpi_tarball": PATH, ...},
+               "files": {PATH: {"bytes": ..., "sha256": ...}}}
+wheels/…  debs/…  cache/…  supplies/…
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from provision.errors import UsageError
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
 
-SCHEMA = 1
+SCHEMA = 2
 LIST = "bundle.json"
 _LIST_BYTES = 64 << 20
-_MEMBER = re.compile(r"(wheels|debs|cache)(/[\w.+~%:@-]+)+")
+_MEMBER = re.compile(r"(wheels|debs|cache|supplies)(/[\w.+~%:@-]+)+")
 AGAIN = "make it anew where there is a network: provision bundle HOSTS -o FILE"
 
 
@@ -34,15 +35,21 @@ class Bundle:
     """A bundle whose files lie in ``folder``, every one of them checked.
 
     Attributes:
-        hosts: host → {requirements, wheels, debs}: what it was made for, and the names of its files.
+        hosts: host → {requirements, wheels, debs, nccl_debs}: what it was made for, and the names of its files.
         lock: the versions that it holds.
         data: which data set of the training job lies in ``cache``; None: none.
+        supplies: what the controller hands out → its path below ``supplies``.
     """
 
     folder: Path
     hosts: Mapping[str, Mapping[str, list[str]]]
     lock: Lock
     data: mnist.Source | None
+    supplies: Mapping[str, str]
+
+    def supply(self, what: str) -> Path | None:
+        """The file of that kind among those that the controller hands out (see `provision.supplies.carry`); None: there is none."""
+        return self.folder / "supplies" / self.supplies[what] if what in self.supplies else None
 
     @property
     def cache(self) -> Path:
@@ -67,7 +74,10 @@ class Bundle:
         made: dict[tuple[str, ...], dict[str, str]] = {}
         found = {}
         for name, given in self.hosts.items():
-            files = (*(f"wheels/{file}" for file in sorted(given["wheels"])), *(f"debs/{file}" for file in sorted(given["debs"])))
+            files = (
+                *(f"wheels/{file}" for file in sorted(given["wheels"])),
+                *(f"debs/{file}" for file in sorted({*given["debs"], *given["nccl_debs"]})),
+            )
             if files not in made:
                 target.mkdir(parents=True, exist_ok=True)
                 archive = target / f"bundle-{len(made)}.tar"
@@ -86,12 +96,14 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def requirements_of(host: HostPlan) -> list[str]:
-    """What a host's plan needs from outside: pins for pip, and names of system packages."""
+    """What a host's plan needs from outside: pins for pip, system packages, and what the controller hands out."""
     components = [host.numpy, host.openmpi, host.cmake, host.nccl, host.mpi4py, host.torch]
     pins = [
         one.package for one in components if one is not None and "==" in one.package and one.source in ("wheel", "index", "folder", "host")
     ]
-    return [*pins, *host.packages]
+    nccl = [] if host.nccl is None else [*host.nccl.packages, *([host.nccl.package] if host.nccl.source == "local_repository" else [])]
+    sources = [f"the sources of Open MPI {host.openmpi.version}"] if host.openmpi.source == "source" else []
+    return [*pins, *host.packages, *nccl, *sources]
 
 
 def pack(folder: Path, listing: Mapping[str, Any], target: Path) -> None:
@@ -130,7 +142,8 @@ def unpack(path: Path, folder: Path) -> Bundle:
                     raise _refused(path, f"{member.name} has checksum {digest.hexdigest()}, its list says {stated['sha256']}")
             if files:
                 raise _refused(path, f"{next(iter(files))} is missing")
-        return Bundle(folder, listing["hosts"], Lock(listing["lock"]["components"], listing["lock"]["environments"]), listing["data"])
+        lock = Lock(listing["lock"]["components"], listing["lock"]["environments"])
+        return Bundle(folder, listing["hosts"], lock, listing["data"], listing["supplies"])
     except (OSError, tarfile.TarError) as error:
         raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), todo=AGAIN) from error
     except (KeyError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from provision.errors import ProvisionError
+from provision.plan import Repository
 
 # Run on the host: what its apt goes by. A read-only look; what is not there is left out.
 LOOK = (
@@ -24,50 +25,71 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _APT_S = 1800.0
 
 
-def bring(packages: Iterable[str], arch: str, seen: str, work: Path, folder: Path, mirror: str | None = None) -> list[str]:
-    """Download what the host lacks of ``packages`` into ``folder``; returns the files' names.
+class Apt:
+    """This machine's apt, seeing what a host's apt would see.
 
     Args:
         arch: the host's, as the kernel names it.
         seen: what `LOOK` printed there.
-        work: an empty folder for apt.
+        work: an empty folder for it.
         mirror: take the distribution from here instead of where the host does.
     """
-    if shutil.which("apt-get") is None:
-        raise ProvisionError(
-            "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", todo="run it on one of them"
-        )
-    root = work / "host"
-    _unpack(seen, root)
-    sources = _sources(root, mirror)
-    for name in ("lists/partial", "cache/archives/partial", "empty"):
-        (work / name).mkdir(parents=True)
-    options = {
-        "Dir::State::status": root / "var/lib/dpkg/status",
-        "Dir::State::lists": work / "lists",
-        "Dir::State::extended_states": work / "extended_states",
-        "Dir::Cache": work / "cache",
-        "Dir::Etc::sourcelist": sources,
-        "Dir::Etc::sourceparts": root / "etc/apt/sources.list.d",
-        "Dir::Etc::trusted": work / "empty/none",
-        "Dir::Etc::trustedparts": root / "etc/apt/trusted.gpg.d",
-        "APT::Architecture": _ARCHITECTURES.get(arch, arch),
-        "APT::Architectures": _ARCHITECTURES.get(arch, arch),
-        "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "root",
-        "APT::Update::Error-Mode": "any",
-        "Debug::NoLocking": "true",
-        "Acquire::Languages": "none",
-    }
-    apt = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-    _run([*apt, "update"], "apt could not read the package lists")
-    _run([*apt, "-y", "--download-only", "install", *packages], "apt could not bring the packages")
-    folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    for path in sorted((work / "cache/archives").glob("*.deb")):
-        shutil.copyfile(path, folder / path.name)
-        names.append(path.name)
-    return names
+
+    def __init__(self, arch: str, seen: str, work: Path, mirror: str | None = None) -> None:
+        if shutil.which("apt-get") is None:
+            raise ProvisionError(
+                "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", todo="run it on one of them"
+            )
+        self._root, self._archives = work / "host", work / "cache/archives"
+        _unpack(seen, self._root)
+        for name in ("lists/partial", "cache/archives/partial", "empty"):
+            (work / name).mkdir(parents=True)
+        options = {
+            "Dir::State::status": self._root / "var/lib/dpkg/status",
+            "Dir::State::lists": work / "lists",
+            "Dir::State::extended_states": work / "extended_states",
+            "Dir::Cache": work / "cache",
+            "Dir::Etc::sourcelist": _sources(self._root, mirror),
+            "Dir::Etc::sourceparts": self._root / "etc/apt/sources.list.d",
+            "Dir::Etc::trusted": work / "empty/none",
+            "Dir::Etc::trustedparts": self._root / "etc/apt/trusted.gpg.d",
+            "APT::Architecture": _ARCHITECTURES.get(arch, arch),
+            "APT::Architectures": _ARCHITECTURES.get(arch, arch),
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "root",
+            "APT::Update::Error-Mode": "any",
+            "Debug::NoLocking": "true",
+            "Acquire::Languages": "none",
+        }
+        self._command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+
+    def know(self, repository: Repository, keyring_package: Path) -> None:
+        """Tell it of a vendor's repository, as the host would be told: believed by the key in ``keyring_package`` alone."""
+        content = _run(["dpkg-deb", "--fsys-tarfile", str(keyring_package)], f"{keyring_package.name} cannot be read")
+        with tarfile.open(fileobj=io.BytesIO(content)) as packed:
+            key = packed.extractfile(f".{repository.keyring}")
+            keyring = self._root / repository.keyring.lstrip("/")
+            keyring.parent.mkdir(parents=True, exist_ok=True)
+            keyring.write_bytes(key.read() if key else b"")
+        entry = repository.entry.replace(repository.keyring, str(keyring))
+        (self._root / f"etc/apt/sources.list.d/{repository.name}.list").write_text(entry.rstrip("\n") + "\n", encoding="utf-8")
+
+    def bring(self, packages: Iterable[str], folder: Path) -> list[str]:
+        """Download into ``folder`` what the host lacks of ``packages``, beyond what was brought before; returns the files' names.
+
+        A package may be ``name=version``: that version, whatever the host has or holds.
+        """
+        words = list(packages)
+        before = set(self._archives.glob("*.deb"))
+        _run([*self._command, "update"], "apt could not read the package lists")
+        exact = ["--allow-downgrades", "--allow-change-held-packages"] if any("=" in word for word in words) else []
+        _run([*self._command, "-y", "--download-only", *exact, "install", *words], "apt could not bring the packages")
+        folder.mkdir(parents=True, exist_ok=True)
+        names = []
+        for path in sorted(set(self._archives.glob("*.deb")) - before):
+            shutil.copyfile(path, folder / path.name)
+            names.append(path.name)
+        return names
 
 
 def _unpack(seen: str, root: Path) -> None:
@@ -105,11 +127,14 @@ def _sources(root: Path, mirror: str | None) -> Path:
     return listed[0]
 
 
-def _run(command: list[str], what: str) -> None:
+def _run(command: list[str], what: str) -> bytes:
+    """What ``command`` prints; ``what`` says what it means that it failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_APT_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, timeout=_APT_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         raise ProvisionError(f"{what}: no end after {_APT_S:.0f} s") from error
     if done.returncode != 0:
-        errors = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E:")] or done.stderr.splitlines()[-3:]
+        said = (done.stderr + done.stdout).decode("utf-8", "replace").splitlines()
+        errors = [line for line in said if line.startswith("E:")] or done.stderr.decode("utf-8", "replace").splitlines()[-3:]
         raise ProvisionError(f"{what}: " + "\n".join(errors[-4:]), todo="name a mirror that this machine reaches: --apt-mirror URL")
+    return done.stdout

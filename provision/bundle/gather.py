@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import downloads, install, mnist, paths, resources
+from provision import downloads, install, mnist, paths, resources, supplies
 from provision.bundle import archive, debs, wheels
 from provision.errors import ProvisionError
 from provision.lock import of_plan
 from provision.plan import HostPlan, Plan
 from provision.session import Session
 from provision.versions import minor
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,16 @@ class Places:
     apt_mirror: str | None = None
 
 
-def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]], places: Places, target: Path, *, data: bool) -> None:
+def gather(
+    session: Session,
+    plan: Plan,
+    facts: Mapping[str, Mapping[str, Any]],
+    places: Places,
+    sources: install.Sources,
+    target: Path,
+    *,
+    data: bool,
+) -> None:
     """Write into ``target`` all that the plan needs; with ``data`` also the training job's. Changes nothing on the hosts."""
     _refuse(plan)
     say = session.progress.line
@@ -47,22 +58,15 @@ def gather(session: Session, plan: Plan, facts: Mapping[str, Mapping[str, Any]],
                 indexes = _indexes(host, places)
                 place = folder / "wheels" / kind
                 brought[kind] = wheels.bring(pins, target_machine, place, indexes=indexes, find_links=places.wheels, say=say)
-            say(f"{host.name}: packages: {', '.join(host.packages) or 'none, without root'}")
-            try:
-                into = folder / "debs"
-                packages = host.packages and debs.bring(
-                    host.packages, host.arch, seen[host.name], work / host.name, into, places.apt_mirror
-                )
-            except ProvisionError as error:
-                raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
             hosts[host.name] = {
                 "requirements": archive.requirements_of(host),
                 "wheels": [f"{kind}/{file}" for file in brought[kind]],
-                "debs": list(packages),
+                **_packages(host, seen[host.name], work / host.name, folder / "debs", places.apt_mirror, say),
             }
+        carried = supplies.carry(plan, folder / "supplies", nccl_local=sources.nccl_local, openmpi_tarball=sources.openmpi_tarball, say=say)
         dataset = _data(folder / "cache", say) if data else None
         lock = of_plan(plan, {name: _files(folder, entry["wheels"]) for name, entry in hosts.items()}, None, session.inventory)
-        archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset}, target)
+        archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset, "supplies": carried}, target)
 
 
 def _refuse(plan: Plan) -> None:
@@ -72,12 +76,24 @@ def _refuse(plan: Plan) -> None:
             raise ProvisionError(
                 "packages of this kind of system are not gathered yet", where=name, todo=f"leave it out: --limit '!{name}'"
             )
-        if host.nccl is not None and host.nccl.source not in ("wheel", "host"):
-            raise ProvisionError(f"NCCL from a {host.nccl.source} is not gathered", where=name, todo="--nccl-source wheel")
-        if host.openmpi.source == "source" and host.openmpi.url:
-            raise ProvisionError(
-                "Open MPI's tarball is not gathered", where=name, todo="give it as a file, here and later: --openmpi-tarball FILE"
-            )
+
+
+def _packages(host: HostPlan, seen: str, work: Path, folder: Path, mirror: str | None, say: Say) -> dict[str, list[str]]:
+    """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own."""
+    nccl = host.nccl if host.nccl is not None and host.nccl.source in ("repository", "distribution") else None
+    say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
+    found: dict[str, list[str]] = {"debs": [], "nccl_debs": []}
+    try:
+        if host.packages or nccl:
+            apt = debs.Apt(host.arch, seen, work, mirror)
+            found["debs"] = apt.bring(host.packages, folder)
+            if nccl and nccl.repository:
+                apt.know(nccl.repository, supplies.repository_key(nccl.repository, say))
+            if nccl:
+                found["nccl_debs"] = apt.bring(nccl.packages, folder)
+    except ProvisionError as error:
+        raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
+    return found
 
 
 def _kind(host: HostPlan, pins: list[str]) -> str:
@@ -107,7 +123,7 @@ def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text(encoding="utf-8") for name in plan.hosts}
 
 
-def _data(cache: Path, say: Any) -> str:
+def _data(cache: Path, say: Say) -> str:
     """The training job's data, as `mnist.obtain` keeps it."""
     dataset = mnist.obtain(paths.cache(), say=say)
     shutil.copytree(paths.cache() / dataset.key, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))

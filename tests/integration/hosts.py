@@ -53,6 +53,14 @@ def root(host: SandboxHost, command: str) -> str:
     return text.strip()
 
 
+def no_way_out(host: SandboxHost) -> None:
+    """Take its default route. A host may not do that itself, so a container with that right steps into its network for a moment."""
+    box = container(host)
+    docker.from_env().containers.run(
+        box.image, ["route", "del", "default"], entrypoint="ip", network_mode=f"container:{box.id}", cap_add=["NET_ADMIN"], remove=True
+    )
+
+
 def marked_processes(sandbox: Sandbox) -> list[str]:
     """Processes on the hosts and on this machine that a run has started and left behind.
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import docker
 import pytest
-from hosts import container, good, provision, report, root
+from hosts import good, no_way_out, provision, report, root
 
-from provision.sandbox import Sandbox, SandboxHost
+from provision.sandbox import Sandbox
 
 LEAN = ("--without-torch",)
 
@@ -20,14 +19,6 @@ LEAN = ("--without-torch",)
 @pytest.fixture(scope="module")
 def closed(sandbox_factory) -> Sandbox:
     return sandbox_factory(2, "debian:12", name="closed", slots=1)
-
-
-def no_way_out(host: SandboxHost) -> None:
-    """Take its default route. A host may not do that itself, so a container with that right steps into its network for a moment."""
-    box = container(host)
-    docker.from_env().containers.run(
-        box.image, ["route", "del", "default"], entrypoint="ip", network_mode=f"container:{box.id}", cap_add=["NET_ADMIN"], remove=True
-    )
 
 
 @pytest.fixture(scope="module")

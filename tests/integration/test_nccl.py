@@ -16,7 +16,7 @@ from pathlib import Path
 import docker
 import nccl_packages
 import pytest
-from hosts import RUN_S, good, report, root
+from hosts import RUN_S, good, no_way_out, report, root
 
 from provision.sandbox import Sandbox, names
 
@@ -290,3 +290,26 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
     assert done.returncode != 0
     assert "from /opt/other/libnccl.so.2" in done.stdout
     assert "see /etc/ld.so.conf.d" in done.stdout
+
+
+# --- a closed network -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host, provision, tmp_path):
+    clean(host)
+    root(host.hosts[0], "rm -rf /opt/provision/nccl")
+    bundle = tmp_path / "hosts.bundle"
+    words = ("--without-torch", *WISHES)
+    good(provision("bundle", str(host.inventory), *words, "--out", str(bundle)))
+    no_way_out(host.hosts[0])
+    root(host.hosts[0], "rm -f /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
+    root(host.hosts[0], "rm -rf /var/lib/apt/lists && apt-get -q update")
+    refused = provision("up", str(host.inventory), "--bundle", str(bundle), "--without-torch", "--nccl-source", "wheel")
+    assert refused.returncode == 2
+    assert "the bundle does not hold nvidia-nccl-cu12==" in refused.stderr
+    document = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--json")))
+    assert document["hosts"][0]["state"] == "ready"
+    assert state(host) == HELD
+    assert root(host.hosts[0], "ls -A /etc/apt/sources.list.d") == ""
+    again = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--full", "--json")))
+    assert [entry["changed"] for entry in again["hosts"]] == [0]

@@ -216,6 +216,17 @@ def test_a_host_that_lost_a_file_gets_the_kept_build_and_nobody_builds(cluster, 
     assert changed["node2"] > 0
 
 
+def test_a_bundle_brings_sources_and_build_to_a_controller_that_has_neither(cluster, tarball, provision, tmp_path, monkeypatch):
+    bundle = tmp_path / "hosts.bundle"
+    good(provision("bundle", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball), "--out", str(bundle)))
+    root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    result = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--bundle", str(bundle), "--json"))
+    assert "openmpi_source: Build" not in result.stderr
+    assert root(cluster.hosts[1], "ls /opt/provision/openmpi/lib/libmpi.so.40")
+    assert list((tmp_path / "cache/openmpi").glob(f"openmpi-{VERSION}-*.tar.gz"))
+
+
 def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(cluster, provision, tmp_path):
     path = tmp_path / "openmpi-4.1.6.tar.gz"
     with tarfile.open(path, "w:gz") as tar:

@@ -34,11 +34,14 @@ def packed(tmp_path: Path) -> Path:
     (folder / "wheels/kind").mkdir(parents=True)
     (folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").write_bytes(b"wheel" * 1000)
     hosts = {
-        name: {"requirements": archive.requirements_of(host), "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"], "debs": []}
+        name: {"requirements": archive.requirements_of(host), "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"], "debs": [], "nccl_debs": []}
         for name, host in plan().hosts.items()
     }
+    (folder / "supplies/openmpi").mkdir(parents=True)
+    (folder / "supplies/openmpi/openmpi-4.1.8.tar.gz").write_bytes(b"sources")
     lock = {"components": {}, "environments": {}}
-    archive.pack(folder, {"hosts": hosts, "lock": lock, "data": "digits"}, tmp_path / "hosts.bundle")
+    listing = {"hosts": hosts, "lock": lock, "data": "digits", "supplies": {"openmpi_sources": "openmpi/openmpi-4.1.8.tar.gz"}}
+    archive.pack(folder, listing, tmp_path / "hosts.bundle")
     return tmp_path / "hosts.bundle"
 
 
@@ -46,6 +49,10 @@ def test_what_was_packed_comes_out(packed: Path, tmp_path: Path) -> None:
     bundle = archive.unpack(packed, tmp_path / "out")
     assert (bundle.folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").read_bytes() == b"wheel" * 1000
     assert bundle.data == "digits"
+    sources = bundle.supply("openmpi_sources")
+    assert sources is not None
+    assert sources.read_bytes() == b"sources"
+    assert bundle.supply("openmpi_tarball") is None
     bundle.must_hold(plan())
 
 
@@ -116,6 +123,9 @@ def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: 
     other = replace(made.hosts["node1"], cmake=replace(made.hosts["node1"].cmake, version="9.9", package="cmake==9.9"))
     with pytest.raises(UsageError, match=r"does not hold cmake==9\.9"):
         bundle.must_hold(Plan({**made.hosts, "node1": other}))
+    from_sources = replace(made.hosts["node1"], openmpi=replace(made.hosts["node1"].openmpi, source="source"))
+    with pytest.raises(UsageError, match="does not hold the sources of Open MPI"):
+        bundle.must_hold(Plan({**made.hosts, "node1": from_sources}))
     with pytest.raises(UsageError, match="not made for new"):
         bundle.must_hold(Plan({"new": replace(other, name="new")}))
 

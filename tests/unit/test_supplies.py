@@ -117,6 +117,34 @@ def test_a_build_that_was_damaged_in_the_cache_is_made_anew(tmp_path: Path, tarb
     assert again["tarball"]
 
 
+def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path, tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"))
+    first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
+    key = first["builds"]["a"]["key"]
+    (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
+    (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
+    supplies.adopt(tmp_path / "one")
+    carried = supplies.carry(plan, tmp_path / "carried", nccl_local=None, openmpi_tarball=tarball)
+    assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
+
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
+    supplies.adopt(tmp_path / "carried")
+    found = gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"])["provision_openmpi"]
+    assert {name: bool(build["sha256"]) for name, build in found["builds"].items()} == {"a": True, "b": False}
+    assert Path(found["tarball"]).read_bytes() == TARBALL
+
+
+def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: Path) -> None:
+    package = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
+    package.write_bytes(b"packages")
+    wishes = Wishes(torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest())
+    with_gpu = planned(wishes, a=host("debian", "12", gpu=True))
+    carried = supplies.carry(with_gpu, tmp_path / "one", nccl_local=package, openmpi_tarball=None)
+    assert (tmp_path / "one" / carried["nccl_local"]).read_bytes() == b"packages"
+    without = planned(wishes, a=host("debian", "12"))
+    assert supplies.carry(without, tmp_path / "two", nccl_local=package, openmpi_tarball=None) == {}
+
+
 def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball: Path) -> None:
     tarball.write_bytes(b"something else")
     with pytest.raises(UsageError, match=r"it is not the tarball of Open MPI 4\.1\.6 that was planned with"):
