@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from provision import __version__, catalog, resources, supplies
+from provision import __version__, builds, catalog, resources, supplies
 from provision.bundle.archive import Bundle
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
@@ -221,7 +221,7 @@ def install(
     try:
         outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check, on_event=note)
     finally:
-        supplies.adopt(folder / "supplies")
+        builds.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
     return Installed(outcome, files)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths, supplies
+from provision import builds, converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -186,7 +186,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 _show_upgrade(inventory, plan, progress)
             if bundle is not None:
                 bundle.must_hold(plan)
-                supplies.adopt(bundle.folder / "supplies")
+                builds.adopt(bundle.folder / "supplies")
                 tarball = sources.openmpi_tarball or bundle.supply("openmpi_sources")
                 sources = replace(sources, bundle=bundle, openmpi_tarball=tarball)
             if plan.hosts:

@@ -1,7 +1,6 @@
 """What the controller hands to the hosts: fetched, checked and laid into the playbook's folder before the first host is touched.
 
-An address that answers 404, or a file with another checksum, ends the run here, while every host is as it was. Finished builds of Open MPI
-are kept for the next time, by everything that they depend on.
+An address that answers 404, or a file with another checksum, ends the run here, while every host is as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, downloads, paths
+from provision import builds, catalog, downloads, paths
 from provision.errors import ProvisionError
 from provision.plan import HostPlan, Plan, Repository
 
@@ -47,6 +46,7 @@ def gather(
     """
     folder.mkdir(parents=True, exist_ok=True)
     return {
+        "provision_engine_builds": _engine(plan, folder / "engine", fetch),
         "provision_openmpi": _openmpi(plan, folder / "openmpi", openmpi_tarball, fetch, say),
         "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, nccl_local)) if fetch and nccl_local else "",
@@ -57,7 +57,7 @@ def carry(plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball:
     """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
 
     ``nccl_local`` and ``openmpi_tarball`` are the user's files; ``openmpi_sources`` is a tarball that was fetched. Finished builds that are
-    kept here are laid beside them, for `adopt`: where there are all of them, nothing is fetched.
+    kept here are laid beside them, for `builds.adopt`: where there are all of them, nothing is fetched.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,37 +67,20 @@ def carry(plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball:
     if from_sources:
         place = folder / "openmpi"
         place.mkdir(exist_ok=True)
-        cached = {key: _cached_build(key) for key in map(build_key, from_sources)}
-        for key in (key for key, sha256 in cached.items() if sha256):
-            for name in (f"{key}.tar.gz", f"{key}.tar.gz.sha256"):
-                _place(_builds_cache() / name, place)
-        if openmpi_tarball or not all(cached.values()):
+        keys = set(map(openmpi_key, from_sources))
+        kept = {key for key in keys if builds.cached(builds.OPENMPI, key)}
+        for path in (path for key in kept for path in builds.files(builds.OPENMPI, key)):
+            _place(path, place)
+        if openmpi_tarball or kept != keys:
             what = "openmpi_tarball" if openmpi_tarball else "openmpi_sources"
             carried[what] = _place(_tarball(from_sources[0], openmpi_tarball, say), place)
     return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
 
 
-def adopt(folder: Path) -> None:
-    """Keep the builds of Open MPI that a run or a bundle left in ``folder``; what was cut off while it was handed over is left behind."""
-    for archive in sorted((folder / "openmpi").glob("*.tar.gz")):
-        note, kept = archive.with_name(archive.name + ".sha256"), _builds_cache() / archive.name
-        if kept.exists() or not note.exists() or downloads.digest(archive) != note.read_text(encoding="ascii").strip():
-            continue
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            downloads.sweep(kept.parent)
-            downloads.store(kept.with_name(note.name), note.read_bytes())
-            downloads.store(kept, archive.read_bytes())
-        except OSError as error:
-            raise ProvisionError(
-                f"cannot keep the build of Open MPI: {error}", where=str(kept.parent), todo="free or mend this folder"
-            ) from error
-
-
 # --- Open MPI -----------------------------------------------------------------------------------------------------------------------
 
 
-def build_key(host: HostPlan) -> str:
+def openmpi_key(host: HostPlan) -> str:
     """Names a build by all that it depends on: hosts with the same key get the same bits."""
     depends = [host.openmpi.sha256, host.system, host.arch, host.openmpi_home, host.openmpi.options, _make_words()]
     digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
@@ -105,26 +88,19 @@ def build_key(host: HostPlan) -> str:
 
 
 def _openmpi(plan: Plan, folder: Path, tarball: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
-    keys = {name: build_key(host) for name, host in plan.hosts.items() if host.openmpi.source == "source"}
+    keys = {name: openmpi_key(host) for name, host in plan.hosts.items() if host.openmpi.source == "source"}
     builders = sorted(keys, key=lambda name: plan.hosts[name].nccl is None)  # the first builds: a build for GPUs wants CUDA there
-    cached = {key: _cached_build(key) for key in set(keys.values())}
+    shares = builds.shares(builds.OPENMPI, keys, builders)
     found: dict[str, Any] = {
         "homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
         "folder": str(folder),
         "make": _make_words(),
         "tarball": "",
-        "builds": {
-            name: {"key": key, "hosts": [other for other in builders if keys[other] == key], "sha256": cached[key] or ""}
-            for name, key in keys.items()
-        },
+        **shares,
     }
     if not keys or not fetch:
         return found
-    folder.mkdir(exist_ok=True)
-    for key, sha256 in cached.items():
-        if sha256:
-            _place(_builds_cache() / f"{key}.tar.gz", folder)
-    if not all(cached.values()):
+    if _place_kept(builds.OPENMPI, shares, folder) != set(keys.values()):
         found["tarball"] = str(_place(_tarball(plan.hosts[next(iter(keys))], tarball, say), folder))
     return found
 
@@ -151,21 +127,22 @@ def _tarball(host: HostPlan, given: Path | None, say: Say) -> Path:
     )
 
 
-def _builds_cache() -> Path:
-    return paths.cache() / "openmpi"
+# --- the engine ---------------------------------------------------------------------------------------------------------------------
 
 
-def _cached_build(key: str) -> str | None:
-    """The checksum of a build that is kept; None where there is none, or a damaged one."""
-    archive = _builds_cache() / f"{key}.tar.gz"
-    try:
-        expected = archive.with_name(archive.name + ".sha256").read_text(encoding="ascii").strip()
-        if downloads.digest(archive) == expected:
-            return expected
-        archive.unlink()
-    except OSError:
-        return None
-    return None
+def engine_key(host: HostPlan) -> str:
+    """Names a build of the engine. It opens what it needs at run time, so neither Python nor PyTorch nor MPI is part of it."""
+    depends = [host.engine.sha256, host.system, host.arch, catalog.load("python_packages")["build"]]
+    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
+    return f"collective_core-{host.engine.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+
+
+def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
+    keys = {name: engine_key(host) for name, host in plan.hosts.items()}
+    shares = builds.shares(builds.ENGINE, keys, list(keys))
+    if fetch:
+        _place_kept(builds.ENGINE, shares, folder)
+    return {"folder": str(folder), **shares}
 
 
 # --- NCCL ---------------------------------------------------------------------------------------------------------------------------
@@ -207,6 +184,15 @@ def repository_key(repository: Repository, say: Say) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         downloads.store(path, content)
     return path
+
+
+def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[str]:
+    """Lay the builds that are kept into ``folder``; returns their keys."""
+    folder.mkdir(exist_ok=True)
+    kept = {key for key, build in shares["builds"].items() if build["sha256"]}
+    for key in kept:
+        _place(builds.files(kind, key)[0], folder)
+    return kept
 
 
 def _place(path: Path, folder: Path) -> Path:

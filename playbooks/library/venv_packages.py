@@ -26,9 +26,10 @@ options:
     type: list
     elements: str
     default: []
-  archive: {description: A source archive to build and install., type: path}
-  archive_name: {description: The distribution that the archive holds., type: str}
-  archive_sha256: {description: The archive's checksum; it is verified before use., type: str}
+  built_name: {description: A distribution that was built by ourselves and lies in no index., type: str}
+  built_from: {description: The checksum of the sources that it is to be built from; by it the next run knows what is there., type: str}
+  built_wheel: {description: The wheel of it; not needed to look whether it is there., type: path}
+  built_wheel_sha256: {description: The wheel's checksum; it is verified before use., type: str}
   find_links: {description: A folder of wheels to look into as well., type: path}
   extra_index_url: {description: A package index to ask as well., type: str}
   index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
@@ -59,17 +60,17 @@ installed:
 import base64  # noqa: E402
 import csv  # noqa: E402
 import glob  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
 
+from ansible.module_utils import pip_calls  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
-ERROR_LINES = 12  # of pip's output, from shortly before the first error: what follows are its consequences
+BUILT = "provision-built.json"  # in the environment: {name: {"source": checksum, "wheel": checksum}} of what we built ourselves
 
 
 def canonical(name):
@@ -95,8 +96,8 @@ def installed_versions(venv):
     return {name: version for name, (version, _path) in records(venv).items()}
 
 
-def archive_hash(venv, name):
-    """The checksum of the archive that ``name`` was installed from, as pip noted it; None when it is not installed."""
+def wheel_hash(venv, name):
+    """The checksum of the wheel file that ``name`` was installed from, as pip noted it; None when it is not installed."""
     _version, folder = records(venv).get(canonical(name), (None, ""))
     try:
         with open(os.path.join(folder, "direct_url.json")) as note:
@@ -104,6 +105,27 @@ def archive_hash(venv, name):
     except OSError:
         return None
     return info.get("hashes", {}).get("sha256") or info.get("hash", "").partition("=")[2]
+
+
+def read_note(venv, name):
+    try:
+        with open(os.path.join(venv, name)) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def write_note(venv, name, content):
+    path = os.path.join(venv, name)
+    with open(path + ".new", "w") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+    os.replace(path + ".new", path)
+
+
+def is_built_from(venv, name, source):
+    """Whether ``name`` is there, built from these sources, and byte for byte what was installed."""
+    note = read_note(venv, BUILT).get(canonical(name), {})
+    return note.get("source") == source and wheel_hash(venv, name) == note.get("wheel") and not altered(venv, name)
 
 
 def recorded(venv):
@@ -138,7 +160,7 @@ def damage(venv):
 
 
 def is_built_here(venv, package):
-    """Whether a package came from an archive: it is then not a reason to make the environment anew, but is built again by itself."""
+    """Whether a package came from a file of ours: it is no reason to make the environment anew, but is installed again by itself."""
     return os.path.exists(os.path.join(site_packages(venv), package, "direct_url.json"))
 
 
@@ -147,7 +169,7 @@ def altered(venv, name):
     for package, path, checksum, _size in recorded(venv):
         if canonical(package.partition("-")[0]) == canonical(name) and checksum.startswith("sha256="):
             try:
-                found = base64.urlsafe_b64encode(bytes.fromhex(digest_of(path))).decode().rstrip("=")
+                found = base64.urlsafe_b64encode(bytes.fromhex(pip_calls.digest(path))).decode().rstrip("=")
             except OSError:
                 return True
             if found != checksum[len("sha256=") :]:
@@ -180,47 +202,6 @@ def unmet(requirements, installed):
     return missing
 
 
-def checked_archive(module):
-    path, expected = module.params["archive"], module.params["archive_sha256"]
-    try:
-        found = digest_of(path)
-    except OSError as error:
-        module.fail_json(msg=f"cannot read {path}: {error}")
-    if found != expected:
-        module.fail_json(msg=f"{path} has checksum {found}, not {expected}; nothing of it was used")
-    # As a URL with its checksum: only then does pip note the checksum, by which the next run knows what is installed.
-    return f"file://{os.path.abspath(path)}#sha256={expected}"
-
-
-def excerpt(lines):
-    """The part of pip's output that tells the cause."""
-    first = next((at for at, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line, re.IGNORECASE)), len(lines))
-    begin = max(0, min(first - 2, len(lines) - ERROR_LINES))
-    return lines[begin : begin + ERROR_LINES]
-
-
-def pip(module, venv, arguments, scratch):
-    """Run pip; its own caches stay out of anybody's home, and what an interrupted run leaves in ``scratch`` goes with it."""
-    environment = {
-        "TMPDIR": scratch,
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_NO_CACHE_DIR": "1",
-        "PATH": os.path.join(venv, "bin") + os.pathsep + os.environ["PATH"],
-    }
-    if module.params["bundle"]:
-        environment.update(PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # nothing but the bundle, whatever the host's pip is set up for
-    # In the environment, not on the command line, which every user of the host can read: an index may want a password.
-    for option in ("index_url", "extra_index_url"):
-        if module.params[option]:
-            environment["PIP_" + option.upper()] = module.params[option]
-    command = [os.path.join(venv, "bin", "python"), "-m", "pip", *arguments[:1], "--no-input", "--progress-bar", "off", *arguments[1:]]
-    rc, out, err = module.run_command(command, environ_update=environment)
-    if rc != 0:
-        lines = excerpt([line for line in (out + "\n" + err).splitlines() if line.strip() and not line.startswith("WARNING: Location")])
-        wanted = " ".join(module.params["requirements"] or [str(module.params["archive_name"])])
-        module.fail_json(msg="\n".join([f"pip could not {arguments[0]} {wanted}:", *lines]), rc=rc)
-
-
 def install_wheels(module, venv, wanted, scratch):
     """Bring the wheels first, look at their checksums, then install from them alone; returns {name: {version, file, url, sha256}}."""
     wheels, log = os.path.join(scratch, "wheels"), os.path.join(scratch, "log")
@@ -237,13 +218,13 @@ def install_wheels(module, venv, wanted, scratch):
         with open(versions, "w") as file:
             file.writelines(f"{name}=={version}\n" for name, version in sorted(locked))
         command += ["--constraint", versions]
-    pip(module, venv, command + wanted, scratch)
+    call_pip(module, venv, command + wanted, scratch)
     with open(log, encoding="utf-8", errors="replace") as file:
         said = file.read()
     brought = {}
     for name in sorted(os.listdir(wheels)):
         distribution, version = name.split("-")[:2]
-        sha256 = digest_of(os.path.join(wheels, name))
+        sha256 = pip_calls.digest(os.path.join(wheels, name))
         expected = locked.get((canonical(distribution), version))
         if expected is not None and sha256 not in expected:
             module.fail_json(
@@ -253,35 +234,40 @@ def install_wheels(module, venv, wanted, scratch):
         found = re.findall(r"\w+://\S*/" + re.escape(name), said.replace("%2B", "+"))
         url = re.sub(r"(?<=://)[^/@]+@", "", found[-1]) if found else None
         brought[canonical(distribution)] = {"version": version, "file": name, "url": url, "sha256": sha256}
-    pip(module, venv, ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels, *wanted], scratch)
+    call_pip(module, venv, ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels, *wanted], scratch)
     return brought
 
 
 def note_files(venv, brought):
     """Keep in the environment from which files its packages came; what is no longer installed in that version is left out."""
-    path = os.path.join(venv, FILES)
-    known = dict(files_of(venv), **brought)
+    known = dict(read_note(venv, FILES), **brought)
     versions = installed_versions(venv)
-    kept = {name: entry for name, entry in known.items() if versions.get(name) == entry["version"]}
-    with open(path + ".new", "w") as file:
-        json.dump(kept, file, indent=1, sort_keys=True)
-    os.replace(path + ".new", path)
+    write_note(venv, FILES, {name: entry for name, entry in known.items() if versions.get(name) == entry["version"]})
 
 
-def files_of(venv):
-    try:
-        with open(os.path.join(venv, FILES)) as file:
-            return json.load(file)
-    except (OSError, ValueError):
-        return {}
+def install_built(module, venv, scratch):
+    """Install the wheel that was built from our sources, and keep in the environment which sources these were."""
+    name, wheel, sha256 = (module.params[key] for key in ("built_name", "built_wheel", "built_wheel_sha256"))
+    if wheel is None:
+        module.fail_json(msg=f"{name} is to be installed, and no wheel of it is given")
+    # As a URL with its checksum: only then does pip note the checksum, by which the next run knows that it is ours.
+    url = pip_calls.verified_url(module, wheel, sha256)
+    call_pip(module, venv, ["install", "--force-reinstall", "--no-deps", url], scratch)
+    note = {"source": module.params["built_from"], "wheel": sha256}
+    write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))
 
 
-def digest_of(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+def call_pip(module, venv, arguments, scratch):
+    """Run pip with what the task says of indexes."""
+    settings = {}
+    if module.params["bundle"]:
+        settings.update(PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # nothing but the bundle, whatever the host's pip is set up for
+    # In the environment, not on the command line, which every user of the host can read: an index may want a password.
+    for option in ("index_url", "extra_index_url"):
+        if module.params[option]:
+            settings["PIP_" + option.upper()] = module.params[option]
+    wanted = " ".join(module.params["requirements"] or [str(module.params["built_name"])])
+    pip_calls.run(module, venv, arguments, scratch, wanted, settings)
 
 
 def main():
@@ -291,9 +277,10 @@ def main():
             "python": {"type": "path", "required": True},
             "requirements": {"type": "list", "elements": "str", "default": []},
             "absent": {"type": "list", "elements": "str", "default": []},
-            "archive": {"type": "path"},
-            "archive_name": {"type": "str"},
-            "archive_sha256": {"type": "str"},
+            "built_name": {"type": "str"},
+            "built_from": {"type": "str"},
+            "built_wheel": {"type": "path"},
+            "built_wheel_sha256": {"type": "str"},
             "find_links": {"type": "path"},
             "extra_index_url": {"type": "str", "no_log": True},
             "index_url": {"type": "str", "no_log": True},
@@ -301,7 +288,7 @@ def main():
             "locked": {"type": "list", "elements": "dict", "default": []},
             "verify": {"type": "bool", "default": False},
         },
-        required_together=[("archive", "archive_name", "archive_sha256")],
+        required_together=[("built_name", "built_from"), ("built_wheel", "built_wheel_sha256")],
         supports_check_mode=True,
     )
     venv, python = module.params["venv"], module.params["python"]
@@ -310,8 +297,8 @@ def main():
     make = reason_to_make(module, venv, python)
     installed = {} if make else installed_versions(venv)
     wanted = unmet(module.params["requirements"], installed)
-    name = module.params["archive_name"]
-    build = name is not None and (make is not None or archive_hash(venv, name) != module.params["archive_sha256"] or altered(venv, name))
+    name = module.params["built_name"]
+    build = name is not None and (make is not None or not is_built_from(venv, name, module.params["built_from"]))
     surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
     todo = wanted + ([name] if build else []) + ["-" + gone for gone in surplus]
     if module.check_mode or not (make or todo):
@@ -329,8 +316,8 @@ def main():
     try:
         if wanted:
             note_files(venv, install_wheels(module, venv, wanted, scratch))
-        if build:  # the tools that build it are in the environment, at the plan's versions
-            pip(module, venv, ["install", "--no-build-isolation", "--force-reinstall", "--no-deps", checked_archive(module)], scratch)
+        if build:
+            install_built(module, venv, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     module.exit_json(changed=True, made=make, installed=todo)

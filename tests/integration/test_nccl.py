@@ -308,7 +308,7 @@ def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host,
     assert refused.returncode == 2
     assert "the bundle does not hold nvidia-nccl-cu12==" in refused.stderr
     document = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--json")))
-    assert document["hosts"][0]["state"] == "ready"
+    assert document["hosts"][0]["state"] == "installed"
     assert state(host) == HELD
     assert root(host.hosts[0], "ls -A /etc/apt/sources.list.d") == ""
     again = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--full", "--json")))

@@ -79,6 +79,16 @@ def test_the_first_run_ends_in_a_training_job_over_all_hosts_and_ranks(cluster):
     assert json.loads((folder / "report.json").read_text())["ok"]
 
 
+def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
+    libraries = {root(host, "sha256sum /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so") for host in cluster.hosts}
+    assert len(libraries) == 1
+    notes = [json.loads(root(host, "cat /opt/provision/venv/provision-built.json"))["collective-core"] for host in cluster.hosts]
+    assert notes[0] == notes[1]
+    kept = [path.read_text().strip() for path in (paths.cache() / "engine").glob("collective_core-*-debian12-*.whl.sha256")]
+    assert notes[0]["wheel"] in kept
+    assert [root(host, "ls /opt/provision/src | grep -c tar.gz || true") for host in cluster.hosts][1] == "0"
+
+
 def test_the_second_run_changes_nothing_and_trains_again(cluster):
     result = good(provision("up", inventory(cluster), "--full"))
     assert "ready in" in result.stdout

@@ -72,7 +72,6 @@ def wheel(folder: Path, name: str, version: str) -> None:
 
 def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
     """Run venv_packages once; returns the event that ended it."""
-    keep.count += 1  # type: ignore[attr-defined]
     arguments = {
         "venv": str(tmp_path / "venv"),
         "python": sys.executable,
@@ -80,12 +79,17 @@ def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
         "find_links": str(tmp_path / "wheels"),
         **more,
     }
-    tasks = [{"name": "Keep", "venv_packages": arguments}]
-    _, events = play(tmp_path, tasks, name=f"run{keep.count}", check=check)  # type: ignore[attr-defined]
+    return one(tmp_path, "venv_packages", check=check, **arguments)
+
+
+def one(tmp_path: Path, module: str, *, check: bool = False, **arguments: Any) -> Event:
+    """Run one task of a module; returns the event that ended it."""
+    one.count += 1  # type: ignore[attr-defined]
+    _, events = play(tmp_path, [{"name": "Do", module: arguments}], name=f"run{one.count}", check=check)  # type: ignore[attr-defined]
     return next(event for event in events if event.kind in ("ok", "changed", "failed"))
 
 
-keep.count = 0  # type: ignore[attr-defined]
+one.count = 0  # type: ignore[attr-defined]
 
 
 def version_in(tmp_path: Path, name: str) -> str:
@@ -121,11 +125,15 @@ def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["made"]
 
 
-def test_venv_packages_builds_again_what_was_altered(tmp_path: Path) -> None:
+def test_venv_packages_installs_again_what_was_altered(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pv_demo", "1.0")
-    archive = next((tmp_path / "wheels").iterdir())
-    source = {"archive": str(archive), "archive_name": "pv-demo", "archive_sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}
+    built = next((tmp_path / "wheels").iterdir())
+    digest = hashlib.sha256(built.read_bytes()).hexdigest()
+    source = {"built_name": "pv-demo", "built_from": "1" * 64, "built_wheel": str(built), "built_wheel_sha256": digest}
     assert keep(tmp_path, **source).kind == "changed"
+    assert keep(tmp_path, built_name="pv-demo", built_from="1" * 64).kind == "ok"
+    assert keep(tmp_path, built_name="pv-demo", built_from="2" * 64, check=True).kind == "changed"
+    assert "no wheel of it is given" in keep(tmp_path, built_name="pv-demo", built_from="2" * 64).text
     assert keep(tmp_path, **source).kind == "ok"
     module = next((tmp_path / "venv/lib").glob("python3*/site-packages/pv_demo.py"))
     module.write_text(module.read_text().replace("1.0", "1.9"))  # of the same size
@@ -162,7 +170,7 @@ def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
     assert "No matching distribution found for pvdemo-that-exists-nowhere==1.0" in event.text
 
 
-def test_venv_packages_builds_an_archive_once_and_refuses_a_wrong_checksum(tmp_path: Path) -> None:
+def test_a_wheel_is_built_from_an_archive_and_installed_and_other_checksums_are_refused(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     source = tmp_path / "source"
     source.mkdir()
@@ -184,13 +192,23 @@ def test_venv_packages_builds_an_archive_once_and_refuses_a_wrong_checksum(tmp_p
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(source, "pvbuilt-2.0")
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    given = {"archive": str(archive), "archive_name": "pvbuilt", "archive_sha256": digest}
+    keep(tmp_path, "pvdemo==1.0")  # an environment to build in
+    built = tmp_path / "pvbuilt-2.0-py3-none-any.whl"
+    build = {"venv": str(tmp_path / "venv"), "archive": str(archive), "archive_sha256": digest, "wheel": str(built)}
+    refused = one(tmp_path, "built_wheel", **{**build, "archive_sha256": "0" * 64})
+    assert refused.kind == "failed"
+    assert "nothing of it was used" in refused.text
+    unexpected = one(tmp_path, "built_wheel", **{**build, "wheel": str(tmp_path / "pvbuilt-3.0-py3-none-any.whl")})
+    assert "the build made pvbuilt-2.0-py3-none-any.whl" in unexpected.text
+    made = one(tmp_path, "built_wheel", **build)
+    assert made.result["sha256"] == hashlib.sha256(built.read_bytes()).hexdigest() == Path(f"{built}.sha256").read_text().strip()
+    given = {"built_name": "pvbuilt", "built_from": digest, "built_wheel": str(built), "built_wheel_sha256": made.result["sha256"]}
+    event = keep(tmp_path, **{**given, "built_wheel_sha256": "0" * 64})
+    assert event.kind == "failed"
+    assert "nothing of it was used" in event.text
     assert keep(tmp_path, **given).kind == "changed"
     assert version_in(tmp_path, "pvbuilt") == "2.0"
     assert keep(tmp_path, **given).kind == "ok"
-    event = keep(tmp_path, **{**given, "archive_sha256": "0" * 64})
-    assert event.kind == "failed"
-    assert "nothing of it was used" in event.text
     assert not [name for name in os.listdir(tmp_path) if name.startswith("provision-")]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision import facts, supplies
+from provision import builds, facts, supplies
 from provision.errors import ProvisionError, UsageError
 from provision.plan import Plan, Repository
 from provision.resolve import Wishes, resolve
@@ -61,11 +61,18 @@ def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool
     return supplies.gather(plan, folder, nccl_local=None, openmpi_tarball=tarball, fetch=fetch)
 
 
+def kept_of(found: dict[str, Any], name: str) -> str:
+    """The checksum of the kept build for a host; empty where it must be built."""
+    checksum: str = found["builds"][found["build_of"][name]]["sha256"]
+    return checksum
+
+
 def test_hosts_share_a_build_by_distribution_and_architecture_and_a_host_with_gpus_builds(tmp_path: Path, tarball: Path) -> None:
     plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"), c=host("debian", "12", gpu=True), d=host("debian", "12", "aarch64"))
-    builds = gather(plan, tmp_path / "supplies", tarball)["provision_openmpi"]["builds"]
-    assert {name: build["hosts"] for name, build in builds.items()} == {"a": ["c", "a"], "b": ["b"], "c": ["c", "a"], "d": ["d"]}
-    assert len({build["key"] for build in builds.values()}) == 3
+    found = gather(plan, tmp_path / "supplies", tarball)["provision_openmpi"]
+    together = {name: found["builds"][key]["hosts"] for name, key in found["build_of"].items()}
+    assert together == {"a": ["c", "a"], "b": ["b"], "c": ["c", "a"], "d": ["d"]}
+    assert len(found["builds"]) == 3
 
 
 def test_a_build_is_named_by_everything_it_depends_on() -> None:
@@ -77,22 +84,22 @@ def test_a_build_is_named_by_everything_it_depends_on() -> None:
         replace(plan, openmpi=replace(plan.openmpi, options=(*plan.openmpi.options, "--with-cuda"))),
         replace(plan, openmpi=replace(plan.openmpi, sha256="0" * 64)),
     ]
-    keys = [supplies.build_key(each) for each in (plan, *others)]
+    keys = [supplies.openmpi_key(each) for each in (plan, *others)]
     assert len(set(keys)) == len(keys)
-    assert supplies.build_key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
+    assert supplies.openmpi_key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
 
 
 def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarball: Path) -> None:
     plan = planned(a=host("debian", "12"))
     first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
     assert Path(first["tarball"]).read_bytes() == TARBALL
-    key = first["builds"]["a"]["key"]
+    key = first["build_of"]["a"]
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
-    supplies.adopt(tmp_path / "one")
+    builds.adopt(tmp_path / "one")
 
     second = gather(plan, tmp_path / "two")["provision_openmpi"]
-    assert second["builds"]["a"]["sha256"] == hashlib.sha256(b"built").hexdigest()
+    assert second["builds"][key]["sha256"] == hashlib.sha256(b"built").hexdigest()
     assert (Path(second["folder"]) / f"{key}.tar.gz").read_bytes() == b"built"
     assert second["tarball"] == ""
 
@@ -100,37 +107,37 @@ def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarb
 @pytest.mark.parametrize("note", [None, "0" * 64])
 def test_a_build_that_was_cut_off_while_it_was_handed_over_is_not_kept(note: str | None, tmp_path: Path, tarball: Path) -> None:
     found = gather(planned(a=host("debian", "12")), tmp_path / "one", tarball)["provision_openmpi"]
-    archive = Path(found["folder"]) / f"{found['builds']['a']['key']}.tar.gz"
+    archive = Path(found["folder"]) / f"{found['build_of']['a']}.tar.gz"
     archive.write_bytes(b"half")
     if note:
         archive.with_name(archive.name + ".sha256").write_text(note)
-    supplies.adopt(tmp_path / "one")
+    builds.adopt(tmp_path / "one")
     again = gather(planned(a=host("debian", "12")), tmp_path / "two", tarball)["provision_openmpi"]
-    assert again["builds"]["a"]["sha256"] == ""
+    assert kept_of(again, "a") == ""
 
 
 def test_a_build_that_was_damaged_in_the_cache_is_made_anew(tmp_path: Path, tarball: Path, cache: Path) -> None:
     test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path, tarball)
     next((cache / "openmpi").glob("*.tar.gz")).write_bytes(b"rotten")
     again = gather(planned(a=host("debian", "12")), tmp_path / "three", tarball)["provision_openmpi"]
-    assert again["builds"]["a"]["sha256"] == ""
+    assert kept_of(again, "a") == ""
     assert again["tarball"]
 
 
 def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path, tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"))
     first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
-    key = first["builds"]["a"]["key"]
+    key = first["build_of"]["a"]
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
-    supplies.adopt(tmp_path / "one")
+    builds.adopt(tmp_path / "one")
     carried = supplies.carry(plan, tmp_path / "carried", nccl_local=None, openmpi_tarball=tarball)
     assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
-    supplies.adopt(tmp_path / "carried")
+    builds.adopt(tmp_path / "carried")
     found = gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"])["provision_openmpi"]
-    assert {name: bool(build["sha256"]) for name, build in found["builds"].items()} == {"a": True, "b": False}
+    assert {name: bool(kept_of(found, name)) for name in ("a", "b")} == {"a": True, "b": False}
     assert Path(found["tarball"]).read_bytes() == TARBALL
 
 
