@@ -35,6 +35,7 @@ from collective_core.process_sets import (
     remove_process_set,
 )
 from collective_core.timeline import start_timeline, stop_timeline
+from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
     allgather_object,
@@ -93,6 +94,8 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Adasum",
     "Average",
+    "CheckpointWarning",
+    "Checkpoints",
     "CollectiveError",
     "Compression",
     "DistributedOptimizer",

@@ -92,10 +92,10 @@ def broadcast_optimizer_state(
     for handle in handles:
         synchronize(handle)
     if not is_root:
-        _load_in_place(optimizer, state)
+        load_in_place(optimizer, state)
 
 
-def _load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """``load_state_dict``, which moves tensors to their parameters' devices, but into the groups and the state that are there.
 
     A learning-rate scheduler that was made earlier, and an optimizer that was wrapped later, hold the same objects.

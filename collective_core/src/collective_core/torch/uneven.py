@@ -12,7 +12,7 @@ Together with ``join`` for the rest of the epoch::
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 
 import torch
 
@@ -64,7 +64,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
     ``batch_size`` says how many samples a step takes: ranks compare their numbers of steps when an epoch begins
     (:func:`compare_steps`); ``whole_batches``: of these only whole ones, as a DataLoader with ``drop_last`` takes. ``drop_last``:
     leave out what does not divide, then all shares are equal. ``shuffle``: a permutation from ``seed`` and the epoch, the same for the
-    same job; call ``set_epoch`` before each. Raises ValueError for a batch of none.
+    same job; call ``set_epoch`` before each. After ``advance`` it goes on behind what was trained on, also in a job that was started again
+    with its ``state_dict`` and another number of ranks. Raises ValueError for a batch of none.
     """
 
     def __init__(
@@ -87,17 +88,38 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._whole_batches = whole_batches
         self._process_set = process_set
         self._epoch = 0
+        self._behind = 0  # samples of this epoch, over all ranks, that were trained on
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the permutation of this epoch."""
-        self._epoch = epoch
+        """Chooses the permutation of this epoch. Another one than before begins at its begin."""
+        if epoch != self._epoch:
+            self._epoch, self._behind = epoch, 0
+
+    def advance(self, samples: int) -> None:
+        """Notes that every rank has trained on ``samples`` more of its samples, as far as it has them: for ``state_dict``."""
+        if samples < 0:
+            raise ValueError(f"a number of samples is not negative: {samples}")
+        self._behind = min(self._samples, self._behind + samples * self._place()[1])
+
+    def state_dict(self) -> dict[str, int]:
+        """Where this epoch stands, the same on all ranks."""
+        return {"epoch": self._epoch, "behind": self._behind, "samples": self._samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on where another job stood. Raises ValueError for the position in a dataset of another length."""
+        if state["samples"] != self._samples:
+            raise ValueError(f"the position is one in {state['samples']} samples; this dataset has {self._samples}")
+        self._epoch, self._behind = state["epoch"], state["behind"]
 
     def __len__(self) -> int:
         number, size = self._place()
-        left = 0 if self._drop_last else self._samples % size
-        return self._samples // size + (1 if number < left else 0)
+        ahead = self._samples - self._behind
+        left = 0 if self._drop_last else ahead % size
+        return ahead // size + (1 if number < left else 0)
 
     def __iter__(self) -> Iterator[int]:
+        if self._behind == self._samples:
+            self._behind = 0  # the same epoch once more
         steps = len(self) // self._batch_size if self._whole_batches else -(-len(self) // self._batch_size)
         compare_steps(steps, self._process_set)
         number, size = self._place()
@@ -105,7 +127,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         if self._shuffle:
             generator = torch.Generator().manual_seed(self._seed + self._epoch)
             order = torch.randperm(self._samples, generator=generator).tolist()
-        return iter(order[number::size][: len(self)])
+        return iter(order[self._behind :][number::size][: len(self)])
 
     def _place(self) -> tuple[int, int]:
         """This rank's number in the process set, and the set's size."""

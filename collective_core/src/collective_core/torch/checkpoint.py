@@ -1,0 +1,185 @@
+"""Checkpoints that are whole or not there, written by rank 0 alone and read back by all ranks.
+
+    checkpoints = hvd.Checkpoints("checkpoints", keep=3, model=model, optimizer=optimizer, sampler=sampler)
+    start = checkpoints.restore()          # {"step": 1200, "epoch": 3}; {} where there is none
+    ...
+    checkpoints.save(step, epoch=epoch)
+
+A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
+the parts' states. It is written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import os
+import pickle
+import re
+import socket
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from collective_core import context
+from collective_core.errors import CollectiveError
+from collective_core.torch.functions import broadcast_object, load_in_place
+
+SCHEMA = 1
+ROOT = 0
+#: Bytes of the line of JSON: ``more`` is for a few numbers, not for data.
+MOST_HEADER = 1 << 20
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged; an earlier one is used."""
+
+
+class _Found(NamedTuple):
+    """A valid checkpoint, or why none can be used."""
+
+    header: dict[str, Any]
+    content: bytes
+    error: str
+
+
+class Checkpoints:
+    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only.
+
+    ``parts``: what is saved, by name: anything with ``state_dict`` and ``load_state_dict`` (model, optimizer, scheduler, ShardSampler).
+    Raises ValueError for a part without them, and for ``keep`` below 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 3, **parts: Any) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is the number of checkpoints to keep: at least 1, not {keep}")
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise ValueError(f"{name} ({type(part).__name__}) has no state_dict and load_state_dict; pass plain values to save()")
+        self._folder = Path(folder)
+        self._keep = keep
+        self._parts = parts
+
+    def save(self, step: int, **more: Any) -> None:
+        """Writes the parts' states after ``step`` steps. ``more``: plain values, which ``restore`` returns. Collective.
+
+        Raises TypeError for values that are not plain, and on every rank :class:`CollectiveError` (kind ``invalid``) naming the host when
+        rank 0 cannot write; the earlier checkpoints are there then as before.
+        """
+        header = {"schema": SCHEMA, "step": int(step), "more": more}
+        json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
+        error = ""
+        if context.rank() == ROOT:
+            try:
+                self._write(header)
+            except OSError as failure:
+                error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {failure.strerror}"
+        error = broadcast_object(error, ROOT)
+        if error:
+            raise CollectiveError(error, "invalid", (ROOT,))
+
+    def restore(self, trust: bool = False) -> dict[str, Any]:
+        """Brings the parts to the last valid checkpoint, on all ranks; returns ``step`` and what ``save`` was given. {} without any.
+
+        Collective. A damaged one is passed over, with a :class:`CheckpointWarning` on rank 0. ``trust``: read files with other things in
+        them than tensors and plain values, too; reading these can run any code. Raises :class:`CollectiveError` on every rank when the
+        files cannot be read, or hold other parts than these.
+        """
+        found = broadcast_object(self._last_valid() if context.rank() == ROOT else None, ROOT)
+        if found is None:
+            return {}
+        if found.error:
+            raise CollectiveError(found.error, "invalid", (ROOT,))
+        states = _load(found.content, trust)
+        if set(states) != set(self._parts):
+            text = f"the checkpoint in {self._folder} holds {', '.join(sorted(states))}; asked for are {', '.join(sorted(self._parts))}"
+            raise CollectiveError(text, "mismatch")
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                load_in_place(part, states[name])
+            else:
+                part.load_state_dict(states[name])
+        return {"step": found.header["step"], **found.header["more"]}
+
+    def _write(self, header: dict[str, Any]) -> None:
+        packed = io.BytesIO()
+        torch.save({name: part.state_dict() for name, part in self._parts.items()}, packed)
+        content = packed.getbuffer()
+        line = json.dumps({**header, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._folder / f"step-{header['step']:012d}.checkpoint"
+        draft = target.with_name(f".{target.name}.part")
+        try:
+            with draft.open("wb") as file:
+                file.write(line.encode() + b"\n")
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        _bring_to_disk(self._folder)
+        for old in self._files()[self._keep :]:
+            old.unlink()
+
+    def _files(self) -> list[Path]:
+        """The last first."""
+        named = [path for path in self._folder.glob("step-*.checkpoint") if re.fullmatch(r"step-\d+\.checkpoint", path.name)]
+        return sorted(named, key=lambda path: int(path.name[len("step-") : -len(".checkpoint")]), reverse=True)
+
+    def _last_valid(self) -> _Found | None:
+        try:
+            for path in self._files():
+                try:
+                    return _read(path)
+                except ValueError as error:
+                    warnings.warn(f"{path} is not used: {error}", CheckpointWarning, stacklevel=3)
+        except OSError as error:
+            return _Found({}, b"", f"the checkpoints cannot be read on {socket.gethostname()}: {error}")
+        return None
+
+
+def _read(path: Path) -> _Found:
+    """Raises ValueError, saying why, for a file that is not what was written."""
+    with path.open("rb") as file:
+        line = file.readline(MOST_HEADER)
+        content = file.read()
+    try:
+        header = json.loads(line)
+        schema, length, expected = header["schema"], header["bytes"], header["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("its first line is damaged") from None
+    if schema != SCHEMA:
+        raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
+    if len(content) != length:
+        raise ValueError(f"it holds {len(content)} of {length} bytes")
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise ValueError("its checksum is wrong")
+    return _Found(header, content, "")
+
+
+def _load(content: bytes, trust: bool) -> dict[str, Any]:
+    # Older versions of PyTorch know no safe way.
+    options = {"weights_only": not trust} if "weights_only" in inspect.signature(torch.load).parameters else {}
+    try:
+        states: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", **options)
+    except pickle.UnpicklingError as error:
+        text = "the checkpoint holds other things than tensors and plain values; if you trust whoever wrote it: restore(trust=True)"
+        raise CollectiveError(f"{text} ({str(error).splitlines()[0]})", "invalid") from error
+    return states
+
+
+def _bring_to_disk(folder: Path) -> None:
+    """The folder's list of names, without which a renamed file may be gone after a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,92 @@
+"""Checkpoints: whole or not there, whatever happens while they are written; position and state as before, with other ranks, too."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import WORKERS
+
+
+@pytest.fixture(scope="module")
+def job(launch, tmp_path_factory):
+    """(the folder that a job of two ranks has left, what the job reported)"""
+    folder = tmp_path_factory.mktemp("job") / "made" / "here"
+    return folder, launch("checkpoints.py", 2, 1, (str(folder), "save")).must_succeed().reports()
+
+
+@pytest.fixture
+def folder(job, tmp_path):
+    """A copy of that folder."""
+    return Path(shutil.copytree(job[0], tmp_path / "copy"))
+
+
+def test_a_job_goes_on_as_if_it_had_not_been_interrupted(job, launch, tmp_path):
+    assert len(job[1]) == 2  # the worker itself compares
+    launch("checkpoints.py", 3, 2, (str(tmp_path), "save")).must_succeed()
+
+
+def test_another_number_of_ranks_takes_the_samples_that_are_left(job, launch, folder):
+    done = job[1][0]
+    found = launch("checkpoints.py", 3, 1, (str(folder), "go on")).must_succeed().reports()
+    # The last step is the one after the last checkpoint: its samples are taken again.
+    assert found[0]["rest"] == sorted(set(range(24)) - set(done["taken"]))
+    assert all(report["state"] == found[0]["state"] for report in found.values())
+    assert found[0]["found"] == {"step": 4, "epoch": 0, "loss": 0.5}
+
+
+@pytest.mark.parametrize(("damage", "n"), [("one byte", 2), ("its end", 1), ("its first line", 1)])
+def test_a_damaged_checkpoint_is_passed_over_and_named(launch, folder, damage, n):
+    last = folder / "step-000000000004.checkpoint"
+    content = bytearray(last.read_bytes())
+    if damage == "one byte":
+        content[-100] ^= 1
+    elif damage == "its end":
+        del content[-100:]
+    else:
+        content[:10] = b"0123456789"
+    last.write_bytes(content)
+    reports = launch("checkpoints.py", n, 1, (str(folder), "go on")).must_succeed().reports()
+    assert [report["found"]["step"] for report in reports.values()] == [3] * n
+    assert [len(reports[rank]["passed_over"]) for rank in range(n)] == [1, 0][:n]
+    assert str(last) in reports[0]["passed_over"][0]
+
+
+def test_wrong_use_and_a_full_disk_are_one_error_on_every_rank_and_nothing_is_lost(launch, folder):
+    reports = launch("checkpoints.py", 2, 1, (str(folder), "wrong")).must_succeed().reports()
+    expected = ("at least 1, not 0", "has no state_dict", "not JSON serializable", "holds model, optimizer, sampler", "has 24", "-1")
+    for report in reports.values():
+        for said, part in zip(report["said"], expected, strict=False):
+            assert part in said, said
+        assert "invalid: the checkpoint of step 9 cannot be written on" in report["said"][-1]
+        assert "File too large" in report["said"][-1]
+        assert report["files"] == ["step-000000000003.checkpoint", "step-000000000004.checkpoint"]
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_its_last_checkpoint(tmp_path):
+    dice = random.Random(7)
+    saved = 0
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(WORKERS / "checkpoints.py"), str(tmp_path), "for ever"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(WORKERS)},
+        )
+        assert process.stdout
+        words = process.stdout.readline().split()
+        assert words[0] == "begins"
+        assert int(words[1]) in (saved, saved + 1), "the last one that was reported, or the one after it"
+        for _ in range(dice.randrange(1, 9)):
+            saved = int(process.stdout.readline().split()[1])
+        process.send_signal(signal.SIGKILL)
+        for line in process.stdout:
+            if line.startswith("saved") and line.endswith("\n"):
+                saved = int(line.split()[1])
+        process.wait()
