@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, install, launch, lock, main_job, plan_text, progress, report, sandbox
+from provision import __version__, install, launch, lock, main_job, plan_text, progress, report, run_hosts, sandbox
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
@@ -201,8 +202,8 @@ def run(
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
     if entries is not None and hostfile is not None:
         raise UsageError("-H and --hostfile say the same thing; give one of them")
-    wanted = launching.hostfile_entries(hostfile) if hostfile else launching.host_entries(entries) if entries else []
-    inventory = launching.choose_hosts(hosts, wanted)
+    wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
+    inventory = run_hosts.choose(hosts, wanted or ([] if hosts else run_hosts.of_slurm(os.environ)))
     with progress.make() as shown:
         code = launching.run(inventory, options, shown, passwords)
     raise typer.Exit(code)

@@ -1,14 +1,55 @@
-"""What hosts hold, as the manifests say that earlier runs left there."""
+"""What hosts hold, as the manifests say that earlier runs left there: from the survey's facts, or from a quick look."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from provision import at_once, survey
 from provision.errors import ProvisionError
-from provision.inventory import Inventory
+from provision.inventory import Host, Inventory
 from provision.plan import HostPlan, Plan
+from provision.resolve.wishes import DEFAULT_PREFIX, HOME_PREFIX
+from provision.session import Session
+
+_MARK = "===PROVISION-MANIFEST==="  # a login may print something first
+
+
+def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
+    """What is installed on the session's hosts, by one command each and without a survey.
+
+    Raises:
+        ProvisionError: a host cannot be reached, does not answer in ``patience`` seconds, or holds nothing.
+    """
+    answers = at_once.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, patience=patience)
+    found = {host.name: {"installed": {"manifest": _read(host, answers[host.name], patience)}} for host in session.inventory.hosts}
+    bare = without_manifest(found)
+    if bare:
+        raise ProvisionError("nothing is installed here yet", where=", ".join(bare), todo=f"provision up {session.inventory.argument}")
+    return plan(session.inventory, found)
+
+
+def _script(host: Host) -> str:
+    """Prints the manifest. With and without root it lies elsewhere; where there are both, the later installation counts."""
+    places = [f"{folder}/manifest.json" for folder in ([host.prefix] if host.prefix else [DEFAULT_PREFIX, HOME_PREFIX])]
+    newest = f"$(ls -t {shlex.join(places)} 2>/dev/null | head -n 1)"
+    return f'cd; echo; echo {_MARK}; manifest="{newest}"; [ -z "$manifest" ] || cat "$manifest"'
+
+
+def _read(host: Host, answer: at_once.Answer, patience: float) -> Any:
+    if answer.code is None:
+        raise ProvisionError(f"no answer within {patience:g} s", where=host.name, todo="try it by hand: ssh " + host.address)
+    if answer.code != 0:
+        problem = survey.connection_problem(host, answer.err)
+        raise ProvisionError(problem.what, where=host.name, todo=problem.todo)
+    text = answer.out.partition(_MARK)[2].strip()
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text  # which `plan` refuses
 
 
 def without_manifest(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Runs the training job over all hosts of a plan under mpirun, from the first of them, and says whether it proves the cluster.
+"""Runs a job over all hosts of a plan, from the first of them: under mpirun or by the engine's own launcher, behind one interface. And
+the training job, which says whether it proves the cluster.
 
 Where the plan leaves PyTorch out, the engine's own check takes the training job's place: the same hosts, the same way in, no model.
 """
@@ -13,7 +14,7 @@ from typing import Any
 from provision import mnist, mpirun, paths, remote, resources
 from provision import smoke as judging
 from provision.errors import ProvisionError
-from provision.plan import HostPlan, Plan
+from provision.plan import Plan
 from provision.remote import Job
 from provision.session import Session
 
@@ -62,8 +63,16 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
 
     log = session.folder / "smoke.log"
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
-    job = mpi_job(plan, placed, ["python", *script], report="report.json")
-    result = run(session, hosts[0], job, title, log, lambda line: session.progress.line(mpirun.readable(line)))
+    job = mpi_job(Environment.of(plan), placed, ["python", *script], report="report.json")
+    result = run(
+        session,
+        hosts[0].name,
+        job,
+        f"{hosts[0].prefix}/venv/bin/python",
+        title,
+        log,
+        lambda line: session.progress.line(mpirun.readable(line)),
+    )
     if result.interrupted:
         session.abort()
     if result.report is None:
@@ -106,54 +115,133 @@ def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
 
 
+@dataclass(frozen=True)
+class Environment:
+    """What the hosts hold that a launcher must know of.
+
+    Attributes:
+        interpreter: the Python that has the engine, at the same path on every host.
+        networks: what the hosts shall use between them, as CIDR or the names of interfaces; empty leaves it to the engine.
+        libraries: folders that the hosts' linkers do not know.
+        ssh_config: with which the first host reaches the others; empty for the login's own.
+        mpirun, mpi_prefix: of the first host; empty where there is no MPI.
+    """
+
+    interpreter: str
+    networks: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    ssh_config: str = ""
+    mpirun: str = ""
+    mpi_prefix: str = ""
+    as_root: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan) -> Environment:
+        """That of hosts that `provision up` made ready."""
+        first = next(iter(plan.hosts.values()))
+        known = all(host.root for host in plan.hosts.values())  # the linker of a host without root does not know our libraries
+        folders = dict.fromkeys(folder for host in plan.hosts.values() for folder in host.library_folders)
+        return cls(
+            interpreter=f"{first.prefix}/venv/bin/python",
+            networks=tuple(plan.networks),
+            libraries=() if known else tuple(folders),
+            ssh_config="{home}/.ssh/provision_config" if len(plan.hosts) > 1 else "",
+            mpirun=first.mpirun,
+            mpi_prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
+            as_root=first.login == "root",
+        )
+
+    def program(self, words: Sequence[str]) -> list[str]:
+        """A command line in which ``python`` stands for the interpreter."""
+        return [self.interpreter if words[0] in ("python", "python3") else words[0], *words[1:]]
+
+    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        """What every rank gets, whoever launches it, besides ``more``."""
+        given = {
+            "COLLECTIVE_NETWORK": ",".join(self.networks),
+            "OMP_NUM_THREADS": "1",  # as torchrun does: ranks that each start a thread per core slow each other down
+            "PATH": f"{self.interpreter.rpartition('/')[0]}:{{inherited}}",  # for programs that start others of the same environment
+            "PYTHONUNBUFFERED": "1",
+            **more,
+        }
+        if self.libraries:
+            given["LD_LIBRARY_PATH"] = ":".join([*self.libraries, given.get("LD_LIBRARY_PATH", "{inherited}")])
+        return given
+
+
 def mpi_job(
-    plan: Plan,
+    where: Environment,
     placed: Sequence[tuple[str, int]],
     program: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
     workdir: str = "",
+    start_timeout: float | None = None,  # noqa: ARG001 - the ranks have it in their environment; mpirun has none of its own
     report: str | None = None,
 ) -> Job:
     """A program as the first host starts it: mpirun over the hosts ``placed``, its hostfile in the job's private folder.
 
     Args:
         placed: (address, ranks) per host that takes part.
-        program: its first word may be ``python``, which stands for the plan's own.
+        program: its first word may be ``python``, which stands for the environment's own.
         environment: what the ranks get besides what the engine and Open MPI need; it stands on no command line.
         workdir: where the ranks run, on every host; empty for the login's home (on the first host the job's folder).
+        start_timeout: seconds in which all hosts must have answered.
         report: a file in the job's folder that is handed back.
     """
-    first = next(iter(plan.hosts.values()))
-    interpreter = f"{first.prefix}/venv/bin/python"
-    given = {
-        "COLLECTIVE_NETWORK": ",".join(plan.networks),
-        "OMP_NUM_THREADS": "1",  # as torchrun does: ranks that each start a thread per core slow each other down
-        "PYTHONUNBUFFERED": "1",
-        **(environment or {}),
-    }
-    if not all(host.root for host in plan.hosts.values()):  # the linker of a host without root does not know our libraries
-        folders = dict.fromkeys(folder for host in plan.hosts.values() for folder in host.library_folders)
-        given["LD_LIBRARY_PATH"] = ":".join([*folders, given.get("LD_LIBRARY_PATH", "{inherited}")])
+    given = where.variables(environment or {})
     argv = mpirun.command(
-        mpirun=first.mpirun,
-        prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
+        mpirun=where.mpirun,
+        prefix=where.mpi_prefix,
         hosts=placed,
         hostfile="{job}/hostfile",
         np=sum(count for _, count in placed),
-        networks=plan.networks,
-        ssh_config="" if len(placed) == 1 else "{home}/.ssh/provision_config",
+        networks=where.networks,
+        ssh_config=where.ssh_config if len(placed) > 1 else "",
         environment={**given, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
-        program=[interpreter if program[0] in ("python", "python3") else program[0], *program[1:]],
+        program=where.program(program),
         workdir=workdir,
-        as_root=first.login == "root",
+        as_root=where.as_root,
         oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
     )
     return Job(argv, given, {"hostfile": mpirun.hostfile_text(placed)}, report=report)
 
 
-def run(session: Session, first: HostPlan, job: Job, title: str, log: Path, on_line: Callable[[str], None]) -> remote.JobResult:
-    """Start the job on its first host, keep its output in ``log``, and hand on each line as mpirun prints it."""
+def own_job(
+    where: Environment,
+    placed: Sequence[tuple[str, int]],
+    program: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    workdir: str = "",
+    start_timeout: float | None = None,
+    report: str | None = None,
+) -> Job:
+    """The same by the engine's own launcher, which needs no MPI: it is to the engine what mpirun is to MPI, with the same tags.
+
+    It runs on the first host, where the engine is, and reaches the others over ssh as mpirun does; so this side needs no engine, and
+    what starts, follows and ends ranks is written once. The ranks' secret is made there and never comes here.
+    """
+    given = where.variables(environment or {})
+    hosts = [("localhost", placed[0][1]), *placed[1:]]
+    argv = [where.interpreter, "-m", "collective_core.launch", "--tag-output", "-H", "{job}/hostfile"]
+    if where.ssh_config and len(placed) > 1:
+        argv += ["--ssh-config", where.ssh_config]
+    if start_timeout is not None:
+        argv += ["--start-timeout", f"{start_timeout:g}"]
+    for name in sorted({*given, "PROVISION_RUN_ID"}):
+        argv += ["-x", name]
+    if workdir:
+        argv += ["--wdir", workdir]
+    return Job([*argv, "--", *where.program(program)], given, {"hostfile": mpirun.hostfile_text(hosts)}, report=report)
+
+
+#: How `provision run` starts ranks.
+LAUNCHERS: Mapping[str, Callable[..., Job]] = {"mpi": mpi_job, "own": own_job}
+
+
+def run(session: Session, first: str, job: Job, python: str, title: str, log: Path, on_line: Callable[[str], None]) -> remote.JobResult:
+    """Start the job on its first host with that host's ``python``, keep its output in ``log``, and hand on each line as it comes."""
     session.progress.stage(title)
     with log.open("w", encoding="utf-8") as file:
 
@@ -162,9 +250,7 @@ def run(session: Session, first: HostPlan, job: Job, title: str, log: Path, on_l
             file.flush()
             on_line(line)
 
-        host = session.inventory.host(first.name)
-        password = session.passwords.get("connection") or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")
-        python = f"{first.prefix}/venv/bin/python"
+        host, password = session.inventory.host(first), session.passwords.get("connection")
         return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password)
 
 

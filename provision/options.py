@@ -17,6 +17,7 @@ import typer
 from provision import downloads, inventory, last_run, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory
+from provision.launch import LAUNCHERS
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
@@ -106,9 +107,28 @@ def run_options(
     quiet_ranks: Annotated[bool, typer.Option("--quiet-ranks", help="Show rank 0's output only.")] = False,
     timeline_filename: Annotated[str | None, typer.Option(help="Write the timeline to this file on rank 0's host.")] = None,
     fusion_threshold_mb: Annotated[float | None, typer.Option(help="Gradients up to this size travel together.", min=0)] = None,
-    start_timeout: Annotated[float | None, typer.Option(help="Seconds in which all ranks must have met.", min=1)] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds in which all hosts answer and all ranks meet.", min=1)] = None,
+    launcher: Annotated[str | None, typer.Option(help="`mpi`: under mpirun; `own`: over ssh, without MPI.", metavar="mpi|own")] = None,
+    gloo: Annotated[bool, typer.Option("--gloo", help="The same as --launcher own.")] = False,
+    mpi: Annotated[bool, typer.Option("--mpi", help="The same as --launcher mpi (default).")] = False,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            help="A Python with the engine, there on every host: own launcher, nothing of ours need be installed.", metavar="PATH"
+        ),
+    ] = None,
+    network_interfaces: Annotated[
+        str | None, typer.Option(help="What hosts use between them: interfaces or networks (CIDR), comma separated.", metavar="eth0,…")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is started where.")] = False,
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
+    asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
+    if len(asked) > 1:
+        raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
+    chosen = _one_of("--launcher", asked.pop() if asked else "mpi" if python is None else "own", tuple(LAUNCHERS))
+    if python is not None and chosen == "mpi":
+        raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
     if bring and workdir is not None:
         raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
     settings = {
@@ -122,7 +142,20 @@ def run_options(
         if not has_value and name not in os.environ:
             raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
         environment[name] = value if has_value else os.environ[name]
-    return RunOptions(tuple(command), np, environment, workdir, tuple(bring or ()), output_filename, quiet_ranks)
+    return RunOptions(
+        tuple(command),
+        np,
+        environment,
+        workdir,
+        tuple(bring or ()),
+        output_filename,
+        quiet_ranks,
+        launcher=chosen,
+        python=python,
+        networks=tuple(name for name in (network_interfaces or "").split(",") if name),
+        start_timeout=start_timeout,
+        verbose=verbose,
+    )
 
 
 def passwords(

@@ -1,5 +1,7 @@
 """What the ranks of a job print, taken apart by rank: shown, kept in files, and searched for the failure that came first.
 
+The launchers, mpirun and the engine's own, write the same tags.
+
 A rank that fails takes others down with it, so that the last
 traceback is rarely the one to read: the first one that is not about a lost peer is.
 """
@@ -18,22 +20,31 @@ _BEGIN = "Traceback (most recent call last)"
 _CONSEQUENCE = re.compile(
     r"(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
 )
+#: Before what the engine's own launcher says itself.
+_OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 
 
 class RankOutput:
-    """Takes mpirun's lines; ``show(text, style)`` gets what people are to see.
+    """Takes a launcher's lines; ``show(text, style)`` gets what people are to see.
 
     Args:
-        folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out; None keeps none.
+        folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out: N with leading
+            zeros, so that names sort; None keeps none.
         quiet: show rank 0 only.
+        ranks: how many there are.
+
+    Attributes:
+        verdict: who failed first, as our own launcher says it; mpirun does not.
     """
 
-    def __init__(self, show: Callable[[str, str | None], None], folder: Path | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, show: Callable[[str, str | None], None], folder: Path | None = None, *, quiet: bool = False, ranks: int = 1) -> None:
         self._show = show
         self._folder = folder
         self._quiet = quiet
+        self._digits = len(str(max(ranks - 1, 0)))
+        self.verdict: str | None = None
         self._files: dict[Path, IO[str]] = {}
         self._open: dict[int, list[str]] = {}  # tracebacks that have not come to their last line
         self._failures: list[tuple[int, list[str]]] = []
@@ -41,13 +52,15 @@ class RankOutput:
     def __call__(self, line: str) -> None:
         head, *parts = mpirun.TAG.split(line)
         if head.strip() or not parts:
-            self._show(head, None)  # mpirun's own words
+            self._show(head, None)  # the launcher's own words
+            if head.startswith(_OWN):
+                self.verdict = head[len(_OWN) :]
         for rank, stream, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
             self._take(int(rank), stream, text)
 
     def _take(self, rank: int, stream: str, text: str) -> None:
         if self._folder is not None:
-            self._file(self._folder / f"rank.{rank}" / stream).write(text + "\n")
+            self._file(self._folder / f"rank.{rank:0{self._digits}}" / stream).write(text + "\n")
         if stream == "stderr":
             self._follow(rank, text)
         if not self._quiet or rank == 0:
@@ -68,9 +81,9 @@ class RankOutput:
                 self._failures.append((rank, self._open.pop(rank)))
 
     def first_failure(self) -> tuple[int, list[str]] | None:
-        """(rank, its traceback): the first that is not about another rank's end, else the first; None where there is none."""
+        """(rank, its traceback): the first that is not about another rank's end; else the first, unless the launcher knows better."""
         causes = [(rank, lines) for rank, lines in self._failures if not _CONSEQUENCE.search(lines[-1])]
-        return next(iter(causes or self._failures), None)
+        return next(iter(causes or ([] if self.verdict else self._failures)), None)
 
     def close(self) -> None:
         """Close the files."""

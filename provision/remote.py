@@ -64,15 +64,26 @@ def ssh_argv(host: Host) -> list[str]:
     return [*argv, host.address]
 
 
+def login(host: Host, command: str, password: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """The argv that runs a shell command on ``host``, and what must be added to its environment.
+
+    For a password, the program that types it, which reads it from its environment; else a login that asks nothing.
+    """
+    if host.connection == "local":
+        return ["sh", "-c", command], {}
+    known = password or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")
+    if known:
+        return ["sshpass", "-e", *ssh_argv(host), command], {"SSHPASS": str(known)}
+    return [*ssh_argv(host)[:-1], "-o", "BatchMode=yes", host.address, command], {}
+
+
 def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable[[str], None], password: str | None = None) -> JobResult:
     """Run ``job`` on ``host`` and hand on each line of its output as it comes.
 
     SIGINT and SIGTERM close the job's standard input, on which it ends itself; so does the death of this process.
     """
     command = f"env PROVISION_RUN_ID={run_id} " + resources.inline_command(resources.hostside("job.py"), interpreter=python)
-    # For a password, the program that types it, which reads it from its environment; else a login that asks nothing.
-    login = ["sshpass", "-e", *ssh_argv(host)] if password else [*ssh_argv(host)[:-1], "-o", "BatchMode=yes", host.address]
-    argv = ["sh", "-c", command] if host.connection == "local" else [*login, command]
+    argv, environment = login(host, command, password)
     order = {"argv": list(job.argv), "environment": dict(job.environment), "files": dict(job.files), "report": job.report}
     report: dict[str, Any] | None = None
     with catching_interrupts() as interrupted:
@@ -81,7 +92,7 @@ def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **({"SSHPASS": password} if password else {})},
+            env={**os.environ, **environment},
             start_new_session=True,  # a Ctrl-C of the terminal must not kill ssh before the job has been ended through it
         )
         with process:

@@ -1,4 +1,4 @@
-"""Launches a program of the user's on hosts that `provision up` made ready, under mpirun, from the first of them.
+"""Launches a program of the user's on hosts that `provision up` made ready, from the first of them: under mpirun or without MPI.
 
 The program runs in a folder that stays on the hosts, so that what it writes is not lost: ``~/provision-run/NAME``, to which the
 program's file and what was named besides are brought each time; or wherever the user says, and then nothing is brought.
@@ -6,20 +6,21 @@ program's file and what was named besides are brought each time; or wherever the
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from provision import installed, last_run, launch, mpirun, resources
-from provision import inventory as inventories
-from provision import survey as surveying
+from provision import at_once, installed, launch, mpirun
 from provision.errors import ProvisionError, UsageError
-from provision.inventory import Inventory
-from provision.plan import Plan
+from provision.inventory import Host, Inventory
 from provision.progress import Progress
 from provision.rank_output import RankOutput
+from provision.remote import Job
 from provision.session import Session
 
 #: Never brought along: histories, environments and what Python makes anew.
@@ -36,13 +37,16 @@ _LEFT_OUT = {
     ".ipynb_checkpoints",
 }
 _PLACE = "provision-run"  # in the login's home, on every host
+_BRING_S = 600.0  # a guard against what hangs; programs may bring folders with them
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """What to launch. ``np``: None starts one rank per slot. ``environment`` reaches every rank and stands on no command line.
 
-    ``workdir``: a folder that is there on every host; None brings ``bring``, and the program's file, to one of ours.
+    ``workdir``: a folder that is there on every host; None brings ``bring``, and the program's file, to one of ours. ``launcher``: one of
+    `launch.LAUNCHERS`. ``python``: an interpreter with the engine, there on every host; then nothing of ours need be installed.
+    ``networks``: interfaces or CIDRs instead of the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet.
     """
 
     command: tuple[str, ...]
@@ -52,63 +56,20 @@ class RunOptions:
     bring: tuple[Path, ...] = ()
     output: Path | None = None
     quiet: bool = False
+    launcher: str = "mpi"
+    python: str | None = None
+    networks: tuple[str, ...] = ()
+    start_timeout: float | None = None
+    verbose: bool = False
 
 
-def choose_hosts(hosts: str | None, entries: Sequence[tuple[str, int]]) -> Inventory:
-    """The inventory to run on: ``hosts``, else the last run's, else the entries themselves; of it what ``entries`` (``-H``) name.
+class _Seat(NamedTuple):
+    """A host that may take part. ``address``: at which the first host reaches it."""
 
-    Raises:
-        UsageError: nothing says where to run, or ``entries`` are not in the inventory that was named.
-    """
-    argument = hosts or last_run.newest_inventory()
-    if argument is None and not entries:
-        raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
-    known = inventories.load(argument) if argument is not None else None
-    if known is None or not entries:
-        return known if known is not None else _of_entries(entries)
-    by_name = {each: host for host in known.hosts for each in (host.name, host.address)}
-    unknown = [name for name, _ in entries if name not in by_name]
-    if unknown and not hosts:
-        return _of_entries(entries)
-    if unknown:
-        there = ", ".join(host.name for host in known.hosts)
-        raise UsageError(f"-H {','.join(unknown)}: not in {hosts}", todo=f"its hosts are {there}")
-    return replace(known, hosts=tuple(replace(by_name[name], slots=slots) for name, slots in entries))
-
-
-def _of_entries(entries: Sequence[tuple[str, int]]) -> Inventory:
-    found = inventories.load(",".join(name for name, _ in entries))
-    return replace(found, hosts=tuple(replace(host, slots=slots) for host, (_, slots) in zip(found.hosts, entries, strict=True)))
-
-
-def host_entries(text: str) -> list[tuple[str, int]]:
-    """``a:2,b:4`` → [("a", 2), ("b", 4)]; a host without a number has one slot. Raises UsageError for what cannot be meant."""
-    return [_entry(f"-H {text}", *(word.rpartition(":")[::2] if ":" in word else (word, "1"))) for word in text.split(",")]
-
-
-def hostfile_entries(path: Path) -> list[tuple[str, int]]:
-    """Lines ``host slots=N`` as of mpirun and horovodrun; ``#`` begins a remark. Raises UsageError with the line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=f"--hostfile {path}") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if words:
-            match = re.fullmatch(r"slots=(\d+)", words[1]) if len(words) == 2 else None
-            if len(words) > 2 or (len(words) == 2 and not match):
-                raise UsageError(f"{line.strip()!r} is not `host slots=N`", where=f"{path}:{number}")
-            found.append(_entry(f"{path}:{number}", words[0], match.group(1) if match else "1"))
-    if not found:
-        raise UsageError("it names no host", where=str(path))
-    return found
-
-
-def _entry(where: str, name: str, slots: str) -> tuple[str, int]:
-    if not name or not slots.isdigit() or int(slots) < 1:
-        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, todo="write it like a:2,b:2")
-    return name, int(slots)
+    host: Host
+    address: str
+    slots: int
+    login: str
 
 
 def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords: Mapping[str, str]) -> int:
@@ -120,17 +81,19 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
     """
     session = Session(inventory, progress, passwords)
     try:
-        plan = _ready_hosts(session)
-        placed = mpirun.fill([(host.network.address, host.slots) for host in plan.hosts.values()], options.np)
-        taking_part = list(plan.hosts.values())[: len(placed)]
-        plan = replace(plan, hosts={host.name: host for host in taking_part})
-        workdir, command = _bring(session, plan, options)
-        job = launch.mpi_job(plan, placed, command, environment=options.environment, workdir=workdir)
+        where, seats, placed = _look(session, options)
+        workdir, command = _bring(session, seats, options)
+        job = launch.LAUNCHERS[options.launcher](
+            where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout
+        )
         ranks = sum(count for _, count in placed)
-        output = RankOutput(progress.line, options.output, quiet=options.quiet)
+        if options.verbose:
+            _tell_job(progress, seats, placed, job)
+        output = RankOutput(progress.line, options.output, quiet=options.quiet, ranks=ranks)
         log = session.folder / "run.log"
+        title = f"Run on {len(placed)} host(s), {ranks} rank(s)"
         try:
-            result = launch.run(session, taking_part[0], job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output)
+            result = launch.run(session, seats[0].host.name, job, where.interpreter, title, log, output)
         finally:
             output.close()
         if result.interrupted:
@@ -142,23 +105,31 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
         session.close()
 
 
-def _ready_hosts(session: Session) -> Plan:
-    survey = surveying.look(session)
-    for problem in survey.problems:
-        if problem.level == "error":
-            raise ProvisionError(problem.what, where=problem.host, todo=problem.todo)
-    bare = installed.without_manifest(survey.hosts)
-    if bare:
-        raise ProvisionError("nothing is installed here yet", where=", ".join(bare), todo=f"provision up {session.inventory.argument}")
-    return installed.plan(session.inventory, survey.hosts)
+def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, list[_Seat], list[tuple[str, int]]]:
+    """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
+    hosts = session.inventory.hosts
+    plan = None
+    if options.python is not None:
+        free = options.np if options.np and len(hosts) == 1 else 1
+        seats = [_Seat(host, host.address, host.slots or free, host.user or "") for host in hosts]
+    else:
+        plan = installed.look(session, options.start_timeout or at_once.PATIENCE_S)
+        seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in plan.hosts.items()]
+    placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], options.np)
+    seats = seats[: len(placed)]
+    if plan is None:
+        where = launch.Environment(str(options.python))
+    else:
+        where = launch.Environment.of(replace(plan, hosts={seat.host.name: plan.hosts[seat.host.name] for seat in seats}))
+    return (replace(where, networks=options.networks) if options.networks else where), seats, placed
 
 
-def _bring(session: Session, plan: Plan, options: RunOptions) -> tuple[str, list[str]]:
+def _bring(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tuple[str, list[str]]:
     """(the folder in which the ranks run, their command), after the files are there."""
     command = list(options.command)
     if options.workdir is not None:
         return options.workdir, command
-    if [host.connection for host in session.inventory.hosts] == ["local"]:
+    if [seat.host.connection for seat in seats] == ["local"]:
         return str(Path.cwd()), command
     files = list(options.bring)
     at = next((number for number, word in enumerate(command) if Path(word).is_file()), None)
@@ -169,27 +140,23 @@ def _bring(session: Session, plan: Plan, options: RunOptions) -> tuple[str, list
     names = [file.resolve().name for file in files]
     if len(set(names)) < len(names):
         raise UsageError("two of the files to bring have the same name", todo="put them into a folder, and bring that")
-    logins = {host.login for host in plan.hosts.values()}
+    logins = {seat.login for seat in seats}
     if len(logins) > 1:
         raise UsageError(
             f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", todo="name one: --workdir"
         )
     name = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
-    archive = session.folder / "program.tar"
-    with tarfile.open(archive, "w") as packed:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as packed:
         for file in files:
             packed.add(file.resolve(), file.resolve().name, filter=_wanted)
-    outcome = session.play(
-        resources.folder("playbooks") / "run.yml",
-        f"Bring {', '.join(names) or 'nothing'} to ~/{_PLACE}/{name}",
-        hosts=list(plan.hosts),
-        extra_vars={"provision_run_folder": f"~/{_PLACE}/{name}", "provision_run_archive": str(archive)},
-    )
-    for host in outcome.failed:
-        failure = outcome.hosts[host].failure
-        raise ProvisionError(failure.text if failure else "failed", where=f"{host}, bringing the program")
-    if outcome.rc != 0:
-        raise ProvisionError("the program could not be brought to the hosts", todo=f"read {outcome.log}")
+    session.progress.stage(f"Bring {', '.join(names) or 'nothing'} to ~/{_PLACE}/{name}", [seat.host.name for seat in seats])
+    script = f"cd && mkdir -p {_PLACE}/{name} && tar -x -f - --no-same-owner -C {_PLACE}/{name}"
+    answers = at_once.ask(session, {seat.host.name: script for seat in seats}, stdin=archive.getvalue(), patience=_BRING_S)
+    for host, answer in answers.items():
+        if answer.code != 0:
+            said = answer.err.strip() or f"exit code {answer.code}"
+            raise ProvisionError("not done in time" if answer.code is None else said, where=f"{host}, bringing the program")
     return f"{{home}}/{_PLACE}/{name}", command
 
 
@@ -201,12 +168,20 @@ def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
+def _tell_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], job: Job) -> None:
+    for seat, (address, count) in zip(seats, placed, strict=True):
+        progress.line(f"{seat.host.name} ({address}): {count} rank(s)")
+    progress.line(f"on {seats[0].host.name}: {shlex.join(job.argv)}")
+    progress.line(f"variables of every rank: {', '.join(sorted(job.environment))}")  # values may be secret
+
+
 def _tell_first_failure(output: RankOutput, code: int, progress: Progress, log: Path) -> None:
     """What failed first is what is read last."""
     failure = output.first_failure()
     progress.line("")
     if failure is None:
-        progress.line(f"the job ended with exit code {code} and no traceback; all it printed: {log}", "bold red")
+        said = f": {output.verdict}" if output.verdict else ""
+        progress.line(f"the job ended with exit code {code} and no traceback (all it printed: {log}){said}", "bold red")
         return
     rank, lines = failure
     progress.line(f"rank {rank} failed first (exit code {code}; all that was printed: {log}):", "bold red")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,38 @@ def launch():
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ssh(tmp_path_factory):
+    """The ssh command that reaches `other` and `third`: this machine, through a sshd of the test's own."""
+    from collective_core.launch import this_host
+
+    folder = tmp_path_factory.mktemp("sshd")
+    daemon = shutil.which("sshd", path=os.pathsep.join(["/usr/sbin", os.environ["PATH"]]))
+    if daemon is None:
+        pytest.fail("there is no sshd: apt install openssh-server", pytrace=False)
+    for name in ("host", "mine"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port = this_host.free_port()
+    shutil.copy(folder / "mine.pub", folder / "authorized")
+    (folder / "authorized").chmod(0o600)
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile none\nAuthorizedKeysFile {folder}/authorized\n"
+        "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
+    )
+    key = (folder / "host.pub").read_text()
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
+    (folder / "config").write_text(
+        f"Host other third\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/mine\n"
+        f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
+    )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its rights
+    with subprocess.Popen([daemon, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True) as server:
+        for line in server.stderr:
+            if "listening" in line:
+                break
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        yield ("ssh", "-F", str(folder / "config"), "-o", "BatchMode=yes")
+        server.terminate()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,32 +19,9 @@ from collective_core.launch import frames, function
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, place, read
 from collective_core.launch.processes import rank_settings, start_code
-from test_launchers import free_port
+from processes import GONE, processes_with, wait_for, wait_until_gone
 
 from collective_core import NotSendableError, RankFailedError, Runner, run
-
-#: Seconds in which processes must have ended after their job.
-GONE = 5.0
-
-
-def processes_with(mark: str) -> list[str]:
-    """Command lines, environments aside, of processes that run something of this mark."""
-    found = []
-    for place_ in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = place_.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if mark in words and "pytest" not in words:
-            found.append(words)
-    return found
-
-
-def wait_until_gone(mark: str) -> list[str]:
-    end = time.monotonic() + GONE
-    while processes_with(mark) and time.monotonic() < end:
-        time.sleep(0.05)
-    return processes_with(mark)
 
 
 def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
@@ -359,7 +334,7 @@ def train():
     )
     assert program.stdout.readline().endswith("started\n")
     assert program.stdout.readline().endswith("started\n")
-    assert len(processes_with(mark)) == 2
+    assert wait_for(mark, 2)
     begun = time.monotonic()
     program.send_signal(number)
     program.communicate(timeout=30)
@@ -442,39 +417,6 @@ def test_an_inventory_is_told_where_it_belongs(tmp_path):
         Runner(hosts=str(tmp_path / "hosts.ini"))
 
 
-@pytest.fixture(scope="module")
-def ssh(tmp_path_factory):
-    """The ssh command that reaches `other` and `third`: this machine, through a sshd of the test's own."""
-    folder = tmp_path_factory.mktemp("sshd")
-    daemon = shutil.which("sshd", path=os.pathsep.join(["/usr/sbin", os.environ["PATH"]]))
-    if daemon is None:
-        pytest.fail("there is no sshd: apt install openssh-server", pytrace=False)
-    for name in ("host", "mine"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    port = free_port()
-    shutil.copy(folder / "mine.pub", folder / "authorized")
-    (folder / "authorized").chmod(0o600)
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile none\nAuthorizedKeysFile {folder}/authorized\n"
-        "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
-    )
-    key = (folder / "host.pub").read_text()
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {key}")
-    (folder / "config").write_text(
-        f"Host other third\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/mine\n"
-        f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
-    )
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its rights
-    with subprocess.Popen([daemon, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True) as server:
-        for line in server.stderr:
-            if "listening" in line:
-                break
-        threading.Thread(target=server.stderr.read, daemon=True).start()
-        yield ("ssh", "-F", str(folder / "config"), "-o", "BatchMode=yes")
-        server.terminate()
-
-
 @pytest.mark.parametrize("hosts", ["other:2,third:1", "localhost:1,other:2"])
 def test_ranks_on_other_hosts(ssh, hosts, capfd):
     def train(values):
@@ -546,7 +488,7 @@ def test_an_agent_that_hears_nothing_of_its_controller_ends_its_ranks(tmp_path):
         subprocess.run([sys.executable, "-c", f"import time; time.sleep(600)  # {mark}"], check=False)
 
     settings = rank_settings({"COLLECTIVE_RANK": "0", "COLLECTIVE_SIZE": "1", "COLLECTIVE_STORE": "local:x"}, sys.path)
-    plan = {"ranks": {"0": settings.decode()}, "environment": {}, "directory": None}
+    plan = {"ranks": {"0": settings.decode()}, "environment": {}, "directory": None, "program": []}
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         call = function.pack_call(train, (mark,), {})
         frames.write(agent.stdin, Frame("plan", -1, json.dumps(plan).encode()), Frame("call", -1, call))

@@ -7,42 +7,62 @@ from typing import Any
 
 import pytest
 
-from provision import mpirun, run
+from provision import mpirun, run_hosts
 from provision.errors import UsageError
 from provision.rank_output import RankOutput
 
 
 def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
-    assert run.host_entries("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
+    assert run_hosts.of_list("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
     (tmp_path / "hosts").write_text("# ours\na slots=2\n\nb  # one\n")
-    assert run.hostfile_entries(tmp_path / "hosts") == [("a", 2), ("b", 1)]
+    assert run_hosts.of_file(tmp_path / "hosts") == [("a", 2), ("b", 1)]
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
 def test_entries_that_cannot_be_meant(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:SLOTS"):
-        run.host_entries(text)
+        run_hosts.of_list(text)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a slots=2 max_slots=3\n", r":1"), ("a\nb two\n", r":2"), ("# none\n", "names no host")])
 def test_a_hostfile_that_cannot_be_meant_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError, match=says):
-        run.hostfile_entries(tmp_path / "hosts")
+        run_hosts.of_file(tmp_path / "hosts")
 
 
 def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     (tmp_path / "hosts.ini").write_text("a ansible_host=10.0.0.1 slots=4\nb ansible_host=10.0.0.2 slots=4\n")
     named = str(tmp_path / "hosts.ini")
-    assert [host.slots for host in run.choose_hosts(named, []).hosts] == [4, 4]
-    chosen = run.choose_hosts(named, [("10.0.0.2", 3)]).hosts
+    assert [host.slots for host in run_hosts.choose(named, []).hosts] == [4, 4]
+    chosen = run_hosts.choose(named, [("10.0.0.2", 3)]).hosts
     assert [(host.name, host.slots) for host in chosen] == [("b", 3)]
     with pytest.raises(UsageError, match="-H x: not in"):
-        run.choose_hosts(named, [("x", 1)])
-    assert [(host.address, host.slots) for host in run.choose_hosts(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
+        run_hosts.choose(named, [("x", 1)])
+    assert [(host.address, host.slots) for host in run_hosts.choose(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
     with pytest.raises(UsageError, match="no hosts to run on"):
-        run.choose_hosts(None, [])
+        run_hosts.choose(None, [])
+
+
+SLURM = [
+    ("node1", "3", [("node1", 3)]),
+    ("n[08-10,3],gpu", "2(x4),1", [("n08", 2), ("n09", 2), ("n10", 2), ("n3", 2), ("gpu", 1)]),
+    ("r[1-2]n[5,7].x", "1,2,3,4", [("r1n5.x", 1), ("r1n7.x", 2), ("r2n5.x", 3), ("r2n7.x", 4)]),
+]
+
+
+@pytest.mark.parametrize(("nodes", "tasks", "found"), SLURM)
+def test_hosts_and_slots_of_a_slurm_allocation(nodes: str, tasks: str, found: list[tuple[str, int]]) -> None:
+    assert run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks}) == found
+    assert run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes}) == [(name, 1) for name, _ in found]
+    assert run_hosts.of_slurm({"SLURM_TASKS_PER_NODE": tasks}) == []
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [("n[1-", "1"), ("n[a-b]", "1"), ("n[1-2]", "x"), ("n[1-2]", "4"), ("a,,b", "1(x3)")])
+def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> None:
+    with pytest.raises(UsageError, match="SLURM_"):
+        run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
 def test_ranks_fill_one_host_after_the_other() -> None:
@@ -86,6 +106,19 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     assert only is not None
     assert only[0] == 0
     assert heard(["[1,0]<stdout>:all well"])[0].first_failure() is None
+
+
+def test_our_own_launchers_word_counts_more_than_what_follows_from_a_death() -> None:
+    output, shown = heard([*CONSEQUENCE, "collective_core.launch: rank 1 on b was ended by SIGKILL"])
+    assert output.first_failure() is None
+    assert output.verdict == "rank 1 on b was ended by SIGKILL"
+    assert shown[-1] == "collective_core.launch: rank 1 on b was ended by SIGKILL"
+    assert heard([*CONSEQUENCE, *CAUSE, "collective_core.launch: rank 1 on b ended with exit code 1"])[0].first_failure() is not None
+
+
+def test_names_of_many_ranks_files_sort_by_rank(tmp_path: Path) -> None:
+    heard(["[1,7]<stdout>:here"], folder=tmp_path, ranks=12)
+    assert (tmp_path / "rank.07/stdout").read_text() == "here\n"
 
 
 def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:

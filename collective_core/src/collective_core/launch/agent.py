@@ -38,7 +38,7 @@ def main() -> None:
     settings = {int(rank): text.encode() for rank, text in wanted["ranks"].items()}
     mailbox = Mailbox()
     try:
-        processes = Processes(settings, call.body, mailbox, wanted["environment"], wanted["directory"])
+        processes = Processes(settings, call.body, mailbox, wanted["environment"], wanted["directory"], program=wanted["program"])
     except CollectiveError as error:
         frames.write(outward, Frame("refused", NO_RANK, str(error).encode()))
         return

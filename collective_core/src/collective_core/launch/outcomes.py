@@ -32,7 +32,8 @@ class RankFailedError(CollectiveError):
         return type(self), (str(self), self.rank, self.host, self.exit_code, self.exception, self.remote_traceback)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; the number itself for those without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -89,7 +90,7 @@ class Outcomes:
         if code == LOST:
             text = f"{who} could not be started, or the way to it is gone: {self._lost.get(rank, 'no reason is known')}"
         elif code < 0:
-            text = f"{who} was ended by {_signal_name(-code)}"
+            text = f"{who} was ended by {signal_name(-code)}"
         else:
             when = "after" if rank in self._values else "before"
             text = f"{who} ended with exit code {code} {when} its function returned"

@@ -1,7 +1,8 @@
 """The ranks of one host as child processes: started, listened to, ended with everything that they have started.
 
-What happens is put into a mailbox as frames: ``out`` and ``err`` (pieces of output, lines if they are not too long), ``value`` or
-``raised`` (what a rank's function returned or raised), and at last ``exit`` (the exit code, negative for a signal) for every rank.
+A rank runs a function (rank.py) or a program. What happens is put into a mailbox as frames: ``out`` and ``err`` (pieces of output, lines
+if they are not too long), ``value`` or ``raised`` (what a rank's function returned or raised), and at last ``exit`` (the exit code,
+negative for a signal) for every rank.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import IO, Any, Callable, Mapping, Sequence
 
 import collective_core
 from collective_core.errors import CollectiveError
@@ -33,6 +35,9 @@ FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER
 #: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of
 #: Python's own. {place} is where this package lies, for interpreters that do not find it by themselves.
 START = "import sys; sys.path[:] = [p for p in sys.path if p] + {place}; from collective_core.launch.{module} import main; main()"
+#: What becomes a program: a watcher stays in its process group, and ends the group when standard input, which is ours, ends: then we are
+#: gone. The watcher is nobody's child, or a program that waits for all its children would wait for it.
+WATCHED = "exec 3<&0 </dev/null; ( (trap '' HUP INT TERM; read end <&3; kill -KILL 0) >/dev/null 2>&1 & ); exec \"$@\" 3<&-"
 #: Seconds for the last output of a rank that has ended: a process that it has started may hold its pipes open and be silent, or not.
 QUIET, LAST_WORDS = 0.3, 3.0
 #: Bytes of output that are passed on although no line ends.
@@ -145,6 +150,8 @@ class _Rank:
 class Processes:
     """``settings``: what every rank gets besides the ``call`` (rank.py), as JSON. ``mailbox``: where frames are put.
 
+    ``program``: what ranks run instead of the call, with its arguments; of the settings it gets the environment alone.
+
     Raises :class:`CollectiveError` when a process cannot be started; then none is left.
     """
 
@@ -156,40 +163,54 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         directory: str | None = None,
         python: str = sys.executable,
+        program: Sequence[str] = (),
     ) -> None:
         self._ranks: list[_Rank] = []
         self._threads: list[threading.Thread] = []
+        self._secret: IO[bytes] | None = None
         mine = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in FOREIGN_NAMES}
         try:
             for rank, wanted in settings.items():
-                self._start(rank, wanted, call, mailbox, {**mine, **(environment or {})}, directory, python)
+                variables = {**mine, **(environment or {})}
+                if program:
+                    variables.update(self._hide_secret(json.loads(wanted)["environment"]))
+                child = self._start(rank, python, program, variables, directory)
+                if not program:
+                    threading.Thread(target=child.hand_over, args=(wanted, call), daemon=True).start()
+                self._threads.append(threading.Thread(target=child.follow, args=(mailbox,), daemon=True))
+                self._threads[-1].start()
         except BaseException as error:
             self.kill()
             if isinstance(error, (OSError, ValueError)):
-                raise CollectiveError(f"ranks cannot be started: {error}", "invalid") from error
+                raise CollectiveError(f"ranks cannot be started on {socket.gethostname()}: {error}", "invalid") from error
             raise
 
-    def _start(
-        self,
-        rank: int,
-        settings: bytes,
-        call: bytes,
-        mailbox: Mailbox,
-        environment: Mapping[str, str],
-        directory: str | None,
-        python: str,
-    ) -> None:
+    def _hide_secret(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The job's secret as a file without a name that goes with us: not in the environment, which programs print and pass on."""
+        left = dict(variables)
+        secret = left.pop("COLLECTIVE_SECRET", None)
+        if secret is not None:
+            if self._secret is None:
+                self._secret = os.fdopen(os.memfd_create("secret"), "wb", buffering=0)
+                os.fchmod(self._secret.fileno(), 0o600)
+                self._secret.write(secret.encode())
+            left["COLLECTIVE_SECRET_FILE"] = f"/proc/{os.getpid()}/fd/{self._secret.fileno()}"
+        return left
+
+    def _start(self, rank: int, python: str, program: Sequence[str], environment: Mapping[str, str], directory: str | None) -> _Rank:
         inward, to_rank = os.pipe()
         from_rank, outward = os.pipe()
+        kept = () if program else (inward, outward)
+        function = [python, "-c", start_code("rank", here=True), str(inward), str(outward)]
         try:
             process = subprocess.Popen(
-                [python, "-c", start_code("rank", here=True), str(inward), str(outward)],
+                ["/bin/sh", "-c", WATCHED, "sh", *program] if program else function,
                 env=dict(environment),
                 cwd=directory,
-                stdin=subprocess.DEVNULL,
+                stdin=inward if program else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(inward, outward),
+                pass_fds=kept,
                 start_new_session=True,
             )
         except BaseException:
@@ -201,9 +222,7 @@ class Processes:
                 os.close(end)
         child = _Rank(rank, process, to_rank, from_rank)
         self._ranks.append(child)
-        threading.Thread(target=child.hand_over, args=(settings, call), daemon=True).start()
-        self._threads.append(threading.Thread(target=child.follow, args=(mailbox,), daemon=True))
-        self._threads[-1].start()
+        return child
 
     def ask_to_end(self) -> None:
         for child in self._ranks:
@@ -219,9 +238,10 @@ class Processes:
         for child in self._ranks:
             child.signal(signal.SIGKILL)
         self.wait(time.monotonic() + LAST_WORDS + 1)
-        for child in self._ranks:
+        for end in (*(child.to_rank for child in self._ranks), self._secret):
             with contextlib.suppress(OSError):
-                child.to_rank.close()
+                if end is not None:
+                    end.close()
 
 
 def rank_settings(environment: Mapping[str, str], path: Any) -> bytes:

@@ -93,12 +93,18 @@ class Remote:
         return ": " + " / ".join(self._complaints[-MOST_COMPLAINTS:]) if self._complaints else ""
 
     def start(
-        self, settings: Mapping[int, bytes], call: bytes, mailbox: Mailbox, environment: Mapping[str, str], directory: str | None
+        self,
+        settings: Mapping[int, bytes],
+        call: bytes,
+        mailbox: Mailbox,
+        environment: Mapping[str, str],
+        directory: str | None,
+        program: Sequence[str] = (),
     ) -> None:
-        """Starts the ranks of this host; frames of theirs come into ``mailbox``."""
+        """Starts the ranks of this host (see Processes); frames of theirs come into ``mailbox``."""
         self._ranks = list(settings)
         ranks = {str(rank): text.decode() for rank, text in settings.items()}
-        plan = {"ranks": ranks, "environment": dict(environment), "directory": directory}
+        plan = {"ranks": ranks, "environment": dict(environment), "directory": directory, "program": list(program)}
         try:
             self._send(Frame("plan", NO_RANK, json.dumps(plan).encode()), Frame("call", NO_RANK, call))
         except OSError as error:

@@ -1,0 +1,93 @@
+"""``python -m collective_core.launch -np 4 -H a:2,b:2 python train.py``: a program on several ranks, over ssh, without MPI.
+
+Each host needs this engine, at the same path, and this one must reach the others with ssh and without a password. Exit code: of the rank
+that failed first. Ctrl-C and SIGTERM end all ranks everywhere. Nothing secret is on a command line or in the ranks' environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from typing import Any
+
+from collective_core.errors import CollectiveError
+from collective_core.launch import program
+from collective_core.launch.frames import Frame
+from collective_core.launch.hosts import Host, place, read
+from collective_core.launch.job import Job
+from collective_core.launch.outcomes import show
+from collective_core.launch.remote import SSH
+
+#: Before what is said here and not by a rank.
+NAME = "collective_core.launch"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
+    parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
+    parser.add_argument("-H", "--hosts", help="a:2,b:2, or a file of lines `host slots=N`; this machine by default")
+    parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
+    parser.add_argument("--wdir", help="where ranks work; the home on other hosts by default")
+    parser.add_argument("--ssh-config", help="a configuration file for ssh")
+    parser.add_argument("--start-timeout", type=float, default=60.0, help="seconds for hosts to answer and ranks to meet (60)")
+    parser.add_argument("--tag-output", action="store_true", help="begin lines with [1,RANK]<stdout>: as mpirun does")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments; `python` is this interpreter")
+    return parser
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    hosts = read(arguments.hosts) or [Host("localhost", arguments.np or 1)]
+    given = [entry.partition("=") for entry in arguments.names]
+    missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
+    if missing:
+        raise CollectiveError(f"-x {missing[0]}: there is no such variable here", "invalid")
+    return Job(
+        place(hosts, arguments.np),
+        [host.name for host in hosts if host.is_here],
+        {name: value if is_given else os.environ[name] for name, is_given, value in given},
+        directory=arguments.wdir,
+        ssh=[*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH,
+        start_timeout=arguments.start_timeout,
+    )
+
+
+def _show_tagged(frame: Frame) -> None:
+    """All on standard output, so that what a rank says on both streams stays in order."""
+    line = b"[1,%d]<%s>:%s\n" % (frame.rank, b"stdout" if frame.kind == "out" else b"stderr", frame.body.rstrip(b"\r\n"))
+    left = memoryview(line)
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    try:
+        if not command or (arguments.np is not None and arguments.np < 1):
+            raise CollectiveError("say how many ranks (-np, at least 1) run which program", "invalid")
+        if command[0] in ("python", "python3"):
+            command = [sys.executable, *command[1:]]
+        verdict = program.run(_job(arguments), command, _show_tagged if arguments.tag_output else lambda frame: show(frame, True))
+    except CollectiveError as error:
+        verdict = program.Verdict(2 if error.kind == "invalid" else 1, str(error))
+    except KeyboardInterrupt:
+        verdict = program.Verdict(130, "interrupted; all ranks have been ended")
+    except BrokenPipeError:
+        return 1  # nobody reads any more
+    if verdict.text:
+        with contextlib.suppress(OSError):
+            print(f"{NAME}: {verdict.text}", file=sys.stderr, flush=True)
+    return verdict.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

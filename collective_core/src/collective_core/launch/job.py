@@ -1,0 +1,109 @@
+"""The processes of one job on all its hosts: told where to meet, started, ended.
+
+Ranks of this machine are child processes (processes.py), those of others run behind an agent that is reached over ssh (remote.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import threading
+import time
+from typing import Mapping, Sequence, Union
+
+from collective_core.errors import CollectiveError
+from collective_core.launch import this_host
+from collective_core.launch.mailbox import Mailbox
+from collective_core.launch.processes import Processes, rank_settings
+from collective_core.launch.remote import SSH, Remote
+
+#: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
+GRACE = 1.5
+#: Seconds from asking ranks to end to ending them.
+PATIENCE = 2.5
+Group = Union[Processes, Remote]
+
+
+class Job:
+    """``ranks_of``: the ranks of every host. ``here``: names of hosts that are this machine. The rest as of :class:`Runner`."""
+
+    def __init__(
+        self,
+        ranks_of: Mapping[str, Sequence[int]],
+        here: Sequence[str],
+        environment: Mapping[str, str],
+        python: str = sys.executable,
+        directory: str | None = None,
+        ssh: Sequence[str] = SSH,
+        start_timeout: float = 60.0,
+    ) -> None:
+        self.host_of = {rank: host for host, ranks in ranks_of.items() for rank in ranks}
+        self._ranks_of = ranks_of
+        self._here = here
+        self._environment = environment
+        self._python = python
+        self._directory = directory
+        self._ssh = ssh
+        self._start_timeout = start_timeout
+        self._groups: list[Group] = []
+
+    def start(self, mailbox: Mailbox, call: bytes = b"", program: Sequence[str] = ()) -> None:
+        """Starts all ranks with a packed call or a program. Raises :class:`CollectiveError` naming the host; then call :meth:`end`."""
+        remotes: dict[str, Remote] = {}
+        for host in self._ranks_of:
+            if host not in self._here:
+                remotes[host] = Remote(host, self._python, self._ssh)
+                self._groups.append(remotes[host])
+        meeting = self._meeting_point(remotes, equal_pythons=not program)
+        for host, ranks in self._ranks_of.items():
+            path = sys.path if host in self._here else None
+            settings = {rank: rank_settings(self._variables(rank, meeting), path) for rank in ranks}
+            if host in remotes:
+                remotes[host].start(settings, call, mailbox, self._environment, self._directory, program)
+            else:
+                self._groups.append(Processes(settings, call, mailbox, self._environment, self._directory, self._python, program))
+
+    def _meeting_point(self, remotes: Mapping[str, Remote], equal_pythons: bool) -> dict[str, str]:
+        """Variables that tell the ranks where to meet (launchers.py). Waits for the agents."""
+        if not remotes:
+            return {"COLLECTIVE_STORE": f"local:{secrets.token_hex(8)}"}
+        deadline = time.monotonic() + self._start_timeout
+        met = {host: remote.meet(deadline) for host, remote in remotes.items()}
+        mine = this_host.python()
+        other = [f"{host} has {said['python']}" for host, said in met.items() if said["python"] != mine]
+        if other and equal_pythons:
+            text = f"functions travel between equal Pythons only: this one is {mine}, {', '.join(other)}. Pass python=… for all hosts"
+            raise CollectiveError(text, "mismatch")
+        first = next(iter(self._ranks_of))
+        if first in met:
+            address, port = met[first]["address"] or first, met[first]["port"]
+        else:
+            # Rank 0 is here: the others reach us at the address at which they see us.
+            address, port = next(iter(met.values()))["controller"], this_host.free_port()
+            if not address:
+                text = f"{next(iter(met))} does not know the address of this machine, where rank 0 is: name another host first"
+                raise CollectiveError(text, "invalid")
+        return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
+
+    def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
+        place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
+        return {**meeting, **place, "COLLECTIVE_START_TIMEOUT": str(self._start_timeout)}
+
+    def end(self) -> None:
+        """Ends all ranks, everywhere at the same time. Ctrl-C does not interrupt it: it takes a few seconds at most."""
+
+        def work() -> None:
+            for group in self._groups:
+                group.ask_to_end()
+            deadline = time.monotonic() + PATIENCE
+            for group in self._groups:
+                group.wait(deadline)
+            for group in self._groups:
+                group.kill()
+
+        ending = threading.Thread(target=work)
+        ending.start()
+        while ending.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                ending.join(0.1)

@@ -1,0 +1,64 @@
+"""A program on all ranks of a job, as mpirun starts one: what they print, and the exit code of the rank that failed first."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Mapping, NamedTuple, Sequence
+
+from collective_core.launch import frames
+from collective_core.launch.frames import Frame
+from collective_core.launch.job import GRACE, Job
+from collective_core.launch.mailbox import Mailbox
+from collective_core.launch.outcomes import LOST, signal_name
+
+
+class Verdict(NamedTuple):
+    """``code``: as a shell tells it, 128 and its number for a signal. ``text``: who failed first, and how; empty when nobody did."""
+
+    code: int
+    text: str
+
+
+def run(job: Job, program: Sequence[str], show: Callable[[Frame], None]) -> Verdict:
+    """Runs ``program`` until all ranks have ended, or one has failed and all have been ended. ``show`` gets what they print.
+
+    Raises :class:`CollectiveError` naming the host that cannot be used; then nothing is left running.
+    """
+    mailbox = Mailbox()
+    try:
+        job.start(mailbox, program=program)
+        return _follow(mailbox, job.host_of, show)
+    finally:
+        mailbox.close()
+        job.end()
+
+
+def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame], None]) -> Verdict:
+    verdict = Verdict(0, "")
+    left = set(host_of)
+    reasons: dict[int, str] = {}
+    end: float | None = None
+    while left and (end is None or time.monotonic() < end):
+        frame = mailbox.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+        if frame is None:
+            continue
+        if frame.kind in ("out", "err"):
+            show(frame)
+        elif frame.kind == "lost":
+            reasons[frame.rank] = frame.body.decode(errors="replace")
+        elif frame.kind == "exit":
+            left.discard(frame.rank)
+            code = frames.code_of(frame)
+            if code != 0 and end is None:
+                verdict = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
+                end = time.monotonic() + GRACE
+    return verdict
+
+
+def _verdict(rank: int, host: str, code: int, reason: str) -> Verdict:
+    who = f"rank {rank} on {host}"
+    if code == LOST:
+        return Verdict(1, f"{who} could not be started, or the way to it is gone: {reason}")
+    if code < 0:
+        return Verdict(128 - code, f"{who} was ended by {signal_name(-code)}")
+    return Verdict(code, f"{who} ended with exit code {code}")

@@ -1,0 +1,77 @@
+"""One shell command on many hosts at the same time, over ssh as in remote.py (here for ``localhost``), and what each of them said.
+
+For looks and small errands of commands that must start at once: a playbook takes seconds before its first task.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from provision import remote
+from provision.playbook import catching_interrupts
+from provision.session import Session
+
+PATIENCE_S = 60.0
+_MOST_AT_ONCE = 64
+_POLL_S = 0.2  # how soon an interrupt is noticed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the command came to on one host; ``code`` is None where it was not done in time. 255 is ssh's own."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def ask(session: Session, scripts: Mapping[str, str], *, stdin: bytes = b"", patience: float = PATIENCE_S) -> dict[str, Answer]:
+    """Run scripts of /bin/sh, one for each host that is named, each with ``stdin``.
+
+    Args:
+        patience: seconds after which an answer is no longer waited for.
+
+    Raises:
+        Interrupted: after Ctrl-C, when everything has been ended.
+    """
+    until = time.monotonic() + patience
+    with catching_interrupts() as interrupted, ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE)) as pool:
+
+        def one(name: str) -> Answer:
+            command = f"env PROVISION_RUN_ID={session.run_id} /bin/sh -c {shlex.quote(scripts[name])}"
+            argv, environment = remote.login(session.inventory.host(name), command, session.passwords.get("connection"))
+            return _run(argv, environment, stdin, until, interrupted)
+
+        answers = dict(zip(scripts, pool.map(one, scripts), strict=True))
+    if interrupted.is_set():
+        session.abort()
+    return answers
+
+
+def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    ) as process:
+        given: bytes | None = stdin
+        while True:
+            try:
+                out, err = process.communicate(given, timeout=_POLL_S)
+                return Answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+            except subprocess.TimeoutExpired:
+                given = None  # it is on its way
+            if interrupted.is_set() or time.monotonic() > until:
+                process.kill()
+                out, err = process.communicate()
+                return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))

@@ -1,0 +1,115 @@
+"""Where `provision run` runs: ``-H``, ``--hostfile``, an inventory, the allocation of Slurm that it was started in, the last run's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from provision import inventory as inventories
+from provision import last_run
+from provision.errors import UsageError
+from provision.inventory import Inventory
+
+Entry = tuple[str, int]  # a host's name and its slots
+
+
+def choose(hosts: str | None, entries: Sequence[Entry]) -> Inventory:
+    """The inventory to run on: ``hosts``, else the last run's, else the entries themselves; of it what ``entries`` (``-H``) name.
+
+    Raises:
+        UsageError: nothing says where to run, or ``entries`` are not in the inventory that was named.
+    """
+    argument = hosts or last_run.newest_inventory()
+    if argument is None and not entries:
+        raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
+    known = inventories.load(argument) if argument is not None else None
+    if known is None or not entries:
+        return known if known is not None else _of_entries(entries)
+    by_name = {each: host for host in known.hosts for each in (host.name, host.address)}
+    unknown = [name for name, _ in entries if name not in by_name]
+    if unknown and not hosts:
+        return _of_entries(entries)
+    if unknown:
+        there = ", ".join(host.name for host in known.hosts)
+        raise UsageError(f"-H {','.join(unknown)}: not in {hosts}", todo=f"its hosts are {there}")
+    return replace(known, hosts=tuple(replace(by_name[name], slots=slots) for name, slots in entries))
+
+
+def _of_entries(entries: Sequence[Entry]) -> Inventory:
+    found = inventories.load(",".join(name for name, _ in entries))
+    return replace(found, hosts=tuple(replace(host, slots=slots) for host, (_, slots) in zip(found.hosts, entries, strict=True)))
+
+
+def of_list(text: str) -> list[Entry]:
+    """``a:2,b:4`` → [("a", 2), ("b", 4)]; a host without a number has one slot. Raises UsageError for what cannot be meant."""
+    return [_entry(f"-H {text}", *(word.rpartition(":")[::2] if ":" in word else (word, "1"))) for word in text.split(",")]
+
+
+def of_file(path: Path) -> list[Entry]:
+    """Lines ``host slots=N`` as of mpirun and horovodrun; ``#`` begins a remark. Raises UsageError with the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read it: {error.strerror}", where=f"--hostfile {path}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            match = re.fullmatch(r"slots=(\d+)", words[1]) if len(words) == 2 else None
+            if len(words) > 2 or (len(words) == 2 and not match):
+                raise UsageError(f"{line.strip()!r} is not `host slots=N`", where=f"{path}:{number}")
+            found.append(_entry(f"{path}:{number}", words[0], match.group(1) if match else "1"))
+    if not found:
+        raise UsageError("it names no host", where=str(path))
+    return found
+
+
+def of_slurm(environment: Mapping[str, str]) -> list[Entry]:
+    """The nodes of the allocation and the tasks on each; nothing outside of one. Slurm's own `scontrol` is not needed.
+
+    Source of the two short forms: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES" (SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE), Slurm 24.
+
+    Raises:
+        UsageError: the variables cannot be read.
+    """
+    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", "")
+    if not listed:
+        return []
+    where = f"SLURM_JOB_NODELIST={listed}"
+    names = [name for word in re.split(r",(?![^\[]*\])", listed) for name in _expand(word, where)]
+    tasks = environment.get("SLURM_TASKS_PER_NODE", f"1(x{len(names)})")
+    slots: list[str] = []
+    for word in tasks.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if not match:
+            raise UsageError(f"SLURM_TASKS_PER_NODE={tasks} cannot be read", todo="name the hosts: -H a:2,b:2")
+        slots += [match[1]] * int(match[2] or 1)
+    if len(slots) != len(names):
+        raise UsageError(f"{len(names)} nodes, but SLURM_TASKS_PER_NODE={tasks}", where=where, todo="name the hosts: -H a:2,b:2")
+    return [_entry(where, name, count) for name, count in zip(names, slots, strict=True)]
+
+
+def _expand(word: str, where: str) -> list[str]:
+    """``gpu[1-2]n[08-10,12]`` → gpu1n08 … gpu2n12: numbers keep their leading zeros, the first bracket changes slowest."""
+    match = re.fullmatch(r"([^\[\]]*)(?:\[([^\[\]]+)\](.*))?", word)
+    if not match or not word:
+        raise UsageError("it cannot be read", where=where, todo="name the hosts: -H a:2,b:2")
+    if match[2] is None:
+        return [match[1]]
+    numbers = []
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdigit() and last.isdigit()):
+            raise UsageError("it cannot be read", where=where, todo="name the hosts: -H a:2,b:2")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    endings = _expand(match[3], where) if match[3] else [""]
+    return [match[1] + number + ending for number in numbers for ending in endings]
+
+
+def _entry(where: str, name: str, slots: str) -> Entry:
+    if not name or not slots.isdigit() or int(slots) < 1:
+        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, todo="write it like a:2,b:2")
+    return name, int(slots)

@@ -1,0 +1,37 @@
+"""Which processes run, for tests that nothing is left of a job."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+#: Seconds in which processes must have ended after their job.
+GONE = 5.0
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines, environments aside, of processes that run something of this mark."""
+    found = []
+    for place_ in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place_.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if mark in words and "pytest" not in words:
+            found.append(words)
+    return found
+
+
+def wait_until_gone(mark: str) -> list[str]:
+    end = time.monotonic() + GONE
+    while processes_with(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    return processes_with(mark)
+
+
+def wait_for(mark: str, count: int) -> bool:
+    """Whether so many run, if need be in a moment: one that has just been started may not have its command line yet."""
+    end = time.monotonic() + GONE
+    while len(processes_with(mark)) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    return len(processes_with(mark)) >= count

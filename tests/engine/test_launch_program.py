@@ -1,0 +1,121 @@
+"""A program on several ranks by the engine's own launcher, here and over a real sshd: output, exit codes, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import wait_for, wait_until_gone
+
+LIMIT = 60
+
+PROGRAM = """
+import os, sys, time
+import numpy
+import collective_core as cc
+cc.init()
+secret = [name for name in os.environ if name == "COLLECTIVE_SECRET"]
+print(f"{cc.allreduce(numpy.ones(1), op=cc.Sum)[0]:g} {os.environ['FRUIT']} {os.getcwd()} {sys.stdin.read()!r} {secret}", flush=True)
+print("a complaint", file=sys.stderr, flush=True)
+cc.barrier()
+if sys.argv[1:] and cc.rank() == int(sys.argv[1]):
+    os.kill(os.getpid(), int(sys.argv[2])) if int(sys.argv[2]) > 0 else os._exit(-int(sys.argv[2]))
+if sys.argv[1:]:
+    time.sleep(600)
+"""
+
+
+def command(*words: str, ssh: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "collective_core.launch", *(("--ssh-config", ssh[2]) if ssh else ()), *words]
+
+
+def launch(*words: str, ssh: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words, ssh=ssh), env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    """Stands in the command lines of one test's ranks."""
+    return f"mark-{tmp_path.name}"
+
+
+def python(mark: str, *words: str) -> list[str]:
+    return ["python", "-c", f"{PROGRAM}\n# {mark}", *words]
+
+
+@pytest.mark.parametrize("hosts", ["localhost:3", "localhost:1,other:2"])
+def test_all_ranks_get_what_they_need_and_their_output_is_tagged(ssh, hosts, mark, tmp_path):
+    done = launch("--tag-output", "-H", hosts, "-x", "FRUIT", "--wdir", str(tmp_path), *python(mark), ssh=ssh, FRUIT="a pear")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"3 a pear {tmp_path} '' []"
+    expected = [f"[1,{rank}]<{stream}>:{text}" for rank in range(3) for stream, text in (("stdout", said), ("stderr", "a complaint"))]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "end", "code", "verdict"),
+    [
+        ("localhost:3", "-7", 7, "rank 1 on localhost ended with exit code 7"),
+        ("localhost:1,other:2", "9", 137, "rank 1 on other was ended by SIGKILL"),
+    ],
+)
+def test_the_first_failing_rank_gives_the_exit_code_and_the_others_are_ended(ssh, hosts, end, code, verdict, mark):
+    done = launch("-np", "3", "-H", hosts, "-x", "FRUIT=fig", *python(mark, "1", end), ssh=ssh)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1] == f"collective_core.launch: {verdict}"
+    assert wait_until_gone(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_launcher(ssh, number, mark):
+    words = command("-H", "localhost:2,other:2", "-x", "FRUIT=fig", *python(mark, "-1", "0"), ssh=ssh)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            for _ in range(4):
+                assert "4 fig" in process.stdout.readline()
+            assert wait_for(mark, 4)
+            process.send_signal(number)
+            assert wait_until_gone(mark) == []
+            process.wait(LIMIT)
+        finally:
+            process.kill()
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+
+
+def test_a_program_that_waits_for_all_its_children_waits_for_none_of_ours():
+    waits = "import os, sys\ntry: os.wait()\nexcept ChildProcessError: print('no children')"
+    done = launch("-np", "1", "python", "-c", waits)
+    assert (done.returncode, done.stdout) == (0, "[0] no children\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["-H", "localhost:1,nowhere.invalid:1"], 1, "no agent could be started on host nowhere.invalid"),
+        (["-H", "other:1", "--wdir", "/no/such/folder"], 1, "rank 0 on other could not be started"),
+        (["-H", "a:2,b:x"], 2, "the number of slots of host b"),
+        (["-np", "5", "-H", "a:2,b:2"], 2, "5 ranks do not fit into the 4 slots"),
+        (["-np", "0"], 2, "at least 1"),
+        (["-x", "NOT_THERE"], 2, "-x NOT_THERE: there is no such variable"),
+    ],
+)
+def test_what_cannot_be_started_is_one_clear_error(ssh, words, code, complaint):
+    done = launch("--start-timeout", "20", *words, "sleep", "600.125", ssh=ssh)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("collective_core.launch: ")
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert wait_until_gone("600.125") == []
+
+
+def test_a_program_that_is_not_there_is_said_by_its_rank():
+    done = launch("-np", "1", "no-such-program")
+    assert done.returncode == 127
+    assert "no-such-program: not found" in done.stderr
