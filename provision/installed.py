@@ -16,35 +16,59 @@ from provision.resolve.wishes import DEFAULT_PREFIX, HOME_PREFIX
 from provision.session import Session
 
 _MARK = "===PROVISION-MANIFEST==="  # a login may print something first
+_NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
+_TEST = (
+    f'[ -x "$python" ] || exit {_NO_PYTHON}; '
+    f'"$python" -c \'import sys, importlib.util as u; sys.exit(0 if u.find_spec("collective_core") else {_NO_ENGINE})\''
+)
 
 
 def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
     """What is installed on the session's hosts, by one command each and without a survey.
 
     Raises:
-        ProvisionError: a host cannot be reached, does not answer in ``patience`` seconds, or holds nothing.
+        ProvisionError: a host cannot be reached, does not answer in ``patience`` seconds, or does not hold what a job needs.
     """
     answers = at_once.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, patience=patience)
-    found = {host.name: {"installed": {"manifest": _read(host, answers[host.name], patience)}} for host in session.inventory.hosts}
+    again = f"provision up {session.inventory.argument}"
+    for host in session.inventory.hosts:
+        _complain(host, answers[host.name], f"{host.prefix or 'PREFIX'}/venv/bin/python", again)
+    found = {name: {"installed": {"manifest": _read(answer)}} for name, answer in answers.items()}
     bare = without_manifest(found)
     if bare:
-        raise ProvisionError("nothing is installed here yet", where=", ".join(bare), todo=f"provision up {session.inventory.argument}")
+        raise ProvisionError("nothing is installed here yet", where=", ".join(bare), todo=again)
     return plan(session.inventory, found)
+
+
+def check(session: Session, python: str, patience: float = at_once.PATIENCE_S) -> None:
+    """Whether ``python`` has the engine on all hosts. Raises ProvisionError as `look` does."""
+    script = f"python={shlex.quote(python)}; {_TEST}"
+    answers = at_once.ask(session, {host.name: script for host in session.inventory.hosts}, patience=patience)
+    for host in session.inventory.hosts:
+        _complain(host, answers[host.name], python, f"install the engine there: {python} -m pip install collective_core")
 
 
 def _script(host: Host) -> str:
     """Prints the manifest. With and without root it lies elsewhere; where there are both, the later installation counts."""
     places = [f"{folder}/manifest.json" for folder in ([host.prefix] if host.prefix else [DEFAULT_PREFIX, HOME_PREFIX])]
     newest = f"$(ls -t {shlex.join(places)} 2>/dev/null | head -n 1)"
-    return f'cd; echo; echo {_MARK}; manifest="{newest}"; [ -z "$manifest" ] || cat "$manifest"'
+    show = f'cd; echo; echo {_MARK}; manifest="{newest}"; [ -n "$manifest" ] || exit 0; cat "$manifest"'
+    return f"{show}; python=${{manifest%/manifest.json}}/venv/bin/python; {_TEST}"
 
 
-def _read(host: Host, answer: at_once.Answer, patience: float) -> Any:
+def _complain(host: Host, answer: at_once.Answer, python: str, todo: str) -> None:
     if answer.code is None:
-        raise ProvisionError(f"no answer within {patience:g} s", where=host.name, todo="try it by hand: ssh " + host.address)
+        raise ProvisionError("it did not answer in time", where=host.name, todo="try it by hand: ssh " + host.address)
+    if answer.code == _NO_PYTHON:
+        raise ProvisionError(f"there is no Python at {python}", where=host.name, todo=todo)
+    if answer.code == _NO_ENGINE:
+        raise ProvisionError(f"the engine is not installed for {python}", where=host.name, todo=todo)
     if answer.code != 0:
         problem = survey.connection_problem(host, answer.err)
         raise ProvisionError(problem.what, where=host.name, todo=problem.todo)
+
+
+def _read(answer: at_once.Answer) -> Any:
     text = answer.out.partition(_MARK)[2].strip()
     try:
         return json.loads(text) if text else None

@@ -107,13 +107,14 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
 
 def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, list[_Seat], list[tuple[str, int]]]:
     """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
-    hosts = session.inventory.hosts
+    hosts, patience = session.inventory.hosts, options.start_timeout or at_once.PATIENCE_S
     plan = None
     if options.python is not None:
+        installed.check(session, options.python, patience)
         free = options.np if options.np and len(hosts) == 1 else 1
         seats = [_Seat(host, host.address, host.slots or free, host.user or "") for host in hosts]
     else:
-        plan = installed.look(session, options.start_timeout or at_once.PATIENCE_S)
+        plan = installed.look(session, patience)
         seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in plan.hosts.items()]
     placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], options.np)
     seats = seats[: len(placed)]

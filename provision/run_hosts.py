@@ -24,7 +24,12 @@ def choose(hosts: str | None, entries: Sequence[Entry]) -> Inventory:
     argument = hosts or last_run.newest_inventory()
     if argument is None and not entries:
         raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
-    known = inventories.load(argument) if argument is not None else None
+    try:
+        known = inventories.load(argument) if argument is not None else None
+    except UsageError:
+        if hosts or not entries:
+            raise
+        known = None  # the last run's is gone; the entries say all that is needed
     if known is None or not entries:
         return known if known is not None else _of_entries(entries)
     by_name = {each: host for host in known.hosts for each in (host.name, host.address)}

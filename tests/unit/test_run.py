@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, mon
         run_hosts.choose(named, [("x", 1)])
     assert [(host.address, host.slots) for host in run_hosts.choose(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
     with pytest.raises(UsageError, match="no hosts to run on"):
+        run_hosts.choose(None, [])
+
+
+def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    folder = tmp_path / "runs/20260101-000000-abcdef"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({"inventory": str(tmp_path / "gone.ini")}))
+    assert [host.name for host in run_hosts.choose(None, [("x", 1)]).hosts] == ["x"]
+    with pytest.raises(UsageError, match=r"gone\.ini"):
         run_hosts.choose(None, [])
 
 
