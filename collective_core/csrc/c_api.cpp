@@ -378,6 +378,17 @@ int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count,
   });
 }
 
+int32_t cc_traffic(int32_t process_set, uint64_t* four) {
+  return guarded([&] {
+    const cc::Traffic& traffic = engine(process_set)->traffic();
+    four[0] = traffic.exchanges;
+    four[1] = traffic.rounds;
+    four[2] = traffic.messages;
+    four[3] = traffic.bytes;
+    return 0;
+  });
+}
+
 int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
                   const void* const* in, int32_t inputs, uint64_t count) {
   return guarded([&] {

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 3;
+constexpr int32_t cc_abi = 4;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -87,6 +87,10 @@ CC_API int32_t cc_record(const char* path);
 // *waited_ns: that callers have spent waiting so far.
 CC_API int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next,
                          uint64_t* waited_ns);
+
+// What the exchanges of operation headers between hosts have cost this rank since it joined the process set: exchanges,
+// rounds, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.
+CC_API int32_t cc_traffic(int32_t process_set, uint64_t* four);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,

@@ -17,8 +17,9 @@
 namespace cc {
 namespace {
 
-constexpr int poll_ms = 20;            // between looks at the deadline
-constexpr size_t most_visitors = 256;  // unproven connections held at once; the oldest is dropped for a newer one
+constexpr int poll_ms = 20;  // between looks at the deadline
+// Unproven connections held at once, beside those that are expected; the oldest is dropped for a newer one.
+constexpr size_t most_strangers = 256;
 
 struct Call {  // one expected connection, seen from this rank
   int peer;
@@ -82,7 +83,8 @@ class Acceptor {
       : topology_(topology),
         listeners_(std::move(listeners)),
         secret_(std::move(secret)),
-        missing_(std::move(expected)) {}
+        missing_(std::move(expected)),
+        most_visitors_(missing_.size() + most_strangers) {}
 
   void run(const Deadline& deadline, const std::atomic<bool>& stop) {
     try {
@@ -116,7 +118,7 @@ class Acceptor {
     if (!listener) return;
     while (Fd fd = accept_now(listener.get())) {
       if (is_local && !same_user(fd.get())) continue;
-      if (visitors_.size() >= most_visitors) visitors_.pop_front();
+      if (visitors_.size() >= most_visitors_) visitors_.pop_front();
       visitors_.emplace_back(std::move(fd), is_local);
     }
   }
@@ -141,6 +143,7 @@ class Acceptor {
   Listeners listeners_;
   std::string secret_;
   std::set<Call> missing_;
+  const size_t most_visitors_;
   std::list<Visitor> visitors_;
   Connections accepted_;
   std::exception_ptr error_;

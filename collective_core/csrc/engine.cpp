@@ -21,16 +21,17 @@ struct Payload {
   const void* bytes;
   uint32_t length;
 };
-Payload payload_of(const Operation& operation, int rank, size_t limit) {
+Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   const Header& header = operation.header;
   if (header.objects) {
-    return {operation.objection.data(), static_cast<uint32_t>(std::min(operation.objection.size(), limit))};
+    return {operation.objection.data(),
+            static_cast<uint32_t>(std::min(operation.objection.size(), layout.payload_bytes))};
   }
   if (header.kind == Kind::alltoall) {
     return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
   }
   const bool sends = has_tensor(header.kind) && (header.kind != Kind::broadcast || header.root == rank);
-  if (!sends || header.bytes() > limit) return {nullptr, 0};
+  if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
 
@@ -188,7 +189,7 @@ void Engine::settle(Task& task, const Failure& failure) {
 void Engine::ask(Task& task, Deadline& deadline) {
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
-  const Payload payload = payload_of(task.operation, topology().rank, group_->layout().inline_bytes);
+  const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
   header.inline_bytes = payload.length;
   if (header.kind == Kind::allreduce) {
     header.input_place = group_->arena()->place_of(task.operation.input, header.bytes());

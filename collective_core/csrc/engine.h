@@ -47,6 +47,7 @@ class Engine {
   bool wait(const Task& task, double seconds);
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
+  const Traffic& traffic() const { return exchange_.traffic(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;

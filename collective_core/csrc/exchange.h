@@ -5,35 +5,35 @@
 // sequence, and a rank can only reuse a slot after the exchange in between, for which all others must have finished
 // reading it.
 //
-// Between hosts: the leader waits for its host's slots, sends them as one block to every other leader, receives theirs
-// into the same slots, and raises `world`. Per exchange and host: (hosts - 1) messages of local_size * (192 + payload)
-// bytes each way, all at once, so one network latency. This is also the barrier, and the whole of a small allreduce or
-// broadcast.
+// Between hosts: the leader waits for its host's slots, swaps them for those of all other hosts (leaders.h), and raises
+// `world`. Per exchange and leader, with H hosts: H - 1 messages in one round for up to eight hosts, ceil(log2 H)
+// messages in as many rounds for more. Their bytes are those of one header where all ranks ask for the same, plus the
+// small payloads. This is also the barrier, and the whole of a small allreduce or broadcast.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "group.h"
+#include "leaders.h"
 
 namespace cc {
 
 class Exchange {
  public:
-  explicit Exchange(Group& group) : group_(group) {}
+  explicit Exchange(Group& group) : group_(group), leaders_(group) {}
 
   // Sets header->sequence. Afterwards group.slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
+  const Traffic& traffic() const { return leaders_.traffic(); }
 
  private:
   std::vector<int> missing_here() const;
   void wait_for_local(Deadline& deadline);
-  void swap_blocks(Deadline& deadline);
-  void place_block(int host, const std::vector<char>& block);
 
   Group& group_;
+  Leaders leaders_;
   uint32_t sequence_ = 0;
-  std::vector<char> outgoing_;
 };
 
 }  // namespace cc

@@ -20,9 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "block.h"
 #include "connections.h"
 #include "engine.h"
 #include "handshake.h"
+#include "rounds.h"
 
 namespace {
 
@@ -130,6 +132,58 @@ void knock(int number) {
   if (state == cc::Visitor::State::refused) ++refused;
 }
 
+// ---------------------------------------------------------------------------------------- a block of many ranks
+
+// A header with room for a payload behind it, as in a slot.
+struct Slot {
+  static constexpr size_t most_payload = 256;
+  cc::Header header;
+  char payload[most_payload];
+};
+
+Slot slot_of(Random& random, uint32_t sequence) {
+  Slot slot{};
+  slot.header.kind = cc::Kind::allreduce;
+  slot.header.dtype = cc::DType::f32;
+  slot.header.sequence = sequence;
+  slot.header.ndim = 1;
+  slot.header.count = 1 + below(random, 3);  // often that of the rank before
+  slot.header.dims[0] = static_cast<int64_t>(slot.header.count);
+  slot.header.inline_bytes = static_cast<uint32_t>(below(random, 2) * slot.header.bytes());
+  std::memset(slot.payload, static_cast<int>(below(random, 2)), slot.header.inline_bytes);
+  return slot;
+}
+
+// What was written is read again; what was spoilt is refused, or read as something that could have been asked for.
+void read_blocks(int number) {
+  Random random(static_cast<uint64_t>(number));
+  const size_t ranks = 1 + below(random, 40);
+  const uint32_t sequence = static_cast<uint32_t>(random());
+  std::vector<Slot> said, heard(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) said.push_back(slot_of(random, sequence));
+  std::vector<const cc::Header*> from;
+  std::vector<cc::Header*> to;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    from.push_back(&said[rank].header);
+    to.push_back(&heard[rank].header);
+  }
+  std::vector<char> block;
+  cc::write_block(from, &block);
+  const int size = static_cast<int>(ranks);
+  if (block.size() > cc::longest_block(ranks, Slot::most_payload)) fail(number, "a block is longer than any can be");
+  if (!cc::read_block(block, sequence, size, Slot::most_payload, to)) fail(number, "a block was not understood");
+  if (std::memcmp(said.data(), heard.data(), ranks * sizeof(Slot)) != 0) fail(number, "a block was read wrongly");
+
+  std::string spoilt(block.begin(), block.end());
+  spoil(&spoilt, random);
+  const std::vector<char> bytes(spoilt.begin(), spoilt.end());
+  if (!cc::read_block(bytes, sequence, size, Slot::most_payload, to)) return;
+  for (const Slot& slot : heard) {
+    if (slot.header.inline_bytes > Slot::most_payload || slot.header.kind >= cc::Kind::count)
+      fail(number, "a spoilt block was believed");
+  }
+}
+
 // ------------------------------------------------------------------------------- a broken rank in a running job
 
 struct Request {
@@ -137,7 +191,7 @@ struct Request {
   uint64_t count;
 };
 
-std::shared_ptr<cc::Task> task_of(const Request& request, const void* in, void* out) {
+std::shared_ptr<cc::Task> task_of(const Request& request, const void* in, void* out, int size) {
   auto task = std::make_shared<cc::Task>();
   cc::Header& header = task->operation.header;
   header.kind = request.kind;
@@ -152,13 +206,14 @@ std::shared_ptr<cc::Task> task_of(const Request& request, const void* in, void* 
   std::snprintf(header.name, sizeof header.name, "fuzz");
   task->operation.input = in;
   task->operation.output = out;
-  task->operation.splits = {static_cast<int64_t>(request.count / 2),
-                            static_cast<int64_t>(request.count - request.count / 2)};
+  task->operation.splits.assign(static_cast<size_t>(size), 0);
+  task->operation.splits[0] = static_cast<int64_t>(request.count / 2);
+  task->operation.splits[1] = static_cast<int64_t>(request.count - request.count / 2);
   return task;
 }
 
 std::string block_of(const Request& request, uint32_t sequence, const std::vector<float>& data) {
-  const auto task = task_of(request, nullptr, nullptr);
+  const auto task = task_of(request, nullptr, nullptr, 2);
   cc::Header header = task->operation.header;
   header.sequence = sequence;
   std::string payload;
@@ -168,8 +223,9 @@ std::string block_of(const Request& request, uint32_t sequence, const std::vecto
     payload.assign(reinterpret_cast<const char*>(data.data()), header.bytes());
   }
   header.inline_bytes = static_cast<uint32_t>(payload.size());
-  const cc::Frame frame{cc::FrameType::block, sequence, sizeof header + payload.size()};
-  return bytes_of(frame) + bytes_of(header) + payload;
+  const cc::Run run{1};
+  const cc::Frame frame{cc::FrameType::block, sequence, sizeof run + sizeof header + payload.size()};
+  return bytes_of(frame) + bytes_of(run) + bytes_of(header) + payload;
 }
 
 std::string announcement(Random& random) {
@@ -179,24 +235,51 @@ std::string announcement(Random& random) {
   return bytes_of(frame) + news;
 }
 
-// Rank 1, which has proven itself and then sends what it likes.
+// Rank 1, which has proven itself and then sends what it likes to the others.
 void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, const Request& request, bool as_it_is,
                Random random) {
   const cc::Connections connections =
       cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s);
-  const int control = connections.control.at(0).get();
   const std::vector<float> data(request.count, 2.0F);
-  std::string said = block_of(request, 1, data);
+  for (const auto& entry : connections.control) {
+    std::string said = block_of(request, 1, data);
+    if (!as_it_is) {
+      if (below(random, 8) == 0) said = announcement(random);
+      if (below(random, 8) == 0) said.insert(0, bytes_of(cc::Frame{cc::FrameType::waiting, 1, 0}));
+      if (below(random, 8) == 0) said += announcement(random);
+      if (below(random, 16) > 0) spoil(&said, random);
+    }
+    cc::send_some(entry.second.get(), said.data(), said.size());
+  }
   if (!as_it_is) {
-    if (below(random, 8) == 0) said = announcement(random);
-    if (below(random, 8) == 0) said += announcement(random);
-    if (below(random, 16) > 0) spoil(&said, random);
     std::string noise(below(random, 4096), '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
     cc::send_some(connections.to_next.get(), noise.data(), noise.size());
   }
-  cc::send_some(control, said.data(), said.size());
   std::this_thread::sleep_for(std::chrono::milliseconds(as_it_is ? 500 : below(random, 30)));
+}
+
+// One of the others.
+void meet_it(int number, const std::vector<cc::Peer>& peers, int rank, cc::Listeners listeners, const Request& request,
+             bool must_succeed) {
+  try {
+    auto group =
+        std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(listeners), secret(), timeout_s, start_s);
+    cc::Engine engine(std::move(group));
+    const std::vector<float> in(request.count, 1.0F);
+    std::vector<float> out(request.count);
+    const auto task = task_of(request, in.data(), out.data(), static_cast<int>(peers.size()));
+    engine.run(task);
+    for (const int blamed : task->ranks) {
+      if (blamed < 0 || blamed >= static_cast<int>(peers.size()))
+        fail(number, "rank " + std::to_string(blamed) + " is blamed");
+    }
+    const bool right = task->error.empty() && std::all_of(out.begin(), out.end(), [](float x) { return x == 3.0F; });
+    if (must_succeed && !right) fail(number, "an honest rank was not understood: " + task->error);
+    if (must_succeed && right) ++honest;
+  } catch (const std::exception& error) {
+    fail(number, error.what());
+  }
 }
 
 void meet_broken_rank(int number) {
@@ -205,13 +288,14 @@ void meet_broken_rank(int number) {
                                    cc::Kind::alltoall,  cc::Kind::reducescatter, cc::Kind::join};
   static const uint64_t counts[] = {1, 5, 200, 5000, 1000000};
   const bool as_it_is = number % 10 == 0;
+  const int size = number % 20 == 1 ? cc::most_direct_hosts + 1 : 2;  // with several rounds, now and then
   Request request{kinds[below(random, std::size(kinds))], counts[below(random, std::size(counts))]};
   if (as_it_is) request = {cc::Kind::allreduce, 200};
   if (!cc::has_tensor(request.kind)) request.count = 0;
 
   std::vector<cc::Listeners> listeners;
   std::vector<cc::Peer> peers;
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < size; ++r) {
     listeners.push_back(cc::open_listeners("127.0.0.1"));
     cc::Peer peer;
     peer.rank = peer.global_rank = r;
@@ -222,31 +306,19 @@ void meet_broken_rank(int number) {
     peer.socket_name = listeners.back().socket_name;
     peers.push_back(peer);
   }
-  std::thread broken([&, copy = random] {
+  std::vector<std::thread> ranks;
+  ranks.emplace_back([&, copy = random] {
     try {
       be_broken(peers, std::move(listeners[1]), request, as_it_is, copy);
     } catch (const std::exception& error) {
       fail(number, std::string("the broken rank could not begin: ") + error.what());
     }
   });
-  try {
-    auto group =
-        std::make_unique<cc::Group>(cc::make_topology(0, peers), std::move(listeners[0]), secret(), timeout_s, start_s);
-    cc::Engine engine(std::move(group));
-    const std::vector<float> in(request.count, 1.0F);
-    std::vector<float> out(request.count);
-    const auto task = task_of(request, in.data(), out.data());
-    engine.run(task);
-    for (const int rank : task->ranks) {
-      if (rank < 0 || rank > 1) fail(number, "rank " + std::to_string(rank) + " is blamed");
-    }
-    const bool right = task->error.empty() && std::all_of(out.begin(), out.end(), [](float x) { return x == 3.0F; });
-    if (as_it_is && !right) fail(number, "an honest rank was not understood: " + task->error);
-    if (as_it_is && right) ++honest;
-  } catch (const std::exception& error) {
-    fail(number, error.what());
+  for (int r = 0; r < size; ++r) {
+    if (r == 1) continue;
+    ranks.emplace_back([&, r] { meet_it(number, peers, r, std::move(listeners[r]), request, as_it_is); });
   }
-  broken.join();
+  for (std::thread& rank : ranks) rank.join();
 }
 
 int number_of(const char* word) {
@@ -265,6 +337,7 @@ int main(int arguments, char** words) {
     threads.emplace_back([&] {
       for (int number = next++; number < first + cases; number = next++) {
         for (int knocks = 0; knocks < 50; ++knocks) knock(number * 50 + knocks);
+        for (int blocks = 0; blocks < 50; ++blocks) read_blocks(number * 50 + blocks);
         meet_broken_rank(number);
       }
     });

@@ -62,15 +62,17 @@ struct Layout {
         chunk_bytes(t.host_count() == 1 ? chunk_bytes_one_host : chunk_bytes_many_hosts) {
     const size_t share = inline_total / size / cache_line * cache_line;
     inline_bytes = share > inline_most ? inline_most : share < inline_least ? inline_least : share;
-    inline_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
-    slot_bytes = round_up(sizeof(Header) + inline_bytes, cache_line);
+    payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
+    slot_bytes = round_up(sizeof(Header) + payload_bytes, cache_line);
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
     in_at = round_up(slots_at + 2 * size * slot_bytes, page);
     out_at = in_at + local_size * 2 * chunk_bytes;
     total = out_at + 2 * chunk_bytes;
   }
-  size_t local_size, size, chunk_bytes, inline_bytes = 0, slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0,
-                                        total = 0;
+  size_t local_size, size, chunk_bytes;
+  size_t inline_bytes = 0;   // of a tensor that travels with its header
+  size_t payload_bytes = 0;  // that fit behind a header
+  size_t slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0, total = 0;
 };
 
 }  // namespace cc

@@ -64,14 +64,23 @@ void Liveness::throw_if_recorded() {
   if (leaving_) throw departure_of(topology_.rank);
 }
 
-void Liveness::check() {
+void Liveness::check(const std::set<int>& in_mid_frame) {
   check_host();
-  check_control();
+  check_control(in_mid_frame);
 }
 
 void Liveness::check_waiting_for(int rank) {
   check();
+  throw_if_left(rank);
+}
+
+void Liveness::throw_if_left(int rank) const {
   if (has_left(rank)) throw departure_of(rank);
+}
+
+bool Liveness::is_waiting(int rank, uint32_t sequence) const {
+  const auto found = waiting_.find(rank);
+  return found != waiting_.end() && found->second == sequence;
 }
 
 Failure Liveness::departure_of(int rank) const {
@@ -93,21 +102,39 @@ void Liveness::check_host() {
   }
 }
 
-void Liveness::check_control() {
+void Liveness::check_control(const std::set<int>& in_mid_frame) {
+  std::vector<pollfd> states;
+  std::vector<int> ranks;
   for (auto& entry : connections_.control) {
-    if (left_.count(entry.first)) continue;
+    if (left_.count(entry.first) || in_mid_frame.count(entry.first)) continue;
+    states.push_back({entry.second.get(), POLLIN, 0});
+    ranks.push_back(entry.first);
+  }
+  if (poll(states.data(), states.size(), 0) <= 0) return;
+  for (size_t i = 0; i < states.size(); ++i) {
+    const bool ended = states[i].revents != 0 && take_all_news(ranks[i], states[i].fd);
+    if (ended && !left_.count(ranks[i])) lost(ranks[i], in_mid_frame);
+  }
+}
+
+bool Liveness::take_all_news(int rank, int fd) {
+  for (;;) {
     Frame frame{};
-    const ptrdiff_t got = receive_some(entry.second.get(), &frame, sizeof frame, true);
-    if (got < 0) lost(entry.first);
-    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::block) continue;
-    receive_exactly(entry.second.get(), &frame, sizeof frame, Deadline(news_s));
-    take_news(entry.first, frame);
+    const ptrdiff_t got = receive_some(fd, &frame, sizeof frame, true);
+    if (got < 0) return true;
+    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::block) return false;
+    receive_exactly(fd, &frame, sizeof frame, Deadline(news_s));
+    take_news(rank, frame);
   }
 }
 
 void Liveness::take_news(int rank, const Frame& frame) {
   if (frame.type == FrameType::goodbye) {
     left_.insert(rank);
+    return;
+  }
+  if (frame.type == FrameType::waiting && frame.length == 0) {
+    waiting_[rank] = frame.sequence;
     return;
   }
   Announcement news{};
@@ -125,17 +152,11 @@ void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
     check_host();
     for (auto& entry : connections_.control) {
       // Also that of `rank`: it may have been a data connection that ended, with the reason waiting here.
-      if (!left_.count(entry.first) && !in_mid_frame.count(entry.first)) {
-        Frame frame{};
-        if (receive_some(entry.second.get(), &frame, sizeof frame, true) == sizeof frame &&
-            frame.type == FrameType::failure) {
-          receive_exactly(entry.second.get(), &frame, sizeof frame, Deadline(news_s));
-          take_news(entry.first, frame);
-        }
-      }
+      if (!left_.count(entry.first) && !in_mid_frame.count(entry.first)) take_all_news(entry.first, entry.second.get());
     }
     poll(nullptr, 0, 10);
   }
+  throw_if_left(rank);
   throw Failure(Fault::peer_lost,
                 topology_.describe(rank) + " is gone (its connection ended: the process died, was killed or shut down)",
                 {rank});

@@ -18,7 +18,7 @@
 
 namespace cc {
 
-enum class FrameType : uint32_t { none = 0, block = 1, failure = 2, goodbye = 3 };
+enum class FrameType : uint32_t { none = 0, block = 1, failure = 2, goodbye = 3, waiting = 4 };
 
 // Precedes everything on a control connection.
 struct Frame {
@@ -32,8 +32,8 @@ class Liveness {
   Liveness(const Topology& topology, Connections& connections, ControlBlock& control);
 
   // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
-  // spins.
-  void check();
+  // spins. Control connections of ranks in `in_mid_frame` are not at the head of a frame and are left alone.
+  void check(const std::set<int>& in_mid_frame = {});
   // As check, but also when `rank`, which we are waiting for, has shut down in good order.
   void check_waiting_for(int rank);
   // Throws the failure that a rank of this host or another leader has announced, if any. Costs two loads.
@@ -41,10 +41,13 @@ class Liveness {
   // The part of check() that reads no control connection: announced failures and ranks of this host.
   void check_host();
   // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
-  // Control connections of ranks in `in_mid_frame` are not at the head of a frame and are left alone.
   [[noreturn]] void lost(int rank, const std::set<int>& in_mid_frame = {});
   // Acts on a frame that is not a block; its header has been read. Throws if it announces a failure.
   void take_news(int rank, const Frame& frame);
+  // For a rank that we need something of, after its news.
+  void throw_if_left(int rank) const;
+  // Whether this leader has said that it waits for others in this exchange.
+  bool is_waiting(int rank, uint32_t sequence) const;
 
   // Announces a fatal failure to every rank we can reach, once.
   void spread(const Failure& failure);
@@ -58,7 +61,9 @@ class Liveness {
   void mute(int rank) { muted_.insert(rank); }
 
  private:
-  void check_control();
+  void check_control(const std::set<int>& in_mid_frame);
+  // Takes the frames that have come, up to a block. Returns whether the connection has ended.
+  bool take_all_news(int rank, int fd);
   bool has_left(int rank) const;
   Failure departure_of(int rank) const;
   RankCell* cell_of(int rank) const;
@@ -68,6 +73,7 @@ class Liveness {
   ControlBlock& control_;
   std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
   std::set<int> muted_;
+  std::map<int, uint32_t> waiting_;  // by leader, the exchange in which it last said so
   bool spread_ = false;
   std::atomic<bool> leaving_{false};
 };

@@ -10,7 +10,7 @@ import pytest
 NOTICE = 2.0
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2), (10, 10)])
 def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = launch("disagree.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))
@@ -27,6 +27,8 @@ def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
         (4, 2, 3, "waiting"),
         (4, 2, 2, "busy"),
         (3, 3, 0, "waiting"),
+        (10, 10, 4, "waiting"),
+        (10, 9, 1, "busy"),
     ],
 )
 def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, phase):
@@ -43,7 +45,7 @@ def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, pha
         assert "stopped after an earlier failure" in entry["again"]
 
 
-@pytest.mark.parametrize(("n", "hosts", "absent"), [(3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (4, 2, [2])])
+@pytest.mark.parametrize(("n", "hosts", "absent"), [(3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (4, 2, [2]), (10, 10, [3, 8])])
 def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
     outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
     reports = outcome.reports()

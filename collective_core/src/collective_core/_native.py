@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 3  # of csrc/c_api.h
+ABI = 4  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -121,6 +121,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
+    lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
     lib.cc_allocate.argtypes = [c_uint64, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
@@ -255,6 +256,13 @@ def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:
 
 def release(handle: int) -> None:
     library().cc_release(handle)
+
+
+def traffic(process_set: int = 0) -> list[int]:
+    """Exchanges of headers with other hosts since this rank joined, and the rounds, messages and bytes that they took it."""
+    counts = (c_uint64 * 4)()
+    check(library().cc_traffic(process_set, counts))
+    return list(counts)
 
 
 def allocate(length: int) -> int:

@@ -31,6 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         wanted = options.parse(given)
+        if wanted.negotiation:
+            from collective_core.bench import negotiation, report
+
+            report.show(negotiation.run(wanted), wanted.json)
+            return 0
         if any(name in os.environ for name in MPI_VARIABLES) or read(os.environ) is not None:
             from collective_core.bench import ranks
 

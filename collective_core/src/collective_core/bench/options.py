@@ -14,19 +14,25 @@ DEFAULT_RANKS = 2
 #: Rounds whose median counts: odd, so that the median is one of them.
 DEFAULT_ROUNDS = 9
 MOST_RANKS = 1024
+#: Ranks of the worlds of --negotiation: each is a process with a connection to each other one.
+DEFAULT_WORLDS = "2,4,8,16,32,64,128,256"
 MOST_BYTES = 1 << 40
 ELEMENT_BYTES = 4  # float32
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Options(NamedTuple):
-    """A checked command line. ``ranks`` is None when it was not given; ``train`` is None for collectives."""
+    """A checked command line.
+
+    ``ranks`` is None when it was not given; ``train`` is None for collectives; ``negotiation``: ranks of each world, or empty.
+    """
 
     ranks: int | None
     sizes: tuple[int, ...]
     peers: tuple[str, ...]
     train: str | None
     batch: int | None
+    negotiation: tuple[int, ...]
     rounds: int
     json: bool
 
@@ -88,17 +94,28 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--peers", metavar="LIST", help="mpi,gloo (all); with --train: ddp; none: only the engine itself")
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
     parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 8 for mlp)")
+    parser.add_argument(
+        "--negotiation",
+        nargs="?",
+        const=DEFAULT_WORLDS,
+        metavar="LIST",
+        help=f"what agreeing on an operation costs in worlds of so many ranks, each on a host of its own ({DEFAULT_WORLDS})",
+    )
     parser.add_argument("--rounds", default=str(DEFAULT_ROUNDS), metavar="N", help=f"rounds whose median counts ({DEFAULT_ROUNDS})")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
     given = parser.parse_args(arguments)
     if given.batch is not None and not given.train:
         raise UsageError("--batch goes with --train")
+    if given.negotiation is not None and (given.train or given.np is not None):
+        raise UsageError("--negotiation starts its own ranks: leave out --np and --train")
+    worlds = [] if given.negotiation is None else given.negotiation.split(",")
     return Options(
         ranks=None if given.np is None else _whole(given.np, "--np", 1, MOST_RANKS),
         sizes=parse_sizes(given.sizes),
         peers=parse_peers(given.peers, given.train),
         train=given.train,
         batch=None if given.batch is None else _whole(given.batch, "--batch", 1, 1 << 20),
+        negotiation=tuple(_whole(part, "--negotiation", 2, MOST_RANKS) for part in worlds),
         rounds=_whole(given.rounds, "--rounds", 1, 10_001),
         json=given.json,
     )

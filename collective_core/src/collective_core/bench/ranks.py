@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -26,7 +25,7 @@ def main(wanted: Options) -> int:
     else:
         document = collectives(wanted)
     if cc.rank() == 0:
-        print(json.dumps(document) if wanted.json else report.text(document), flush=True)
+        report.show(document, wanted.json)
     cc.shutdown()
     return 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from typing import Any
 
 SCHEMA = 1
@@ -25,9 +28,14 @@ def duration(microseconds: float) -> str:
     return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"
 
 
+def show(document: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(document) if as_json else text(document), flush=True)
+
+
 def text(document: dict[str, Any]) -> str:
     """The document as a table for people."""
-    lines = training_table(document) if "train" in document else collective_table(document)
+    table = training_table if "train" in document else negotiation_table if "negotiation" in document else collective_table
+    lines = table(document)
     lines += [f"missing: {name} ({reason})" for name, reason in document["missing"].items()]
     return "\n".join(lines)
 
@@ -72,6 +80,27 @@ def training_table(document: dict[str, Any]) -> list[str]:
         "",
         *columns(rows),
     ]
+
+
+def negotiation_table(document: dict[str, Any]) -> list[str]:
+    rows: list[tuple[str, ...]] = [
+        ("ranks", "log2", "rounds", "messages per rank", "bytes per rank", "processor time per rank", "time, all on this machine", "start")
+    ]
+    for world in document["negotiation"]:
+        rows.append(
+            (
+                str(world["np"]),
+                str(math.ceil(math.log2(world["np"]))),
+                f"{world['rounds']:g}",
+                f"{world['messages']:g}",
+                f"{world['bytes']:g}",
+                duration(world["cpu_us"]),
+                duration(world["wall_us"]),
+                f"{world['start_s']:.2f} s",
+            )
+        )
+    head = f"agreeing on an operation, every rank on a host of its own (TCP over loopback, {os.cpu_count()} cores for all)"
+    return [f"{head}, median of {document['rounds']} rounds of measurement", "", *columns(rows)]
 
 
 def columns(rows: list[tuple[str, ...]]) -> list[str]:
