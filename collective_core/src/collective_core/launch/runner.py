@@ -33,6 +33,8 @@ class Runner:
     process's on this machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts
     to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose
     executors run the ranks as one barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
+    ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
+    joined (ray.py); by default as many as it has room for.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -48,15 +50,17 @@ class Runner:
         start_timeout: float = 60.0,
         prefix: bool = True,
         spark: Any = None,
+        ray: Any = None,
     ) -> None:
         if np == 0:
             raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
-        if spark is not None and hosts:
-            raise CollectiveError("hosts and spark are two answers to where ranks run: give one", "invalid")
+        if sum(bool(place) for place in (hosts, spark, ray)) > 1:
+            raise CollectiveError("hosts, spark and ray are answers to where ranks run: give one", "invalid")
         named = read(hosts) if np is None or np > 0 else []
-        if np is None and not named and spark is None:
+        if np is None and not named and not spark and not ray:
             raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
         self._spark = spark if np is None or np > 0 else None
+        self._ray = ray if np is None or np > 0 else None
         self._np = np
         self._ranks_of = place(named or [Host(THIS_MACHINE, abs(np or 1))], None if np is None else abs(np))
         self._here = [host.name for host in named or [Host(THIS_MACHINE, 1)] if host.is_here]
@@ -79,6 +83,10 @@ class Runner:
             from collective_core.launch import spark
 
             return spark.run(self._spark, self._np, call, self._environment, self._start_timeout, self._prefix)
+        if self._ray:
+            from collective_core.launch import ray
+
+            return ray.run(self._ray, self._np, call, self._environment, self._start_timeout, self._prefix)
         mailbox = Mailbox()
         job = Job(self._ranks_of, self._here, self._environment, self._python, self._directory, self._ssh, self._start_timeout)
         try:
