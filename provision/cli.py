@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, install, launch, lock, main_job, plan_text, progress, report, run_hosts, sandbox
+from provision import __version__, build_check, install, launch, lock, main_job, plan_text, progress, report, run_hosts, sandbox
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
@@ -195,6 +195,7 @@ def run(
         str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Only these hosts, with so many slots each.")
     ] = None,
     hostfile: Annotated[Path | None, typer.Option("--hostfile", help="The same as lines `host slots=N`.", dir_okay=False)] = None,
+    check_build: Annotated[bool, typer.Option("--check-build", "-cb", help="Launch nothing; say what the hosts can do.")] = False,
     *,
     options: launching.RunOptions,
     passwords: Mapping[str, str],
@@ -204,6 +205,13 @@ def run(
         raise UsageError("-H and --hostfile say the same thing; give one of them")
     wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
     inventory = run_hosts.choose(hosts, wanted or ([] if hosts else run_hosts.of_slurm(os.environ)))
+    if check_build:
+        with progress.make() as shown:
+            found = build_check.look(inventory, options.python, shown, passwords)
+        typer.echo("\n".join(build_check.text(name, said) for name, said in found.items()))
+        return
+    if not options.command:
+        raise UsageError("no program to launch", todo="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
         code = launching.run(inventory, options, shown, passwords)
     raise typer.Exit(code)

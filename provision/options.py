@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import downloads, inventory, last_run, main_job
+from provision import downloads, horovod_config, inventory, last_run, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.launch import LAUNCHERS
@@ -90,7 +90,9 @@ def wishes(
 
 
 def run_options(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")
+    ] = None,
     np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
     variables: Annotated[
         list[str] | None, typer.Option("-x", metavar="NAME[=VALUE]", help="A variable for every rank; without a value, this shell's.")
@@ -120,13 +122,22 @@ def run_options(
     network_interfaces: Annotated[
         str | None, typer.Option(help="What hosts use between them: interfaces or networks (CIDR), comma separated.", metavar="eth0,…")
     ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option(help="Settings as horovodrun's YAML file has them; options win.", metavar="FILE", dir_okay=False)
+    ] = None,
+    autotune: Annotated[bool, typer.Option("--autotune", help="horovodrun's; the engine has no tuning and needs no cycle time.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is started where.")] = False,
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
+    config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
+    if autotune or config.autotune:
+        where = "--autotune" if autotune else f"{config_file}: autotune"
+        todo = "leave it out; --fusion-threshold-mb sets what travels together"
+        raise UsageError("the engine has no automatic tuning: it has no cycle time and no cache to tune", where=where, todo=todo)
     asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
     if len(asked) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
-    chosen = _one_of("--launcher", asked.pop() if asked else "mpi" if python is None else "own", tuple(LAUNCHERS))
+    chosen = _one_of("--launcher", asked.pop() if asked else config.launcher or ("mpi" if python is None else "own"), tuple(LAUNCHERS))
     if python is not None and chosen == "mpi":
         raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
     if bring and workdir is not None:
@@ -136,14 +147,14 @@ def run_options(
         "COLLECTIVE_FUSION_MB": fusion_threshold_mb,
         "COLLECTIVE_START_TIMEOUT": start_timeout,
     }
-    environment = {name: str(value) for name, value in settings.items() if value is not None}
+    environment = {**config.variables, **{name: str(value) for name, value in settings.items() if value is not None}}
     for entry in variables or ():
         name, has_value, value = entry.partition("=")
         if not has_value and name not in os.environ:
             raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
         environment[name] = value if has_value else os.environ[name]
     return RunOptions(
-        tuple(command),
+        tuple(command or ()),
         np,
         environment,
         workdir,

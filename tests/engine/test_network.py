@@ -32,6 +32,7 @@ def test_a_wish_for_a_network_or_an_address_wins():
     other = [LO, Interface("eth0", "10.0.0.6", 24), Interface("ib0", "172.18.3.5", 16)]
     assert choose(own, other, networks=["172.18.0.0/16"]) == "172.18.3.4"
     assert choose(own, other, networks=["192.168.0.0/16", "fd00::/8"]) == "fd00::5"
+    assert choose(own, other, networks=["eth1", "ib0", "eth0"]) == "172.18.3.4", "the first that is there, by its name"
     assert choose(own, other, address="10.0.0.5") == "10.0.0.5"
 
 
@@ -41,8 +42,9 @@ def test_errors_list_what_there_is():
         choose(own, [LO, Interface("eth0", "203.0.113.6", 24)])
     with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK=10"):
         choose(own, [LO], networks=["10.0.0.0/8"])
-    with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK"):
-        choose(own, [LO], networks=["10.0.0.0/99"])
+    for wrong in ("10.0.0.0/99", "eth9", "10.0.0"):
+        with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK"):
+            choose(own, [LO], networks=[wrong])
 
 
 @pytest.mark.parametrize("text", ["soon", "-3", "nan", "1e12"])

@@ -4,7 +4,7 @@
 COLLECTIVE_TIMEOUT             seconds without progress after which a collective fails (1800); 0: never
 COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
-COLLECTIVE_NETWORK             networks as CIDR, comma separated; each host uses its address in the first that fits
+COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)

@@ -3,7 +3,7 @@
 The order of preference:
 
 1. ``COLLECTIVE_ADDRESS``;
-2. the address inside the first matching network of ``COLLECTIVE_NETWORK``;
+2. the address inside the first network of ``COLLECTIVE_NETWORK`` that matches, or of the interface that it names;
 3. an address in a network that all other hosts are in as well;
 4. the address from which the system would send to the other hosts.
 
@@ -14,6 +14,7 @@ well: 172.17.0.1 is ``docker0`` everywhere and leads nowhere.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from typing import NamedTuple, Sequence
 
@@ -39,11 +40,16 @@ def candidates(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) 
 
 
 def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> str | None:
-    """Own address in the first of ``networks`` (CIDR) that has one."""
+    """Own address in the first of ``networks`` (CIDR, or names of interfaces) that has one. A name need not be there on every host."""
     for text in networks:
         try:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError as error:
+            if re.fullmatch(r"[A-Za-z][\w.@-]*", text):
+                named = [interface.address for interface in own if interface.name == text]
+                if named:
+                    return named[0]
+                continue
             raise CollectiveError(f"COLLECTIVE_NETWORK: {error}", "invalid") from error
         for interface in own:
             if ipaddress.ip_address(interface.address) in network:

@@ -1,0 +1,66 @@
+"""What ``provision run --check-build`` prints: what the hosts' environments can do, each thing tried and not only looked up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from provision import at_once, installed, resources
+from provision.errors import ProvisionError
+from provision.inventory import Inventory
+from provision.progress import Progress
+from provision.session import Session
+
+
+def look(inventory: Inventory, python: str | None, progress: Progress, passwords: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What `hostside/build.py` says on each host. ``python``: the interpreter to ask; None asks that of `provision up`.
+
+    Raises:
+        ProvisionError: a host cannot be reached, or has no such environment.
+    """
+    session = Session(inventory, progress, passwords)
+    try:
+        if python is not None:
+            installed.check(session, python)
+            words = {host.name: [python] for host in inventory.hosts}
+        else:
+            plan = installed.look(session)
+            words = {name: [f"{host.prefix}/venv/bin/python", host.mpirun] for name, host in plan.hosts.items()}
+        script = resources.hostside("build.py")
+        commands = {
+            name: resources.inline_command(script, *more, interpreter=shlex.quote(interpreter))
+            for name, (interpreter, *more) in words.items()
+        }
+        answers = at_once.ask(session, commands)
+    finally:
+        session.close()
+    found = {}
+    for name, answer in answers.items():
+        try:
+            found[name] = json.loads(answer.out.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            raise ProvisionError(answer.err.strip() or "it did not say what it has", where=name) from None
+    return found
+
+
+def text(host: str, found: Mapping[str, Any]) -> str:
+    """One host's lines, laid out as horovodrun's."""
+    packages = found["packages"]
+
+    def box(name: str, has: object, more: str = "") -> str:
+        return f"    [{'X' if has else ' '}] {name}{f' {more}' if has and more else ''}"
+
+    return "\n".join(
+        [
+            f"{host}: collective_core {packages['collective_core']}, Python {found['python']}",
+            "  Frameworks:",
+            box("PyTorch", packages["torch"], f"{packages['torch']}{', CUDA' if found['cuda'] else ''}"),
+            box("NumPy", packages["numpy"], packages["numpy"]),
+            "  Launchers:",
+            box("own (--gloo)", packages["collective_core"]),
+            box("mpirun (--mpi)", found["mpirun"] and packages["mpi4py"], f"with mpi4py {packages['mpi4py']}"),
+            box("Runner", packages["cloudpickle"], f"with cloudpickle {packages['cloudpickle']}"),
+        ]
+    )

@@ -1,0 +1,105 @@
+"""The YAML file of ``horovodrun --config-file`` as variables of Horovod's, which the engine honours or says why it does not. Pure.
+
+Source of sections and keys: Horovod 0.28, horovod/runner/common/util/config_parser.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provision.errors import UsageError
+
+_MB = 1 << 20
+#: (section, key) → the variable that the key sets.
+_VARIABLES = {
+    ("params", "fusion_threshold_mb"): "HOROVOD_FUSION_THRESHOLD",
+    ("params", "cycle_time_ms"): "HOROVOD_CYCLE_TIME",
+    ("params", "cache_capacity"): "HOROVOD_CACHE_CAPACITY",
+    ("params", "hierarchical_allreduce"): "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    ("params", "hierarchical_allgather"): "HOROVOD_HIERARCHICAL_ALLGATHER",
+    ("timeline", "filename"): "HOROVOD_TIMELINE",
+    ("timeline", "mark_cycles"): "HOROVOD_TIMELINE_MARK_CYCLES",
+    ("stall_check", "enabled"): "HOROVOD_STALL_CHECK_DISABLE",
+    ("stall_check", "warning_time_seconds"): "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    ("stall_check", "shutdown_time_seconds"): "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    ("library_options", "mpi_threads_disable"): "HOROVOD_MPI_THREADS_DISABLE",
+    ("library_options", "num_nccl_streams"): "HOROVOD_NUM_NCCL_STREAMS",
+    ("library_options", "ccl_bgt_affinity"): "HOROVOD_CCL_BGT_AFFINITY",
+    ("library_options", "gloo_timeout_seconds"): "HOROVOD_GLOO_TIMEOUT_SECONDS",
+    ("logging", "level"): "HOROVOD_LOG_LEVEL",
+    ("logging", "with_timestamp"): "HOROVOD_LOG_HIDE_TIME",
+}
+_TEXTS = (("timeline", "filename"), ("logging", "level"))
+_SWITCHES = (
+    *(("params", "hierarchical_allreduce"), ("params", "hierarchical_allgather"), ("timeline", "mark_cycles"), ("stall_check", "enabled")),
+    *(("library_options", "mpi_threads_disable"), ("logging", "with_timestamp")),
+)
+_LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """``launcher``: of `launch.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank."""
+
+    launcher: str | None = None
+    autotune: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(path: Path) -> Config:
+    """Raises UsageError naming the file and the key that cannot be meant."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UsageError(f"cannot read it: {error.strerror}", where=f"--config-file {path}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UsageError(f"this is no YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}") from error
+    if not isinstance(document, dict):
+        raise UsageError("a mapping of sections is expected, e.g. `params:`", where=str(path))
+    launcher = document.get("controller")
+    if launcher is not None and str(launcher).lower() not in _LAUNCHERS:
+        raise UsageError(f"controller: {launcher}: it is gloo or mpi", where=str(path))
+    variables: dict[str, str] = {}
+    for section, keys in document.items():
+        if section in ("controller", "autotune"):
+            continue
+        if section not in {known for known, _ in _VARIABLES}:
+            raise UsageError(f"{section}: no such section", where=str(path), todo=f"there are {', '.join(_sections())}")
+        if not isinstance(keys, dict):
+            raise UsageError(f"{section}: keys and values are expected", where=str(path))
+        for key, value in keys.items():
+            if (section, key) not in _VARIABLES:
+                known = ", ".join(name for of, name in _VARIABLES if of == section)
+                raise UsageError(f"{section}: {key}: no such key", where=str(path), todo=f"there are {known}")
+            if value is not None:
+                variables[_VARIABLES[section, key]] = _value((section, key), value, path)
+    autotune = document.get("autotune") or {}
+    return Config(
+        _LAUNCHERS[str(launcher).lower()] if launcher is not None else None,
+        bool(autotune.get("enabled")) if isinstance(autotune, dict) else bool(autotune),
+        variables,
+    )
+
+
+def _sections() -> list[str]:
+    return ["controller", "autotune", *dict.fromkeys(section for section, _ in _VARIABLES)]
+
+
+def _value(key: tuple[str, str], value: Any, path: Path) -> str:
+    where = f"{path}: {': '.join(key)}"
+    if key in _TEXTS:
+        return str(value)
+    if key in _SWITCHES:
+        if not isinstance(value, bool):
+            raise UsageError(f"{value!r} is neither true nor false", where=where)
+        return str(int(not value if key == ("stall_check", "enabled") else value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise UsageError(f"{value!r} is no number from 0", where=where)
+    return str(int(value * _MB) if key == ("params", "fusion_threshold_mb") else value)

@@ -1,0 +1,93 @@
+"""horovodrun's configuration file: what it sets, and what in it is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provision import horovod_config, options
+from provision.errors import UsageError
+
+#: Of the shape that Horovod's documentation gives.
+FILE = """
+controller: gloo
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 1.5
+  hierarchical_allreduce: true
+autotune:
+  enabled: false
+timeline:
+  filename: /tmp/timeline.json
+  mark_cycles: false
+stall_check:
+  enabled: false
+  warning_time_seconds: 120
+library_options:
+  gloo_timeout_seconds: 45
+logging:
+  level: INFO
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_becomes_the_variables_that_horovod_makes_of_it(file: Path) -> None:
+    found = horovod_config.read(file)
+    assert (found.launcher, found.autotune) == ("own", False)
+    assert found.variables == {
+        "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
+        "HOROVOD_CYCLE_TIME": "1.5",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
+        "HOROVOD_TIMELINE": "/tmp/timeline.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "0",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "45",
+        "HOROVOD_LOG_LEVEL": "INFO",
+    }
+
+
+def test_options_win_over_the_file(file: Path) -> None:
+    chosen = options.run_options(["train"], config_file=file, mpi=True, fusion_threshold_mb=8)
+    assert chosen.launcher == "mpi"
+    assert chosen.environment["COLLECTIVE_FUSION_MB"] == "8"  # which the engine prefers
+    assert options.run_options(["train"], config_file=file).launcher == "own"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params: {fusion_threshold: 3}", "params: fusion_threshold: no such key"),
+        ("parms: {}", "parms: no such section"),
+        ("params: 3", "params: keys and values"),
+        ("params: {cycle_time_ms: fast}", "'fast' is no number"),
+        ("params: {fusion_threshold_mb: -1}", "-1 is no number from 0"),
+        ("params: {fusion_threshold_mb: true}", "True is no number"),
+        ("stall_check: {enabled: 3}", "3 is neither true nor false"),
+        ("controller: nccl", "it is gloo or mpi"),
+        ("- 3", "a mapping"),
+        ("a: b: c", "config.yaml:1: this is no YAML"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says) as error:
+        horovod_config.read(path)
+    assert str(path) in str(error.value)
+
+
+def test_tuning_that_is_not_there_is_refused_wherever_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("autotune: {enabled: true}")
+    for given in ({"autotune": True}, {"config_file": tmp_path / "c.yaml"}):
+        with pytest.raises(UsageError, match="no automatic tuning"):
+            options.run_options(["train"], **given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cannot read it"):
+        horovod_config.read(tmp_path / "none.yaml")
