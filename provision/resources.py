@@ -5,9 +5,11 @@ In a checkout they lie beside the package, in an installed wheel inside it; noth
 
 from __future__ import annotations
 
+import ast
 import base64
 import shlex
 import zlib
+from functools import cache
 from pathlib import Path
 
 from provision.errors import ProvisionError
@@ -26,15 +28,41 @@ def folder(name: str) -> Path:
 
 
 def hostside(name: str) -> Path:
-    """A script that runs on a host, e.g. ``survey.py``."""
+    """A script that runs on a host, e.g. ``job.py``."""
     return _PACKAGE / "hostside" / name
 
 
-def inline_command(script: Path, *arguments: str, interpreter: str = "python3") -> str:
-    """A shell command that carries ``script`` whole: one round trip, nothing to copy first and nothing to clean up after.
+@cache
+def script(name: str) -> str:
+    """The text of a script for hosts: of ``job.py``, or of a package's parts in one, e.g. ``survey``.
+
+    Parts are put together in the order of their imports, from ``whole`` on; what they import from each other is there by then.
+    """
+    place = hostside(name)
+    if place.is_file():
+        return place.read_text(encoding="utf-8")
+    texts: dict[str, str] = {}
+
+    def add(part: str) -> None:
+        if part not in texts:
+            source = (place / f"{part}.py").read_text(encoding="utf-8")
+            lines = source.splitlines()
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    for needed in [node.module] if node.module else [alias.name for alias in node.names]:
+                        add(needed)
+                    lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
+            texts[part] = "\n".join(lines) + "\n"
+
+    add("whole")
+    return "".join(texts.values())
+
+
+def inline_command(name: str, *arguments: str, interpreter: str = "python3") -> str:
+    """A shell command that carries a `script` whole: one round trip, nothing to copy first and nothing to clean up after.
 
     The script is compressed, so that it stays well below the 128 KiB that Linux allows one argument.
     """
-    packed = base64.b64encode(zlib.compress(script.read_bytes(), 9)).decode()
-    loader = f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{packed}')),'{script.name}','exec'))"
+    packed = base64.b64encode(zlib.compress(script(name).encode(), 9)).decode()
+    loader = f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{packed}')),'{name}','exec'))"
     return " ".join([interpreter, "-c", shlex.quote(loader), *map(shlex.quote, arguments)])

@@ -148,7 +148,7 @@ class Session:
             workdir=self.folder / "sweep",
             run_id=f"sweep-of-{self.run_id}",
             extra_vars={
-                "provision_sweep_command": resources.inline_command(script, self.run_id),
+                "provision_sweep_command": resources.inline_command("sweep.py", self.run_id),
                 "provision_swept_run": self.run_id,
                 "provision_rooted": sorted(self.rooted),
             },

@@ -106,7 +106,7 @@ def connection_problem(host: Host, said: str) -> Problem:
 
 
 def prefix_of(host: Host, found: Mapping[str, Any]) -> str:
-    """Where things go on this host: as the inventory says, else by whether root is to be had there, as `hostside/survey.py` has it."""
+    """Where things go on this host: as the inventory says, else by whether root is to be had there, as `hostside/survey` has it."""
     if host.prefix:
         return host.prefix
     at_home = f"{(found['user']['home'] or '').rstrip('/')}/{HOME_PREFIX}"
@@ -119,7 +119,7 @@ def command_on_host(script: str, variable: str, options: Mapping[str, Any], miss
     The templates hold no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
 
     Args:
-        script: a file of ``hostside``.
+        script: a script of ``hostside``.
         variable: the environment variable that it reads its options from, as JSON; ``@prefix@`` in them stands for the host's prefix, and
             ``@root@`` for what is known of root before anyone has looked: ``no`` (not wanted), ``password`` (one will be given) or nothing.
         missing_python: what the host says where there is no Python.
@@ -129,7 +129,7 @@ def command_on_host(script: str, variable: str, options: Mapping[str, Any], miss
     interpreter = "{{ provision_python | default(" + given + ", true) }}"
     prefix = prefix or '{{ provision_prefix | default("") }}'
     stated = shlex.quote(json.dumps(options)).replace("@prefix@", prefix).replace("@root@", _ROOT)
-    inline = resources.inline_command(resources.hostside(script), interpreter='"$python"')
+    inline = resources.inline_command(script, interpreter='"$python"')
     absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
     command = f"python=$(command -v {interpreter}) || {{ {absent}; }}; {variable}={stated} {inline}"
     return f"/bin/sh -c {shlex.quote(command)}"
@@ -144,7 +144,7 @@ _ROOT = (
 
 def _command() -> str:
     absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
-    return command_on_host("survey.py", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, absent)
+    return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, absent)
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

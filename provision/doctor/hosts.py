@@ -40,9 +40,9 @@ class Look:
 
 def here() -> Look:
     """Look at this machine. Raises UsageError when the survey cannot run here."""
-    script = [sys.executable, str(resources.hostside("survey.py"))]
     try:
-        answer = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False)
+        script = resources.script("survey").encode()
+        answer = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_PATIENCE_S, check=False)
         found = facts.normalise(facts.parse(answer.stdout.decode(errors="replace")))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"cannot look at this machine: {error}") from error

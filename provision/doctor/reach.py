@@ -101,7 +101,7 @@ def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
         hosts=list(made),
         extra_vars={
             "provision_reach": made,
-            "provision_reach_program": resources.inline_command(resources.hostside("reach.py"), interpreter="").strip(),
+            "provision_reach_program": resources.inline_command("reach.py", interpreter="").strip(),
         },
         on_event=note,
     )

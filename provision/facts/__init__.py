@@ -1,6 +1,6 @@
 """The facts of hosts on the controller's side: read what the survey printed, fill what is left out, say what stands in the way.
 
-Nothing here connects to a host or runs anything; the survey itself is `hostside/survey.py`.
+Nothing here connects to a host or runs anything; the survey itself is `hostside/survey`.
 """
 
 from __future__ import annotations

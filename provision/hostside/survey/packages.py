@@ -1,0 +1,166 @@
+"""The package manager: who holds its lock, what is installed, what it offers."""
+
+import fcntl
+import os
+import re
+import struct
+
+from .hardware import mount_of
+from .looking import number, section, without_credentials
+
+# Packages worth reporting, as the distributions name them.
+PACKAGES_OF_INTEREST = re.compile(
+    r"^("
+    r"libnccl.*|nccl.*|cuda-drivers.*|cuda-toolkit.*|cuda-nvcc.*|cuda-compat.*|cuda-keyring|libcuda1|libcudart.*"
+    r"|nvidia-driver.*|nvidia-dkms.*|nvidia-open.*|nvidia-utils.*|nvidia-kernel.*|nvidia-fabricmanager.*|nvidia-headless.*|libnvidia-compute.*"
+    r"|nvidia-smi|kmod-nvidia.*|akmod-nvidia|xorg-x11-drv-nvidia.*"
+    r"|openmpi.*|libopenmpi.*|mpich.*|libmpich.*|intel-oneapi-mpi.*|mvapich.*|libpmix.*|pmix.*|libevent.*|ucx.*|libucx.*|libfabric.*"
+    r"|hwloc.*|libhwloc.*"
+    r"|g\+\+(-\d+)?|gcc(-\d+)?|gcc-c\+\+|make|cmake|ninja-build|build-essential|patchelf|libstdc\+\+.*"
+    r"|python3|python3\.\d+|python3(\.\d+)?-(venv|pip|dev|devel|apt|distutils)|python3\.?\d+-(pip|devel)|python3-libs"
+    r"|openssh-client.*|openssh-server|ca-certificates|sudo|iproute2?|libc6|glibc|rdma-core|libibverbs.*"
+    r")$"
+)
+APT_LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/var/cache/apt/archives/lock")
+RPM_LOCKS = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
+RPM_PID_FILES = (
+    "/var/run/dnf.pid",
+    "/var/run/yum.pid",
+    "/var/cache/dnf/metadata_lock.pid",
+    "/var/cache/dnf/download_lock.pid",
+    "/var/lib/dnf/rpmdb_lock.pid",
+)
+
+
+def process_command(machine, pid):
+    command = (machine.read("/proc/%d/cmdline" % pid) or "").replace("\0", " ").strip()
+    return without_credentials(command)[:200] or machine.line("/proc/%d/comm" % pid)
+
+
+def lock_owner(machine, path):
+    """The process that holds a POSIX lock on a file, or None. Root asks the kernel; others match /proc/locks by inode."""
+    try:
+        seen = os.stat(machine.path(path))
+    except OSError:
+        return None
+    try:
+        descriptor = os.open(machine.path(path), os.O_RDONLY)
+    except OSError:
+        descriptor = None
+    if descriptor is not None:
+        try:
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+            kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
+            return None if kind == fcntl.F_UNLCK else pid
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+    # Overlay file systems (containers) show another device here than stat does: there the inode alone decides.
+    any_device = mount_of(machine, os.path.realpath(machine.path(path)))[0] == "overlay"
+    device = (os.major(seen.st_dev), os.minor(seen.st_dev))
+    for line in (machine.read("/proc/locks") or "").splitlines():
+        held = re.match(r"\d+: POSIX\s+\S+\s+WRITE\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s", line)
+        if held and int(held.group(4)) == seen.st_ino and (any_device or device == (int(held.group(2), 16), int(held.group(3), 16))):
+            return int(held.group(1))
+    return None
+
+
+@section("package_manager")
+def package_manager(machine):
+    name = next((tool for tool in ("apt-get", "dnf", "yum") if machine.which(tool)), None)
+    facts = {"name": {"apt-get": "apt", None: "none"}.get(name, name), "lock": None}
+    for path in APT_LOCKS if name == "apt-get" else RPM_LOCKS:
+        pid = lock_owner(machine, path)
+        if pid is not None:
+            facts["lock"] = {"pid": pid if pid > 0 else None, "command": process_command(machine, pid) if pid > 0 else None, "file": path}
+            return facts
+    if name in ("dnf", "yum"):
+        for path in RPM_PID_FILES:
+            pid = number(machine.line(path))
+            if pid and machine.exists("/proc/%d" % pid):
+                facts["lock"] = {"pid": pid, "command": process_command(machine, pid), "file": path}
+                return facts
+    return facts
+
+
+def read_dpkg(text):
+    """packages, held and broken from `dpkg-query -W`: name, version, three status letters (wanted, state, error)."""
+    found, held, broken = {}, [], []
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) != 3 or len(fields[2]) < 2:
+            continue
+        name, version, letters = fields
+        if letters[1] in "HUFWt" or letters[2:3] == "R":
+            broken.append(name)
+        if letters[1] != "i":
+            continue
+        if letters[0] == "h":
+            held.append(name)
+        if PACKAGES_OF_INTEREST.match(name):
+            found[name] = version
+    return found, sorted(set(held)), sorted(set(broken))
+
+
+@section(None)
+def packages(machine):
+    if machine.which("dpkg-query"):
+        status, output, complaint = machine.run(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Abbrev}\\n"])
+        if status != 0 and not output:
+            raise RuntimeError("dpkg-query: " + complaint.strip()[-300:])
+        found, held, broken = read_dpkg(output)
+        interrupted = any(name.isdigit() for name in machine.listdir("/var/lib/dpkg/updates"))
+        return {"packages": found, "held_packages": held, "broken_packages": broken, "dpkg_interrupted": interrupted}
+    if machine.which("rpm"):
+        status, output, complaint = machine.run(["rpm", "-qa", "--qf", "%{NAME}\\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\\n"])
+        if status != 0:
+            raise RuntimeError("rpm: " + complaint.strip()[-300:])
+        found = {}
+        for line in output.splitlines():
+            name, _, version = line.partition("\t")
+            if PACKAGES_OF_INTEREST.match(name):
+                found[name] = re.sub(r"^0:", "", version)
+        locks = [machine.read(path) or "" for path in ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")]
+        held = sorted({line.strip() for text in locks for line in text.splitlines() if line.strip() and not line.startswith("#")})
+        return {"packages": found, "held_packages": held, "broken_packages": [], "dpkg_interrupted": False}
+    return {"packages": {}, "held_packages": [], "broken_packages": [], "dpkg_interrupted": False}
+
+
+# What the plan chooses between, as the host's own package index has it.
+CANDIDATES = {
+    "apt-cache": ["libnccl2", "libnccl-dev", "openmpi-bin", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
+    "dnf": ["libnccl", "libnccl-devel", "openmpi", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
+}
+
+
+def read_madison(text):
+    """package -> versions, newest first as apt lists them, from `apt-cache madison`."""
+    found = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 3 and fields[2].endswith(" Packages") and fields[1] not in found.setdefault(fields[0], []):
+            found[fields[0]].append(fields[1])
+    return found
+
+
+def read_dnf_list(text):
+    """package -> versions from `dnf list --showduplicates`; what is installed (its repository begins with @) is no candidate."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 3 and "." in fields[0] and not fields[2].startswith("@"):
+            versions = found.setdefault(fields[0].rsplit(".", 1)[0], [])
+            if fields[1] not in versions:
+                versions.append(fields[1])
+    return found
+
+
+@section("candidates")
+def candidates(machine):
+    """What the package index that is on the host offers. Nothing is fetched: an index that was never fetched offers nothing."""
+    if machine.which("apt-cache"):
+        return read_madison(machine.run(["apt-cache", "madison"] + CANDIDATES["apt-cache"])[1])
+    if machine.which("dnf"):
+        return read_dnf_list(machine.run(["dnf", "-C", "-q", "list", "--showduplicates"] + CANDIDATES["dnf"])[1])
+    return {}

@@ -1,0 +1,115 @@
+"""Interpreters, and what pip is set up for."""
+
+import configparser
+import importlib.util
+import os
+import platform
+import pwd
+import re
+import sys
+import sysconfig
+
+from .looking import section, without_credentials
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+
+
+def can_make_venvs(machine, executable):
+    """Whether the library beside an interpreter carries ensurepip and venv (Debian packs them apart)."""
+    real = os.path.realpath(machine.path(executable))
+    version = re.search(r"python(3\.\d+)$", real)
+    if not version:
+        return None
+    base = os.path.dirname(os.path.dirname(real))
+    bases = [base] + ([os.path.join(base, "usr")] if os.path.basename(os.path.dirname(real)) == "bin" else [])
+    for folder in [os.path.join(b, lib, "python" + version.group(1)) for b in bases for lib in ("lib", "lib64")]:
+        if os.path.exists(os.path.join(folder, "ensurepip", "__init__.py")) and os.path.exists(os.path.join(folder, "venv", "__init__.py")):
+            return True
+    return False
+
+
+def interpreter(machine, path):
+    """Version and abilities of another interpreter, by asking it."""
+    program = (
+        "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],*[bool(u.find_spec(m)) for m in ('ensurepip','venv','pip')])"
+    )
+    status, output, complaint = machine.run([path, "-c", program])
+    fields = output.split()
+    if status != 0 or len(fields) != 4:
+        return {
+            "path": path,
+            "version": None,
+            "has_venv": False,
+            "has_pip": False,
+            "error": (complaint or output).strip()[-300:] or "it printed nothing",
+        }
+    return {"path": path, "version": fields[0], "has_venv": fields[1] == fields[2] == "True", "has_pip": fields[3] == "True"}
+
+
+@section("python")
+def python(machine):
+    others = []
+    for found in machine.glob("/usr/bin/python3.*") + machine.glob("/usr/local/bin/python3.*"):
+        version = re.search(r"/python(3\.\d+)$", found)
+        if version:
+            others.append({"path": found, "version": version.group(1), "has_venv": can_make_venvs(machine, found)})
+    facts = {
+        "executable": sys.executable,
+        "version": platform.python_version(),
+        "has_venv": bool(importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")),
+        "has_pip": bool(importlib.util.find_spec("pip")),
+        "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
+        "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib") or "", "EXTERNALLY-MANAGED")),
+        "others": others,
+        "asked_for": None,
+    }
+    if machine.options.get("python"):
+        facts["asked_for"] = interpreter(machine, machine.options["python"])
+    return facts
+
+
+def pip_settings(machine):
+    """pip's settings as the login user gets them: system file, user files, then the environment; later ones win."""
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    files = [os.path.join(folder, "pip", "pip.conf") for folder in machine.env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    files += ["/etc/pip.conf", home + "/.pip/pip.conf", machine.env.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
+    if machine.env.get("PIP_CONFIG_FILE"):
+        files.append(machine.env["PIP_CONFIG_FILE"])
+    settings, sources = {}, []
+    for name in files:
+        text = machine.read(name)
+        if text is None:
+            continue
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read_string(text)
+        except configparser.Error:
+            continue
+        sources.append(name)
+        for part in ("global", "install"):
+            if parser.has_section(part):
+                settings.update({key.replace("_", "-"): value for key, value in parser.items(part)})
+    for key, value in machine.env.items():
+        if key.startswith("PIP_"):
+            settings[key[4:].lower().replace("_", "-")] = value
+    return settings, sources
+
+
+@section("pip")
+def pip(machine):
+    settings, sources = pip_settings(machine)
+    find_links = settings.get("find-links", "").split()
+    folders = [link[len("file://") :] if link.startswith("file://") else link for link in find_links if not re.match(r"https?://", link)]
+    wheels = []
+    for folder in folders:
+        wheels += [name for name in machine.listdir(folder) if re.match(r"torch-.*\.whl$", name)]
+    return {
+        "index_url": without_credentials(settings["index-url"]) if settings.get("index-url") else None,
+        "extra_index_urls": [without_credentials(url) for url in settings.get("extra-index-url", "").split()],
+        "find_links": [without_credentials(link) for link in find_links],
+        "no_index": settings.get("no-index", "").lower() in ("1", "true", "yes", "on"),
+        "torch_wheels": sorted(set(wheels)),
+        "certificates": settings.get("cert"),
+        "config_files": sources,
+        "proxies": sorted(name for name in machine.env if name.lower() in PROXY_VARIABLES and machine.env[name]),
+    }
