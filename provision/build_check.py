@@ -28,9 +28,8 @@ def look(inventory: Inventory, python: str | None, progress: Progress, passwords
         else:
             plan = installed.look(session)
             words = {name: [f"{host.prefix}/venv/bin/python", host.mpirun] for name, host in plan.hosts.items()}
-        script = resources.hostside("build.py")
         commands = {
-            name: resources.inline_command(script, *more, interpreter=shlex.quote(interpreter))
+            name: resources.inline_command("build.py", *more, interpreter=shlex.quote(interpreter))
             for name, (interpreter, *more) in words.items()
         }
         answers = at_once.ask(session, commands)
