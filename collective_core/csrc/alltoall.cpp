@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "carrier.h"
 #include "collectives.h"
 #include "credible.h"
 
@@ -53,11 +54,9 @@ Piece within(const Piece& piece, uint64_t begin, uint64_t length) {
 }  // namespace
 
 void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
-              Deadline& deadline) {
-  const Header& header = operation.header;
+              const Carrier* carrier, Deadline& deadline) {
   const Topology& topology = group.topology();
-  uint64_t row_bytes = size_of(header.dtype);
-  for (int i = 1; i < header.ndim && i < max_dims; ++i) row_bytes *= static_cast<uint64_t>(header.dims[i]);
+  const uint64_t row_bytes = operation.header.row_bytes();
   const char* input = static_cast<const char*>(operation.input);
   for (size_t r = 0; r < splits.size(); ++r) {
     if (headers[r]->kind == Kind::alltoall && !are_credible(splits[r], *headers[r], row_bytes)) {
@@ -75,6 +74,7 @@ void alltoall(Group& group, Operation& operation, const std::vector<const Header
   }
   operation.gathered_bytes = offsets.back();
   operation.gathered = memory_for(operation.gathered_bytes);
+  if (carrier) return carrier->alltoall(group, operation, splits, deadline);
   char* output = operation.gathered.get();
 
   // Copies what window [begin, begin + length) of rank's stream, which lies in `window`, holds for this rank.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "carrier.h"
 #include "engine.h"
 #include "interfaces.h"
 #include "kernels.h"
@@ -39,6 +40,8 @@ struct Process {
   std::shared_ptr<cc::Recorder> recorder;
   std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
   std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
+  cc_start start = nullptr;                            // of the carrier, if there is one
+  cc_test test = nullptr;
 };
 Process& process() {
   static auto* state = new Process;  // NOLINT: leaked on purpose
@@ -221,10 +224,24 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     group->warn_after(stall_warning);
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
-    state.engines[process_set] = std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set);
+    auto carrier = state.start ? std::make_unique<cc::Carrier>(process_set, state.start, state.test) : nullptr;
+    state.engines[process_set] =
+        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, std::move(carrier));
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
     state.owner = getpid();
+    return 0;
+  });
+}
+
+int32_t cc_use_carrier(cc_start start, cc_test test) {
+  return guarded([&] {
+    Process& state = process();
+    refuse_forked();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    require((start == nullptr) == (test == nullptr), "a carrier has both functions");
+    state.start = start;
+    state.test = test;
     return 0;
   });
 }

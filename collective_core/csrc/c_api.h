@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 4;
+constexpr int32_t cc_abi = 5;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -62,6 +62,28 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning);
+// One transfer of data for a carrier (carrier.h). Ranks are those of the process set; rows as in cc_operation.
+struct cc_transfer {
+  int32_t process_set;
+  int32_t kind;    // allreduce, broadcast, allgather or alltoall
+  int32_t dtype;   // allreduce: one that needs no rounding of ours
+  int32_t reduce;  // allreduce: sum, min, max or product
+  int32_t root;
+  int32_t reserved;
+  const void* input;  // broadcast: of the root only
+  void* output;       // may be input; broadcast: of the others only
+  uint64_t count;     // allreduce: elements; broadcast: bytes
+  uint64_t row_bytes;
+  const int64_t* sent;      // alltoall: rows for each rank
+  const int64_t* received;  // allgather, alltoall: rows from each rank
+};
+// Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread.
+typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uint64_t capacity);
+// 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
+typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
+// Who carries the tensors of process sets that are connected from now on; null: the engine itself.
+CC_API int32_t cc_use_carrier(cc_start start, cc_test test);
+
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);
 

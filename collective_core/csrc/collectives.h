@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -54,6 +55,8 @@ struct Rows {
   uint64_t begin, length;
 };
 Rows rows_of(uint64_t rows, int rank, int size);
+// The same by way of the whole sum, which `allreduce` forms, in memory of its own.
+void reduce_whole(Group& group, const Operation& operation, const std::function<void(const Operation&)>& allreduce);
 
 // For data of other ranks, at least a byte of it. Throws Failure where there is not so much memory.
 inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
@@ -66,8 +69,10 @@ inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
 
 // Sends rows of `input` to every rank: splits[r][d] rows go from rank r to rank d. Allocates `gathered`.
 using Splits = std::vector<std::vector<int64_t>>;
+// carrier: of the data, or null.
+class Carrier;
 void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
-              Deadline& deadline);
+              const Carrier* carrier, Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
 void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,

@@ -37,10 +37,12 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set)
+Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set,
+               std::unique_ptr<Carrier> carrier)
     : group_(std::move(group)),
       recorder_(std::move(recorder)),
       process_set_(process_set),
+      carrier_(std::move(carrier)),
       exchange_(*group_),
       joined_(group_->topology().size) {}
 
@@ -278,6 +280,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allreduce: {
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
+      if (carrier_) return carrier_->allreduce(*group_, operation, deadline);
       if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
       return all_in_arena() ? allreduce_arena(*group_, operation, headers_, deadline)
                             : allreduce_local(*group_, operation, deadline);
@@ -290,17 +293,19 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
           std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
         return;
       }
+      if (carrier_) return carrier_->broadcast(*group_, operation, deadline);
       uint64_t chunk = 0;
       return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
     }
     case Kind::reducescatter:
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
+      if (carrier_) return carrier_->reducescatter(*group_, operation, deadline);
       return reducescatter(*group_, operation, headers_, deadline);
     case Kind::allgather:
       return gather(operation, deadline);
     case Kind::alltoall:
-      return alltoall(*group_, operation, headers_, splits_of_all(), deadline);
+      return alltoall(*group_, operation, headers_, splits_of_all(), carrier_.get(), deadline);
   }
 }
 
@@ -354,6 +359,7 @@ void Engine::gather(Operation& operation, Deadline& deadline) {
   }
   operation.gathered_bytes = offsets[size];
   operation.gathered = memory_for(operation.gathered_bytes);
+  if (!all_inline && carrier_) return carrier_->allgather(*group_, operation, deadline);
   if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
   for (size_t r = 0; r < size; ++r) {
     std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "carrier.h"
 #include "collectives.h"
 #include "exchange.h"
 #include "group.h"
@@ -35,8 +36,9 @@ struct Task {
 
 class Engine {
  public:
+  // carrier: of large tensors; null: the collectives of this engine.
   explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
-                  int process_set = 0);
+                  int process_set = 0, std::unique_ptr<Carrier> carrier = nullptr);
   ~Engine();
 
   // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
@@ -76,6 +78,7 @@ class Engine {
   std::unique_ptr<Group> group_;
   std::shared_ptr<Recorder> recorder_;
   int process_set_;
+  std::unique_ptr<Carrier> carrier_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
   Joined joined_;

@@ -79,6 +79,11 @@ struct Header {
     return text + (ndim > max_dims ? ", ...]" : "]");
   }
   uint64_t bytes() const { return count * size_of(dtype); }
+  uint64_t row_bytes() const {
+    uint64_t row = size_of(dtype);
+    for (int i = 1; i < ndim && i < max_dims; ++i) row *= static_cast<uint64_t>(dims[i]);
+    return row;
+  }
 };
 static_assert(sizeof(Header) == 208, "the header is a wire format");
 

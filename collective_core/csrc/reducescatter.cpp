@@ -60,22 +60,25 @@ Rows rows_of(uint64_t rows, int rank, int size) {
   return {index * share + std::min(index, more), share + (index < more ? 1 : 0)};
 }
 
-void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                   Deadline& deadline) {
+void reduce_whole(Group& group, const Operation& operation, const std::function<void(const Operation&)>& allreduce) {
   const Header& header = operation.header;
-  const Topology& topology = group.topology();
-  if (topology.host_count() == 1) return on_host(group, operation, deadline);
-  std::vector<char> sum(header.bytes());
+  const std::unique_ptr<char[]> sum = memory_for(header.bytes());
   Operation whole;
   whole.header = header;
   whole.input = operation.input;
-  whole.output = sum.data();
+  whole.output = sum.get();
   whole.contributors = operation.contributors;
-  allreduce_ring(group, whole, headers, deadline);
+  allreduce(whole);
   const auto rows = static_cast<uint64_t>(header.dims[0]);
   const uint64_t row_bytes = header.bytes() / rows;
-  const Rows mine = rows_of(rows, topology.rank, topology.size);
-  if (mine.length) std::memcpy(operation.output, sum.data() + mine.begin * row_bytes, mine.length * row_bytes);
+  const Rows mine = rows_of(rows, group.topology().rank, group.topology().size);
+  if (mine.length) std::memcpy(operation.output, sum.get() + mine.begin * row_bytes, mine.length * row_bytes);
+}
+
+void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                   Deadline& deadline) {
+  if (group.topology().host_count() == 1) return on_host(group, operation, deadline);
+  reduce_whole(group, operation, [&](const Operation& whole) { allreduce_ring(group, whole, headers, deadline); });
 }
 
 }  // namespace cc

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 4  # of csrc/c_api.h
+ABI = 5  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -74,6 +74,29 @@ class Operation(ctypes.Structure):
     ]
 
 
+class Transfer(ctypes.Structure):
+    """struct cc_transfer."""
+
+    _fields_ = [
+        ("process_set", c_int32),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("reduce", c_int32),
+        ("root", c_int32),
+        ("reserved", c_int32),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("count", c_uint64),
+        ("row_bytes", c_uint64),
+        ("sent", POINTER(c_int64)),
+        ("received", POINTER(c_int64)),
+    ]
+
+
+START = ctypes.CFUNCTYPE(c_int32, POINTER(Transfer), c_void_p, c_uint64)
+TEST = ctypes.CFUNCTYPE(c_int32, c_int32, c_void_p, c_uint64)
+
+
 class PeerInfo(NamedTuple):
     """What the ranks tell each other about themselves before they connect."""
 
@@ -88,6 +111,7 @@ class PeerInfo(NamedTuple):
 
 _library: ctypes.CDLL | None = None
 _plain_run: Callable[[Any], int] | None = None
+_carrier: tuple[Any, Any] | None = None  # the engine has only their addresses
 
 
 def library() -> ctypes.CDLL:
@@ -114,6 +138,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double, c_double]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
+    lib.cc_use_carrier.argtypes = [START, TEST]
     lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
     lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
@@ -176,6 +201,14 @@ def connect(
 def record_to(path: str | None) -> None:
     """Where the engine records its operations: a file, or memory. Before :func:`connect`."""
     check(library().cc_record(path.encode() if path else None))
+
+
+def use_carrier(start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None) -> None:
+    """Who carries the tensors of process sets that are connected from now on (csrc/c_api.h); None: the engine itself."""
+    global _carrier
+    chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
+    check(library().cc_use_carrier(*chosen))
+    _carrier = chosen
 
 
 def close(process_set: int = 0) -> None:

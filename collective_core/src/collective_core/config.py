@@ -6,6 +6,7 @@ COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
+COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (flight.py)
@@ -41,10 +42,15 @@ DEFAULT_FUSION_MB = 25.0
 DEFAULT_STALL_WARNING = 10.0
 
 
+#: Who may carry the tensors.
+BACKENDS = ("engine", "mpi")
+
+
 class Config(NamedTuple):
     timeout: float
     start_timeout: float
     fusion_bytes: int
+    backend: str
     address: str | None
     networks: tuple[str, ...]
     host_id: str | None
@@ -75,10 +81,14 @@ def from_environment() -> Config:
     def text(name: str) -> str | None:
         return environment.get(name, "").strip() or None
 
+    backend = (text("COLLECTIVE_BACKEND") or BACKENDS[0]).lower()
+    if backend not in BACKENDS:
+        raise CollectiveError(f"COLLECTIVE_BACKEND={backend!r} is not one of {', '.join(BACKENDS)}", "invalid")
     return Config(
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
+        backend=backend,
         address=text("COLLECTIVE_ADDRESS"),
         networks=tuple(part.strip() for part in (text("COLLECTIVE_NETWORK") or "").split(",") if part.strip()),
         host_id=text("COLLECTIVE_HOST_ID"),

@@ -9,7 +9,7 @@ import threading
 import warnings
 from typing import Any, NamedTuple
 
-from collective_core import _native, config, flight, launchers, rendezvous
+from collective_core import _native, config, flight, launchers, mpi_carrier, rendezvous
 from collective_core.errors import CollectiveError, NotInitialisedError
 
 
@@ -50,6 +50,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
             _launcher = launchers.find_launcher(comm, settings)
             _pid = os.getpid()
             atexit.register(_at_exit)
+        mpi_carrier.choose(settings.backend, _launcher)
         _prepare_recorder(settings, _launcher.rank)
         peers = rendezvous.meet(_launcher, settings)
         _counters.clear()

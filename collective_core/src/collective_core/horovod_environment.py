@@ -6,6 +6,7 @@ from typing import Mapping
 
 #: Variables that are honoured, and the one of ours that they stand for. Ours wins where both are set.
 HONOURED = {
+    "HOROVOD_CPU_OPERATIONS": "COLLECTIVE_BACKEND",
     "HOROVOD_FUSION_THRESHOLD": "COLLECTIVE_FUSION_MB",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "COLLECTIVE_START_TIMEOUT",
     "HOROVOD_STALL_CHECK_DISABLE": "COLLECTIVE_STALL_WARNING",
@@ -21,14 +22,13 @@ WITHOUT_MEANING = {
     "HOROVOD_AUTOTUNE": "there is no automatic tuning yet",
     "HOROVOD_CACHE_CAPACITY": "there is no cache of responses",
     "HOROVOD_CONTROLLER": "the ranks find each other through their launcher",
-    "HOROVOD_CPU_OPERATIONS": "tensors in host memory go through the engine's own collectives",
     "HOROVOD_CYCLE_TIME": "operations start at once, without a cycle",
     "HOROVOD_DISABLE_GROUP_FUSION": "groups are not fused",
     "HOROVOD_ELASTIC": "elastic jobs are not in this version",
     "HOROVOD_ENABLE_XLA_OPS": "it concerns TensorFlow",
     "HOROVOD_GLOO_IFACE": "COLLECTIVE_NETWORK or COLLECTIVE_ADDRESS choose the network",
     "HOROVOD_HIERARCHICAL": "collectives are hierarchical whenever a host has several ranks",
-    "HOROVOD_MPI_THREADS_DISABLE": "collectives do not go through MPI",
+    "HOROVOD_MPI_THREADS_DISABLE": "MPI's threads are used with COLLECTIVE_BACKEND=mpi only",
     "HOROVOD_NUM_NCCL_STREAMS": "it concerns Horovod's own use of NCCL",
     "HOROVOD_THREAD_AFFINITY": "no thread of the engine is bound to a core",
     "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to mark",
@@ -49,6 +49,11 @@ def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]
         elif name == "HOROVOD_FUSION_THRESHOLD":
             # Bytes there, where 0 switches fusion off; here the smallest bucket holds one parameter.
             ours[HONOURED[name]] = str(max(float(value), 1.0) / (1 << 20)) if _is_number(value) else value
+        elif name == "HOROVOD_CPU_OPERATIONS":
+            if value.lower() == "mpi":
+                ours[HONOURED[name]] = "mpi"
+            else:
+                notes.append(f"{name}={value} has no effect: tensors in host memory go through the engine's own collectives, or MPI")
         elif name == "HOROVOD_STALL_CHECK_DISABLE":
             if value != "0":
                 ours[HONOURED[name]] = "0"

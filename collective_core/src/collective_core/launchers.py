@@ -61,7 +61,7 @@ def _communicator_of(ranks: list[int]) -> Any:
 
 
 class Mpi:
-    """The ranks of an MPI communicator. MPI is used here and nowhere else."""
+    """The ranks of an MPI communicator. MPI is used here and, with COLLECTIVE_BACKEND=mpi, in mpi_carrier.py."""
 
     def __init__(self, communicator: Any | None = None) -> None:
         self._finalize = False
@@ -84,7 +84,7 @@ class Mpi:
             communicator = MPI.COMM_WORLD
         elif not hasattr(communicator, "Get_rank"):
             communicator = _communicator_of(list(communicator))
-        self._communicator = communicator
+        self.communicator = communicator
         self.secret = read_secret(os.environ)
         self.rank = int(communicator.Get_rank())
         self.size = int(communicator.Get_size())
@@ -94,11 +94,11 @@ class Mpi:
         import numpy as np
 
         lengths = np.zeros(self.size, dtype=np.int64)
-        self._communicator.Allgather(np.array([len(mine)], dtype=np.int64), lengths)
+        self.communicator.Allgather(np.array([len(mine)], dtype=np.int64), lengths)
         longest = int(lengths.max())
         padded = np.frombuffer(mine.ljust(longest, b"\0"), dtype=np.uint8)
         everyone = np.zeros((self.size, longest), dtype=np.uint8)
-        self._communicator.Allgather(padded, everyone)
+        self.communicator.Allgather(padded, everyone)
         return [everyone[i, : int(lengths[i])].tobytes() for i in range(self.size)]
 
     def finish(self, healthy: bool) -> None:

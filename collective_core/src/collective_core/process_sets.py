@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
-from collective_core import _native, context, rendezvous
+from collective_core import _native, context, mpi_carrier, rendezvous
 from collective_core.errors import CollectiveError
 
 
@@ -186,6 +186,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     arrays.barrier(f"remove_process_set.{number}")
     if process_set.included():
         _native.close(number)
+        mpi_carrier.leave(number)
     _registered.pop(number).invalidate()
     process_set.invalidate()
     return True

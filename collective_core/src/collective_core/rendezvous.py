@@ -14,7 +14,7 @@ import secrets
 import socket
 from typing import Any, Sequence
 
-from collective_core import _native
+from collective_core import _native, mpi_carrier
 from collective_core.config import Config
 from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
@@ -81,6 +81,7 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
             for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
         ]
         if included:
+            mpi_carrier.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
             _native.connect(
                 ranks.index(launcher.rank), peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning

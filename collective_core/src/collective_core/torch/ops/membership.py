@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective_core import arrays
+from collective_core import arrays, mpi_carrier
 from collective_core.process_sets import ProcessSet
 
 
@@ -23,8 +23,8 @@ def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GP
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries the collectives. It is used for the start only."""
-    return False
+    """Whether MPI carries the tensors (COLLECTIVE_BACKEND=mpi). Otherwise it is used for the start only."""
+    return mpi_carrier.is_chosen()
 
 
 def mpi_built() -> bool:
@@ -35,8 +35,12 @@ def mpi_built() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether collectives and the program's own mpi4py calls may run in different threads: the engine makes no MPI calls."""
-    return True
+    """Whether collectives and the program's own mpi4py calls may run in different threads."""
+    if not mpi_carrier.is_chosen():
+        return True  # the engine makes no MPI calls
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def _no() -> bool:

@@ -1,0 +1,39 @@
+// The data phases when somebody else carries the data: MPI, behind the two functions of cc_use_carrier (c_api.h).
+//
+// The agreement stays ours, and with it errors, order, joined ranks, deadlines and the recorder; so do small tensors,
+// which have travelled by the time that all agree. Sums are the carrier's: its order, its bits. Types that it does not
+// know are ours: half types go as float32, booleans as 0 and 1 under minimum and maximum; factors and the division of
+// an average are applied here, by the same kernels as elsewhere.
+//
+// A transfer is started and then asked for until it is done, with a look at the other ranks in between: a rank that
+// dies is named here as elsewhere. The carrier may then still hold the buffers, so it must not be called again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "c_api.h"
+#include "collectives.h"
+
+namespace cc {
+
+class Carrier {
+ public:
+  Carrier(int process_set, cc_start start, cc_test test) : process_set_(process_set), start_(start), test_(test) {}
+
+  void allreduce(Group& group, const Operation& operation, Deadline& deadline) const;
+  void reducescatter(Group& group, const Operation& operation, Deadline& deadline) const;
+  void broadcast(Group& group, const Operation& operation, Deadline& deadline) const;
+  // Into operation.gathered, which is there; `rows` of each rank.
+  void allgather(Group& group, const Operation& operation, Deadline& deadline) const;
+  void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const;
+
+ private:
+  void carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const;
+
+  int process_set_;
+  cc_start start_;
+  cc_test test_;
+};
+
+}  // namespace cc

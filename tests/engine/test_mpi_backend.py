@@ -1,0 +1,53 @@
+"""COLLECTIVE_BACKEND=mpi under a real mpirun: MPI carries the tensors, errors stay the engine's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+MPI = {"COLLECTIVE_BACKEND": "mpi"}
+#: Seconds in which a death must be noticed.
+NOTICE = 2.0
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 2)])
+def test_every_collective(launch, n, hosts):
+    reports = launch("mpi_backend.py", n, hosts, env=MPI).must_succeed().reports()
+    assert {rank for rank, entry in reports.items() if entry["done"]} == set(range(n))
+
+
+def test_horovods_variable_means_the_same(launch):
+    reports = launch("mpi_backend.py", 2, env={"HOROVOD_CPU_OPERATIONS": "MPI"}).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+def test_a_rank_that_dies_while_mpi_works_is_named(launch):
+    reports = launch("killed.py", 3, 1, ["1", "busy"], env=MPI, keep_going=True).reports()
+    assert set(reports) == {0, 1, 2}
+    dead = reports.pop(1)
+    for entry in reports.values():
+        assert entry["kind"] == "peer_lost", entry
+        assert entry["ranks"] == [1], entry
+        assert entry["raised_at"] - dead["dies_at"] < NOTICE
+
+
+def started_alone(**variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
+    program = "import collective_core as cc\ntry:\n    cc.init()\nexcept cc.CollectiveError as error:\n    print(error.kind, error)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_mpi_it_is_one_clear_error():
+    said = started_alone(**MPI)
+    assert said.startswith("invalid COLLECTIVE_BACKEND=mpi needs ranks that MPI has started")
+    assert len(said.splitlines()) == 1
+
+
+def test_another_backend_is_refused():
+    assert started_alone(COLLECTIVE_BACKEND="ucc") == "invalid COLLECTIVE_BACKEND='ucc' is not one of engine, mpi\n"
