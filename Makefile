@@ -62,6 +62,7 @@ bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
 	@$(BIN)/python benchmarks/plan.py
 	@$(BIN)/python benchmarks/doctor.py
+	@$(BIN)/python benchmarks/launch.py
 
 # Half an hour on sandbox hosts; needs a container engine.
 bench-hosts: $(TOOLKIT_STAMP)

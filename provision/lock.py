@@ -149,7 +149,7 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
 
 
 def applied(plan: Plan, lock: Lock) -> Plan:
-    """The plan with the lock's releases of what the catalogue alone decides (cmake, mpi4py, NumPy); the resolver was asked for the rest."""
+    """The plan with the lock's releases of what the catalogue alone decides (cmake and packages); the resolver was asked for the rest."""
 
     def pinned(host: HostPlan, name: str) -> Component:
         component: Component = getattr(host, name)
@@ -160,7 +160,13 @@ def applied(plan: Plan, lock: Lock) -> Plan:
         return replace(component, version=same_kind[0]["version"], package=same_kind[0]["package"], why=tuple(same_kind[0]["why"]))
 
     def held(host: HostPlan) -> HostPlan:
-        return replace(host, cmake=pinned(host, "cmake"), mpi4py=pinned(host, "mpi4py"), numpy=pinned(host, "numpy"))
+        return replace(
+            host,
+            cmake=pinned(host, "cmake"),
+            mpi4py=pinned(host, "mpi4py"),
+            numpy=pinned(host, "numpy"),
+            cloudpickle=pinned(host, "cloudpickle"),
+        )
 
     return replace(plan, hosts={name: held(host) for name, host in plan.hosts.items()})
 

@@ -16,7 +16,7 @@ Source = Literal[
 ]
 
 # The fields of HostPlan that are components, in the order in which they are shown.
-COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "engine")
+COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine")
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,7 @@ class HostPlan:
     engine: Component
     mpi4py: Component
     numpy: Component
+    cloudpickle: Component
     torch: Component | None = None
     nccl: Component | None = None
     hwloc: Component | None = None

@@ -94,7 +94,7 @@ def _show_components(host: HostPlan, names: Iterable[str], console: Console, wid
 def _show_component(title: str, component: Component, console: Console, width: int) -> None:
     cuda = f" for CUDA {component.cuda}" if component.cuda else ""
     head = f"{component.version or '-'}{cuda} — {_FROM.get(component.source, component.source)}: {component.package}"
-    _print(console, f"  {title:<{_INDENT - 2}}{head}", width)
+    _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
     _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")
     for candidates, reason in _lost(component.rejected):
         _print(console, f"{' ' * _INDENT}not {candidates}: {reason}", width, indent=_INDENT + 4, style="dim")

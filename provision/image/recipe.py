@@ -71,14 +71,14 @@ def recipe(target: Target, engine: EngineSource) -> Recipe:
         system=runtime,
         build=build,
         held=(_name(nccl.packages[0], host.family),) if nccl and not wheel else (),
-        requirements=(((host.numpy.package, *mpi, host.mpi4py.package), None), *torch),
+        requirements=(((host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package), None), *torch),
         tools=(host.cmake.package, *build_packages()),
         nccl_wheel=wheel,
         python=python,
         libraries=libraries,
         labels=_labels(target, engine),
         engine=f"collective_core-{engine.version}.tar.gz",
-        checks=("mpi4py.MPI", *(["torch"] if host.torch else []), "collective_core"),
+        checks=("mpi4py.MPI", "cloudpickle", *(["torch"] if host.torch else []), "collective_core"),
     )
 
 

@@ -126,7 +126,7 @@ def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
 
 def _contents(made: Recipe) -> list[tuple[str, str]]:
     host = made.host
-    listed = [(name, getattr(host, name)) for name in ("python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "engine")]
+    listed = [(name, getattr(host, name)) for name in ("python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine")]
     sources = {"wheel": "wheel", "index": "wheel", "repository": "NVIDIA's package, held", "distribution": "the distribution's"}
     return [(name, f"{each.version} ({sources[each.source]})" if each.source in sources else each.version) for name, each in listed if each]
 

