@@ -81,7 +81,10 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     expected = {host.name: host.hostname for host in hosts}
     if data is None:
         return SmokeResult(
-            result.report, judging.check_summary(result.report), tuple(judging.judge_check(result.report, expected, np)), log
+            result.report,
+            f"{judging.check_summary(result.report)} (no PyTorch in this plan)",
+            tuple(judging.judge_check(result.report, expected, np)),
+            log,
         )
     ended_badly = [f"the job gave its report and then ended with exit code {result.code}"] if result.code else []
     faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=data.bar_for(np, options.epochs))

@@ -72,8 +72,8 @@ def wishes(
     return main_job.Options(
         torch=not without_torch,
         torch_version=_version("--torch", torch),
-        torch_index=_url("--torch-index", torch_index),
-        index_url=_url("--index-url", index_url),
+        torch_index=url("--torch-index", torch_index),
+        index_url=url("--index-url", index_url),
         wheels=wheels.resolve() if wheels else None,
         nccl_source=nccl_source,  # type: ignore[arg-type]
         nccl_version=_version("--nccl", nccl),
@@ -242,7 +242,8 @@ def _version(option: str, value: str | None) -> str | None:
     return value
 
 
-def _url(option: str, value: str | None) -> str | None:
+def url(option: str, value: str | None) -> str | None:
+    """An address that was given, if it is one. Raises UsageError."""
     if value is not None:
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https", "file") or not (parts.netloc or parts.scheme == "file") or not value.isprintable():

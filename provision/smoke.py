@@ -134,4 +134,4 @@ def check_summary(report: Mapping[str, Any]) -> str:
     hosts = _plural(len(report["hosts"]), "host")
     verdict = "all collectives are right" if not report["failures"] else f"{len(report['failures'])} collectives are WRONG"
     over = "" if report["transport"] == "none" else f" over {report['transport']}"
-    return f"engine check: {_plural(report['size'], 'rank')} on {hosts}{over}: {verdict} (no PyTorch in this plan)"
+    return f"engine check: {_plural(report['size'], 'rank')} on {hosts}{over}: {verdict}"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from provision import main_job, progress, report
+from provision import installed, launch, main_job, progress, report
+from provision import survey as surveying
 from provision.errors import UsageError
-from provision.image import asking, folder, render
-from provision.options import Limit, also, inventory_of, passwords, wishes
+from provision.image import asking, build, folder, labels, render, store
+from provision.image import verify as verifying
+from provision.image.recipe import LABEL
+from provision.image.view import View
+from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.sandbox import engine
+from provision.session import Session
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +37,7 @@ Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12
 Cpu = Annotated[bool, typer.Option("--cpu", help="Without CUDA.")]
 Facts = Annotated[Path | None, typer.Option("--facts", help="As for `plan`: from this file of facts, touching no host.")]
 Base = Annotated[str | None, typer.Option("--base", help="Begin with this image instead of the catalogue's.", metavar="IMAGE")]
+Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
 
 
 def subject(
@@ -84,3 +94,154 @@ def render_(
     for name, files in contexts.items():
         folder.write(out / name if matrix or len(contexts) > 1 else out, files)
     typer.echo(f"{out}: {', '.join(contexts) if len(contexts) < 5 else f'{len(contexts)} images'}", err=True)
+
+
+@app.command("build")
+@also(subject=subject, options=wishes, passwords=passwords)
+def build_(
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
+    ] = None,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Take the distribution's packages from here.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
+    *,
+    subject: asking.Subject,
+    options: main_job.Options,
+    passwords: Mapping[str, str],
+) -> None:
+    """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
+    wanted = build.checked_tag(tag) if tag else None
+    with progress.make() as shown:
+        made, problems = asking.targets_of(subject, options, shown, passwords)
+    report.show_problems(problems, Console(stderr=True))
+    if wanted and len(made) > 1:
+        raise UsageError(f"these hosts need {len(made)} images: --tag names one", todo="leave --tag out, or choose hosts: --limit")
+    for each in made:
+        done = build.build(each, wanted or f"provision:{each.target.name}", options, mirror=url("--mirror", mirror), cache=not no_cache)
+        typer.echo(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
+        typer.echo(f"not proven yet: provision image verify {done.tag}", err=True)
+
+
+@app.command("verify")
+def verify_(
+    image: Image,
+    hosts: Annotated[int, typer.Option("--hosts", help="Containers that train together.")] = 2,
+    epochs: Epochs = None,
+    data: Data = None,
+    json_: Json = False,
+) -> None:
+    """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
+    with progress.make() as shown:
+        verdict = verifying.verify(image, hosts, launch.SmokeOptions(epochs=epochs, data=data), shown)
+    if json_:
+        typer.echo(json.dumps(verdict.as_dict(), indent=2))
+    else:
+        console = _console()
+        for line in verdict.summaries:
+            console.print(Text(line))
+        for finding in verdict.findings:
+            if finding.severity != "error":
+                console.print(Text(f"{finding.severity}: {finding.host or 'between them'}: {finding.title}: {finding.seen}"))
+        for fault in verdict.faults:
+            console.print(Text(f"fault: {fault}", style="red"))
+        console.print(Text(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})"))
+    if not verdict.ready:
+        raise typer.Exit(1)
+
+
+@app.command("ls")
+def ls(json_: Json = False) -> None:
+    """The images that were made here: what they hold, and whether they are proven."""
+    client = engine.connect()
+    try:
+        found = store.listed(client)
+    finally:
+        client.close()
+    rows = [
+        {
+            "image": told.name,
+            "state": "ready" if told.ready else "not proven",
+            "of": told.labels[LABEL],
+            "Open MPI": told.of("openmpi"),
+            "NCCL": told.of("nccl") or "-",
+            "PyTorch": told.of("torch") or "-",
+            "engine": told.of("engine"),
+            "MB": f"{told.size / 1e6:.0f}",
+        }
+        for told in found
+    ]
+    if json_:
+        listed = [
+            {"image": told.name, "id": told.image, "ready": told.ready, "bytes": told.size, "labels": dict(told.labels)} for told in found
+        ]
+        typer.echo(json.dumps({"schema": 1, "images": listed}, indent=2))
+    elif rows:
+        _console().print(report.table(rows))
+    else:
+        typer.echo("no image was made here yet: provision image build")
+
+
+@app.command("rm")
+def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE…")]) -> None:
+    """Take images off this machine; only those that provision made."""
+    client = engine.connect()
+    try:
+        for name in images:
+            store.remove(client, name)
+            typer.echo(f"removed {name}")
+    finally:
+        client.close()
+
+
+@app.command("push")
+def push(
+    image: Image,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Push it although it was not verified.")] = False,
+) -> None:
+    """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
+    client = engine.connect()
+    try:
+        with View() as view:
+            digest = store.push(client, image, unproven=unproven, view=view)
+    finally:
+        client.close()
+    typer.echo(f"{labels.parted(image)[0]}@{digest}")
+
+
+@app.command("diff")
+@also(passwords=passwords)
+def diff(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    image: Image,
+    limit: Limit = None,
+    *,
+    passwords: Mapping[str, str],
+) -> None:
+    """Where hosts, by what is installed there, and an image differ."""
+    inventory = inventory_of(hosts, limit)
+    client = engine.connect()
+    try:
+        told = store.get(client, image)
+    finally:
+        client.close()
+    with progress.make() as shown:
+        session = Session(inventory, shown, passwords)
+        try:
+            found = surveying.look(session)
+        finally:
+            session.close()
+    report.show_problems([problem for problem in found.problems if problem.host not in found.hosts], Console(stderr=True))
+    empty = installed.without_manifest(found.hosts)
+    held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if name not in empty}).hosts
+    lines = store.differences({name: held.get(name) for name in found.hosts}, told)
+    for line in lines:
+        typer.echo(line)
+    absent = len(found.hosts) < len(inventory.hosts)
+    if not lines and not absent:
+        typer.echo(f"{len(held)} hosts hold what {image} holds")
+    if lines or absent:
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=200)

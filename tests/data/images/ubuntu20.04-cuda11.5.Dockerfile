@@ -37,6 +37,8 @@ RUN /usr/bin/python3 -m venv /build \
 
 # What the plan takes from the Python package index.
 FROM build AS packages
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu118
 RUN /usr/bin/python3 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \

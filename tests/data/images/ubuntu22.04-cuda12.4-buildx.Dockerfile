@@ -36,6 +36,8 @@ RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3 -m venv /build \
 
 # What the plan takes from the Python package index.
 FROM build AS packages
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu126
 RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install "pip==24.3.1" \

@@ -1,0 +1,200 @@
+"""Containers of an image as hosts that reach each other by SSH, with keys made for this run alone; all of it is gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import jinja2
+from docker import DockerClient
+from docker.models.containers import Container
+
+from provision import catalog, paths, resources
+from provision.errors import ProvisionError
+from provision.sandbox import interrupts, keys
+
+LABEL = "org.provision.verify"  # its value is the process that runs them
+START_S = 60.0
+_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
+
+
+@dataclass(frozen=True)
+class Node:
+    """One container as a host."""
+
+    name: str
+    address: str
+    container: Container
+
+
+@contextlib.contextmanager
+def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str) -> Iterator[Path]:
+    """The inventory file of ``count`` containers of ``image``, on a network of their own, each with sshd running.
+
+    Raises:
+        ProvisionError: a container does not come up.
+    """
+    sweep(client)
+    run = f"{os.getpid()}-{secrets.token_hex(3)}"
+    folder = paths.home() / "verify" / run
+    folder.mkdir(parents=True, mode=0o700)
+    labels = {LABEL: str(os.getpid())}
+    try:
+        with interrupts.held_back():
+            network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
+        names = [f"node{number}" for number in range(1, count + 1)]
+        controller = keys.make_pair(folder / "id_ed25519", "provision image verify")
+        mesh = {name: keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
+        own = {name: keys.make_pair(folder / f"{name}_host", name) for name in names}
+        nodes = []
+        for name in names:
+            files = {
+                ".provision-sshd/host_ed25519": (folder / f"{name}_host").read_text(encoding="utf-8"),
+                ".provision-sshd/host_ed25519.pub": own[name],
+                ".ssh/authorized_keys": controller + "".join(f"restrict {key}" for key in mesh.values()),
+                ".ssh/provision_ed25519": (folder / f"{name}_mesh").read_text(encoding="utf-8"),
+            }
+            nodes.append(_start(client, image, name, network.name or "", labels, files))
+        members = _members(nodes, own)
+        for node in nodes:
+            _lay(node.container, {f".ssh/provision_{part}": _mesh_file(part, members) for part in ("known_hosts", "config")})
+        (folder / "known_hosts").write_text(_mesh_file("known_hosts", members), encoding="utf-8")
+        inventory = folder / "hosts.ini"
+        inventory.write_text(_inventory(nodes, folder, slots, prefix), encoding="utf-8")
+        for node in nodes:
+            _wait(node, folder)
+        yield inventory
+    finally:
+        with interrupts.ignored():
+            _remove(client, str(os.getpid()))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(client: DockerClient) -> None:
+    """Remove what a run left that was killed."""
+    things = [*client.networks.list(filters={"label": LABEL}), *client.containers.list(all=True, filters={"label": LABEL})]
+    for owner in {_owner(thing) for thing in things}:
+        if not Path(f"/proc/{owner}").exists():
+            _remove(client, owner)
+
+
+def _owner(thing: Any) -> str:
+    return str((thing.attrs.get("Labels") or thing.attrs.get("Config", {}).get("Labels") or {}).get(LABEL, ""))
+
+
+def _remove(client: DockerClient, owner: str) -> None:
+    mine: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={owner}"}
+    for container in client.containers.list(all=True, filters=mine, ignore_removed=True):
+        with contextlib.suppress(docker.errors.NotFound):
+            container.remove(force=True, v=True)
+    for network in client.networks.list(filters=mine):
+        with contextlib.suppress(docker.errors.NotFound):
+            network.remove()
+
+
+def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Node:
+    with interrupts.held_back():
+        container = client.containers.create(
+            image,
+            hostname=name,
+            init=True,
+            labels=dict(labels),
+            network=network,
+            shm_size=_MEMORY,
+            use_config_proxy=False,
+        )
+    _lay(container, files)
+    container.start()
+    container.reload()
+    address = container.attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
+    return Node(name, address, container)
+
+
+def _lay(container: Container, files: Mapping[str, str]) -> None:
+    """Files into the home of the image's user, his own and for him alone."""
+    user = catalog.load("images")["user"]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder in sorted({path.partition("/")[0] for path in files}):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, user["uid"], user["uid"]
+            tar.addfile(entry)
+        for path, text in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode, entry.uid, entry.gid = len(text.encode()), 0o600, user["uid"], user["uid"]
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    container.put_archive(f"/home/{user['name']}", buffer.getvalue())
+
+
+def _members(nodes: list[Node], own: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    known = catalog.load("images")
+    return {
+        node.name: {
+            "address": node.address,
+            "port": known["ssh_port"],
+            "login": known["user"]["name"],
+            "host_keys": [own[node.name].strip()],
+        }
+        for node in nodes
+    }
+
+
+def _mesh_file(part: str, members: Mapping[str, Any]) -> str:
+    """A file of the mesh, as the playbook's role writes it on hosts."""
+    folder = resources.folder("playbooks") / "roles/ssh_mesh/templates"
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    return environment.get_template(f"{part}.j2").render(provision_members=members)
+
+
+def _inventory(nodes: list[Node], folder: Path, slots: int, prefix: str) -> str:
+    known = catalog.load("images")
+    lines = [f"{node.name} ansible_host={node.address} slots={slots}" for node in nodes]
+    trust = {"UserKnownHostsFile": folder / "known_hosts", "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes"}
+    options = " ".join(f"-o {name}={value}" for name, value in {**trust, "IdentitiesOnly": "yes"}.items())
+    return "\n".join(
+        [
+            *lines,
+            "[all:vars]",
+            f"ansible_user={known['user']['name']}",
+            f"ansible_port={known['ssh_port']}",
+            f"ansible_ssh_private_key_file={folder / 'id_ed25519'}",
+            f"ansible_ssh_common_args='{options}'",
+            f"ansible_python_interpreter={prefix}/venv/bin/python",
+            f"provision_prefix={prefix}",
+            "provision_sudo=no",
+            "",
+        ]
+    )
+
+
+def _wait(node: Node, folder: Path) -> None:
+    """Until sshd takes a login."""
+    known = catalog.load("images")
+    command = ["ssh", "-F", "/dev/null", "-i", str(folder / "id_ed25519"), "-p", str(known["ssh_port"]), "-o", "BatchMode=yes"]
+    command += ["-o", "ConnectTimeout=5", "-o", "IdentitiesOnly=yes", "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"]
+    command += ["-o", "StrictHostKeyChecking=yes", f"{known['user']['name']}@{node.address}", "true"]
+    deadline = time.monotonic() + START_S
+    while True:
+        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return
+        node.container.reload()
+        if node.container.status != "running" or time.monotonic() > deadline:
+            said = node.container.logs(tail=5).decode(errors="replace").strip() or "it said nothing"
+            raise ProvisionError(
+                f"the container takes no login: {tried.stderr.strip() or node.container.status}; it said: {said}",
+                where=node.name,
+                todo="the image must run sshd, which is what it does where no other command is given",
+            )
+        time.sleep(0.2)

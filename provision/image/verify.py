@@ -1,0 +1,170 @@
+"""Proves an image by running it: doctor's checks in its containers, the engine's self-check, and the training job across them.
+
+Only then does the image get the label by which it counts as ready.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from docker import DockerClient
+
+from provision import inventory as inventories
+from provision import launch, mpirun, progress
+from provision import smoke as judging
+from provision import survey as surveying
+from provision.doctor import reach
+from provision.doctor.checks import examine
+from provision.doctor.findings import Finding
+from provision.errors import ProvisionError, UsageError
+from provision.image import containers, labels, store
+from provision.image.stream import Failed, Made, events
+from provision.installed import plan as installed_plan
+from provision.plan import Plan
+from provision.resolve import network
+from provision.sandbox import engine, interrupts
+from provision.session import Session
+
+SLOTS = 1  # ranks a container
+
+
+@dataclass
+class Verdict:
+    """What running an image showed.
+
+    Attributes:
+        faults: why it is not ready, a sentence each; empty when it is.
+        findings: what doctor found in its containers.
+        folder: logs and the reports of the jobs.
+    """
+
+    image: str
+    faults: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    summaries: list[str] = field(default_factory=list)
+    folder: Path = Path()
+    seconds: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it counts as ready now."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema": 1,
+            "image": self.image,
+            "ready": self.ready,
+            "faults": self.faults,
+            "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.title, "seen": f.seen} for f in self.findings],
+            "summaries": self.summaries,
+            "folder": str(self.folder),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress.Progress) -> Verdict:
+    """Run ``count`` containers of an image and judge them; the image gets its label when nothing is wrong.
+
+    Raises:
+        UsageError: no image of ours, or too few containers.
+        ProvisionError: no engine, or containers that do not come up.
+    """
+    if count < 2:
+        raise UsageError(f"--hosts {count}: an image is proven by containers that train together", todo="--hosts 2")
+    began = time.monotonic()
+    client = engine.connect()
+    try:
+        with engine.explained(f"verifying {image}"):
+            told = store.get(client, image)
+            verdict = Verdict(image)
+            with containers.hosts(client, told.image, count, SLOTS, told.of("prefix")) as inventory:
+                session = Session(inventories.load(str(inventory)), shown)
+                try:
+                    verdict.folder = session.folder
+                    _run(session, options, verdict)
+                    verdict.seconds = time.monotonic() - began
+                    session.write("verify.json", verdict.as_dict())
+                finally:
+                    session.close()
+            if verdict.ready:
+                _label(client, image, told, f"{count} containers; {'; '.join(verdict.summaries)}")
+    finally:
+        client.close()
+    return verdict
+
+
+def _run(session: Session, options: launch.SmokeOptions, verdict: Verdict) -> None:
+    survey = surveying.look(session)
+    absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
+    if absent:
+        verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]
+        return
+    # Of the survey's own problems none counts: they are about installing, which is done.
+    answers, unable = reach.look(session, survey.hosts)
+    verdict.findings = examine(survey.hosts, unable, answers)
+    verdict.faults += [
+        f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
+    ]
+    plan = _plan(session, survey)
+    _check_engine(session, plan, verdict)
+    if not verdict.faults:
+        result = launch.smoke(session, plan, options)
+        verdict.faults += result.faults
+        verdict.summaries += [result.summary] if result.summary else []
+
+
+def _plan(session: Session, survey: surveying.Survey) -> Plan:
+    """What the image's manifest says, with what is the containers' own."""
+    made = installed_plan(session.inventory, survey.hosts)
+    hosts = {}
+    for name, host in made.hosts.items():
+        found = survey.hosts[name]
+        place = network.network(name, found, None, alone=False)
+        hosts[name] = replace(host, hostname=str(found["hostname"] or name), network=place, root=False)
+    return replace(made, hosts=hosts)
+
+
+def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
+    """Every collective against what it must give, across the containers."""
+    hosts = list(plan.hosts.values())
+    placed = mpirun.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
+    job = launch.mpi_job(plan, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
+    log = session.folder / "check.log"
+    title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
+    result = launch.run(session, hosts[0], job, title, log, lambda line: session.progress.line(mpirun.readable(line), "dim"))
+    if result.interrupted:
+        session.abort()
+    if result.report is None:
+        verdict.faults.append(f"the engine's self-check gave no report (exit code {result.code}); read {log}")
+        return
+    faults = judging.judge_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
+    verdict.faults += faults or ([f"the engine's self-check ended with exit code {result.code}"] if result.code else [])
+    verdict.summaries.append(judging.check_summary(result.report))
+
+
+def _label(client: DockerClient, image: str, told: labels.Told, how: str) -> None:
+    """Give the image its label: nothing in it changes but what it says of itself. Its name moves in one step."""
+    attributes = client.images.get(told.image).attrs
+    said = {
+        labels.VERIFIED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        labels.VERIFIED_LAYERS: labels.layers(attributes),
+        labels.VERIFIED_BY: " ".join(how.split()),
+    }
+    dockerfile = io.BytesIO(f"FROM {told.image}\n".encode())
+    made = None
+    for event in events(client.api.build(fileobj=dockerfile, labels=said, rm=True, forcerm=True, decode=True, use_config_proxy=False)):
+        if isinstance(event, Failed):
+            raise ProvisionError(f"the image could not be labelled: {event.why}", where=image)
+        if isinstance(event, Made):
+            made = event.image
+    if made is None:
+        raise ProvisionError("the image could not be labelled: the engine made none", where=image)
+    repository, tag = labels.parted(image)
+    with interrupts.held_back():
+        client.images.get(made).tag(repository, tag)

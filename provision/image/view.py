@@ -1,0 +1,125 @@
+"""How a build, a pull or a push is shown: live on a terminal, one plain line per step elsewhere. Everything goes into the log, too."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import IO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from provision.image.stream import Cached, Event, Failed, Layer, Line, Made, Step
+
+_PATIENCE_S = 30.0  # without a terminal: how often a step that takes long says what it does
+_TAIL = 12
+
+
+class View:
+    """Shows events and remembers where it is; ``with`` it.
+
+    Attributes:
+        step: the last step that began, ``Step 3/20: RUN …``.
+        tail: the last lines that it printed.
+    """
+
+    def __init__(self, log: IO[str] | None = None, console: Console | None = None) -> None:
+        self._log = log
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._guard = threading.Lock()
+        self._layers: dict[str, Layer] = {}
+        self._began = self._told = time.monotonic()
+        self.step = ""
+        self.tail: list[str] = []
+        self._cached = False
+
+    def __enter__(self) -> View:
+        if self._console.is_terminal and os.environ.get("TERM", "") != "dumb":
+            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_step()
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, event: Event) -> None:
+        """Show one event."""
+        self._write(event)
+        with self._guard:
+            if isinstance(event, Step):
+                self._end_step()
+                self.step, self.tail, self._cached = f"Step {event.number}/{event.total}: {event.instruction}", [], False
+                self._began = self._told = time.monotonic()
+                if self._live is None:
+                    self._console.print(Text(short(self.step)))
+            elif isinstance(event, Cached):
+                self._cached = True
+            elif isinstance(event, Line):
+                self.tail = [*self.tail[-(_TAIL - 1) :], event.text]
+                if self._live is None and time.monotonic() - self._told > _PATIENCE_S:
+                    self._told = time.monotonic()
+                    self._console.print(Text(f"  … {event.text.strip()[:160]}"))
+            elif isinstance(event, Layer):
+                known = self._layers.get(event.name)
+                self._layers[event.name] = event
+                if self._live is None and (known is None or known.status != event.status) and not event.total:
+                    self._console.print(Text(f"{event.name}: {event.status}"))
+
+    def line(self, text: str) -> None:
+        """A remark of ours."""
+        (self._live.console if self._live else self._console).print(Text(text))
+
+    def _end_step(self) -> None:
+        if not self.step:
+            return
+        seconds = time.monotonic() - self._began
+        if self._live is not None:
+            how = "cached" if self._cached else f"{seconds:.0f} s"
+            self._live.console.print(Text(f"{short(self.step)} ({how})", style="dim" if self._cached else ""))
+        elif not self._cached and seconds >= 1:
+            self._console.print(Text(f"  {seconds:.0f} s"))
+        self.step = self.step if not self._live else ""
+
+    def _write(self, event: Event) -> None:
+        if self._log is None:
+            return
+        if isinstance(event, Step):
+            self._log.write(f"\nStep {event.number}/{event.total}: {event.instruction}\n")
+        elif isinstance(event, Cached):
+            self._log.write("(from the cache)\n")
+        elif isinstance(event, Line):
+            self._log.write(f"{event.text}\n")
+        elif isinstance(event, Failed):
+            self._log.write(f"FAILED: {event.why}\n")
+        elif isinstance(event, Made):
+            self._log.write(f"\nimage {event.image}\n")
+        self._log.flush()
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        with self._guard:
+            step, tail, layers, began = self.step, list(self.tail), list(self._layers.values()), self._began
+        if step:
+            table.add_row(Text(f"{short(step)}  {time.monotonic() - began:.0f} s", style="bold"))
+            for line in tail[-4:]:
+                table.add_row(Text(f"  {line[: max(20, self._console.width - 4)]}", style="dim"))
+        moving = [layer for layer in layers if layer.total and layer.done < layer.total]
+        for layer in moving[: max(3, self._console.height - 8)]:
+            table.add_row(Text(f"  {layer.name}  {layer.status} {_bar(layer)} {layer.done / 1e6:.0f} of {layer.total / 1e6:.0f} MB"))
+        return table
+
+
+def _bar(layer: Layer, width: int = 24) -> str:
+    done = int(width * layer.done / layer.total)
+    return "█" * done + "░" * (width - done)
+
+
+def short(text: str) -> str:
+    """A step in one line."""
+    return text if len(text) <= 110 else text[:107] + "…"
