@@ -19,7 +19,7 @@ from provision.image import asking, build, folder, labels, render, store
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
-from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.options import Data, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.sandbox import engine
 from provision.session import Session
 
@@ -126,13 +126,12 @@ def build_(
 def verify_(
     image: Image,
     hosts: Annotated[int, typer.Option("--hosts", help="Containers that train together.")] = 2,
-    epochs: Epochs = None,
     data: Data = None,
     json_: Json = False,
 ) -> None:
     """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
     with progress.make() as shown:
-        verdict = verifying.verify(image, hosts, launch.SmokeOptions(epochs=epochs, data=data), shown)
+        verdict = verifying.verify(image, hosts, launch.SmokeOptions(data=data), shown)
     if json_:
         typer.echo(json.dumps(verdict.as_dict(), indent=2))
     else:

@@ -134,10 +134,15 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     """Every collective against what it must give, across the containers."""
     hosts = list(plan.hosts.values())
     placed = mpirun.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
-    job = launch.mpi_job(plan, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
+    where = launch.Environment.of(plan)
+    job = launch.mpi_job(where, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
     log = session.folder / "check.log"
     title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
-    result = launch.run(session, hosts[0], job, title, log, lambda line: session.progress.line(mpirun.readable(line), "dim"))
+
+    def show(line: str) -> None:
+        session.progress.line(mpirun.readable(line), "dim")
+
+    result = launch.run(session, hosts[0].name, job, where.interpreter, title, log, show)
     if result.interrupted:
         session.abort()
     if result.report is None:
