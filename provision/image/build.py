@@ -80,6 +80,9 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
             with interrupts.held_back():
                 client.images.get(image).tag(*labels.parted(tag))
             size = int(client.images.get(image).attrs["Size"])
+    except KeyboardInterrupt:
+        what = "interrupted; no image was named, and no step of the build runs any more"
+        raise ProvisionError(what, todo="run the same command again: it goes on from the cache") from None
     finally:
         client.close()
     return Built(tag, image, size, time.monotonic() - began, path)

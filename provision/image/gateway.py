@@ -24,6 +24,7 @@ from provision.image.origins import Origins
 _USER = "build"
 _CHUNK = 1 << 16
 _SILENCE_S = 300.0
+_POLL_S = 0.05  # how soon the end of a build is seen
 # What concerns one connection alone and is not handed on.
 _OWN_HEADERS = {
     "connection",
@@ -55,7 +56,7 @@ class Gateway:
         self.proxy = f"http://{_USER}:{token}@{address}:{self._server.server_address[1]}"
 
     def __enter__(self) -> Gateway:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import ipaddress
 import socket
 import ssl
 import urllib.error
@@ -66,7 +67,10 @@ class Origins:
         if parts.scheme != "http":
             raise Unavailable("not an http address", 400)
         if parts.hostname != PACKAGES_HOST:
-            return self._ask(method, self._mirrored(url), headers)
+            mirrored = self._mirrored(url)
+            if mirrored == url:
+                _refuse_own(parts.hostname or "")
+            return self._ask(method, mirrored, headers)
         if (page := self._indexes.page(unquote(parts.path))) is not None:
             return _Page(page)
         real = self._indexes.file(unquote(parts.path))
@@ -76,6 +80,7 @@ class Origins:
 
     def tunnel(self, host: str, port: int) -> socket.socket:
         """A connection to where a step wants to speak https by itself, through this machine's proxy if it has one."""
+        _refuse_own(host)
         proxy = self._proxies.get("https")
         try:
             if not proxy or cast(Any, urllib.request).proxy_bypass_environment(host, {"no": self._proxies.get("no", "")}):
@@ -133,6 +138,16 @@ class _Page(io.BytesIO):
         self.headers = Message()
         self.headers["Content-Type"] = "text/html; charset=utf-8"
         self.headers["Content-Length"] = str(len(content))
+
+
+def _refuse_own(host: str) -> None:
+    """A step has no business with what listens on this machine's loopback, nor with a cloud's metadata. Raises Unavailable."""
+    try:
+        addresses = {ipaddress.ip_address(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)}
+    except (OSError, ValueError):
+        return  # only this machine's proxy may know it
+    if any(address.is_loopback or address.is_link_local for address in addresses):
+        raise Unavailable("a build may not reach this machine's own addresses", 403)
 
 
 def _proxies(settings: Settings) -> dict[str, str]:

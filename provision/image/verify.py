@@ -94,6 +94,8 @@ def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress
                     session.close()
             if verdict.ready:
                 _label(client, image, told, f"{count} containers; {'; '.join(verdict.summaries)}")
+    except KeyboardInterrupt:
+        raise ProvisionError("interrupted; the containers are gone, and the image is not proven", where=image) from None
     finally:
         client.close()
     return verdict

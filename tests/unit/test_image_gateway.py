@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import ssl
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from provision.image import origins
 from provision.image.gateway import Gateway
 from provision.image.origins import INDEX_URL, TORCH_INDEX_URL, Origins
 from provision.sandbox.settings import Settings
@@ -84,13 +87,26 @@ def test_the_companys_proxy_is_asked_with_its_password_by_the_controller_alone(u
 
 
 def test_what_cannot_be_had_is_remembered_with_its_reason(upstream: Any) -> None:
+    for mirror, reason in ((upstream.address, "127.0.0.1 answers 404 Not Found"), ("127.0.0.1:1", "Connection refused")):
+        with Gateway("127.0.0.1", Origins(Settings(), mirror=f"http://{mirror}/debian")) as gateway:
+            with pytest.raises(urllib.error.HTTPError):
+                ask(gateway, "http://archive.example/debian/dists/gone")
+            assert gateway.refused[0].startswith("archive.example/debian/dists/gone: 127.0.0.1")
+            assert reason in gateway.refused[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "169.254.169.254"])
+def test_what_listens_on_this_machine_alone_is_out_of_reach(upstream: Any, host: str) -> None:
+    upstream.pages = {"/x": b"private"}
     with Gateway("127.0.0.1", Origins(Settings())) as gateway:
-        with pytest.raises(urllib.error.HTTPError):
-            ask(gateway, f"http://{upstream.address}/gone")
-        with pytest.raises(urllib.error.HTTPError):
-            ask(gateway, "http://127.0.0.1:1/nobody")
-        assert gateway.refused[0] == "127.0.0.1/gone: 127.0.0.1 answers 404 Not Found"
-        assert "refused" in gateway.refused[1]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(gateway, f"http://{host}:{upstream.server_address[1]}/x")
+        assert refused.value.code == 403
+        connection = http.client.HTTPConnection("127.0.0.1", int(gateway.proxy.rpartition(":")[2]), timeout=20)
+        connection.set_tunnel(host, upstream.server_address[1], {"Proxy-Authorization": gateway.credentials})
+        with pytest.raises(OSError, match="502"):
+            connection.connect()
+    assert upstream.asked == []
 
 
 def test_indexes_and_wheels_are_merged_and_passwords_stay_here(upstream: Any, tmp_path: Path) -> None:
@@ -118,6 +134,24 @@ def test_indexes_and_wheels_are_merged_and_passwords_stay_here(upstream: Any, tm
     assert {login for _path, login, _ in upstream.asked} == {"Basic bWU6c2VjcmV0"}
 
 
+def test_the_companys_certificate_is_trusted_by_the_controller(upstream: Any, tmp_path: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    upstream.socket = context.wrap_socket(upstream.socket, server_side=True)
+    upstream.pages = {"/simple/thing/": b'<a href="thing-1-py3-none-any.whl">x</a>', "/simple/thing/thing-1-py3-none-any.whl": b"content"}
+    index = f"https://localhost:{upstream.server_address[1]}/simple"
+    with Gateway("127.0.0.1", Origins(Settings(bundle=(tmp_path / "cert").read_text()), index=index)) as gateway:
+        link = ask(gateway, INDEX_URL + "thing/").decode().partition('href="')[2].partition('"')[0]
+        assert ask(gateway, "http://packages.provision.internal" + link) == b"content"
+    with Gateway("127.0.0.1", Origins(Settings(), index=index)) as gateway:
+        with pytest.raises(urllib.error.HTTPError):
+            ask(gateway, INDEX_URL + "thing/")
+        assert "CERTIFICATE_VERIFY_FAILED" in gateway.refused[0]
+
+
 def test_pytorchs_index_is_one_of_its_own(upstream: Any) -> None:
     upstream.pages = {"/cpu/torch/": b'<a href="torch-9-py3-none-any.whl">x</a>'}
     origins = Origins(Settings(pip={"no-index": ("yes",)}), torch_index=f"http://{upstream.address}/cpu")
@@ -138,7 +172,8 @@ def test_no_file_of_this_machine_is_handed_out_that_no_index_named(tmp_path: Pat
         assert refused.value.code == 404
 
 
-def test_https_goes_through_as_it_is(upstream: Any) -> None:
+def test_https_goes_through_as_it_is(upstream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origins, "_refuse_own", lambda _host: None)  # the far host of this test is on loopback
     upstream.pages = {"/x": b"through"}
     with Gateway("127.0.0.1", Origins(Settings())) as gateway:
         port = int(gateway.proxy.rpartition(":")[2])
