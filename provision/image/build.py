@@ -64,7 +64,7 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
     files = context(asked.target, asked.engine, locked=asked.locked)
     client = engine.connect()
     try:
-        with engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
+        with interrupts.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
             sweep(client)
             base_image(client, asked.target.base.reference, view)
             places = origins.Origins(

@@ -80,7 +80,7 @@ def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress
     began = time.monotonic()
     client = engine.connect()
     try:
-        with engine.explained(f"verifying {image}"):
+        with interrupts.also_when_ended(), engine.explained(f"verifying {image}"):
             told = store.get(client, image)
             verdict = Verdict(image)
             with containers.hosts(client, told.image, count, SLOTS, told.of("prefix")) as inventory:

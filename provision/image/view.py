@@ -81,7 +81,8 @@ class View:
         seconds = time.monotonic() - self._began
         if self._live is not None:
             how = "cached" if self._cached else f"{seconds:.0f} s"
-            self._live.console.print(Text(f"{short(self.step)} ({how})", style="dim" if self._cached else ""))
+            shown = short(self.step, self._console.width - len(how) - 3)
+            self._live.console.print(Text(f"{shown} ({how})", style="dim" if self._cached else ""))
         elif not self._cached and seconds >= 1:
             self._console.print(Text(f"  {seconds:.0f} s"))
         self.step = self.step if not self._live else ""
@@ -106,7 +107,7 @@ class View:
         with self._guard:
             step, tail, layers, began = self.step, list(self.tail), list(self._layers.values()), self._began
         if step:
-            table.add_row(Text(f"{short(step)}  {time.monotonic() - began:.0f} s", style="bold"))
+            table.add_row(Text(f"{short(step, self._console.width - 8)}  {time.monotonic() - began:.0f} s", style="bold"))
             for line in tail[-4:]:
                 table.add_row(Text(f"  {line[: max(20, self._console.width - 4)]}", style="dim"))
         moving = [layer for layer in layers if layer.total and layer.done < layer.total]
@@ -120,6 +121,6 @@ def _bar(layer: Layer, width: int = 24) -> str:
     return "█" * done + "░" * (width - done)
 
 
-def short(text: str) -> str:
+def short(text: str, limit: int = 110) -> str:
     """A step in one line."""
-    return text if len(text) <= 110 else text[:107] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

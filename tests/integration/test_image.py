@@ -140,10 +140,13 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
     assert re.search(r"provision: Step 2/\d+: RUN apt-get update.*: it failed with exit code 100; its last lines:", said)
     assert "could not be had: archive.example/debian/dists/bookworm/" in said
     assert "Traceback" not in said
-    nothing_is_left(engine, f"{IMAGE}-bad")
+    nothing_is_left(engine, f"{IMAGE}-bad", os.getpid())
 
 
-def test_an_interrupted_build_leaves_nothing_with_a_name(engine: docker.DockerClient, base: str, own_state: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_leaves_nothing_with_a_name(
+    engine: docker.DockerClient, base: str, own_state: Path, how: signal.Signals
+) -> None:
     command = [sys.executable, "-m", "provision", "image", "build", "--cpu", "--base", base, "-t", f"{IMAGE}-cut", "--no-cache"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -151,26 +154,27 @@ def test_an_interrupted_build_leaves_nothing_with_a_name(engine: docker.DockerCl
         if line.startswith("Step 2/"):
             break
     deadline = time.monotonic() + 60
-    while not any(network.attrs["Containers"] for network in networks(engine)) and time.monotonic() < deadline:
+    while not any(network.attrs["Containers"] for network in networks(engine, process.pid)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     said = process.stderr.read()
     assert process.wait(timeout=60) == 1
     assert "provision: interrupted" in said
-    nothing_is_left(engine, f"{IMAGE}-cut")
+    nothing_is_left(engine, f"{IMAGE}-cut", process.pid)
 
 
-def networks(engine: docker.DockerClient) -> list[Any]:
-    found = engine.networks.list(filters={"label": build.NETWORK_LABEL})
+def networks(engine: docker.DockerClient, process: int) -> list[Any]:
+    """Those of the builds of one process."""
+    found = engine.networks.list(filters={"label": f"{build.NETWORK_LABEL}={process}"})
     for network in found:
         network.reload()
     return found
 
 
-def nothing_is_left(engine: docker.DockerClient, tag: str) -> None:
+def nothing_is_left(engine: docker.DockerClient, tag: str, process: int) -> None:
     with pytest.raises(docker.errors.ImageNotFound):
         engine.images.get(tag)
-    assert networks(engine) == []
+    assert networks(engine, process) == []
 
 
 def test_two_containers_train_together_and_only_then_it_is_ready(
@@ -192,8 +196,8 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     listed = {each["image"]: each for each in json.loads(capsys.readouterr().out)["images"]}
     assert listed[image]["ready"]
     assert "2 containers" in listed[image]["labels"][labels.VERIFIED_BY]
-    assert engine.containers.list(all=True, filters={"label": containers.LABEL}) == []
-    assert engine.networks.list(filters={"label": containers.LABEL}) == []
+    assert engine.containers.list(all=True, filters={"label": f"{containers.LABEL}={os.getpid()}"}) == []
+    assert engine.networks.list(filters={"label": f"{containers.LABEL}={os.getpid()}"}) == []
 
 
 def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]) -> None:
