@@ -79,6 +79,8 @@ class View:
         if not self.step:
             return
         seconds = time.monotonic() - self._began
+        if self._log is not None and not self._cached:
+            self._log.write(f"({seconds:.1f} s)\n")
         if self._live is not None:
             how = "cached" if self._cached else f"{seconds:.0f} s"
             shown = short(self.step, self._console.width - len(how) - 3)

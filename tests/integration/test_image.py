@@ -200,6 +200,14 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert engine.networks.list(filters={"label": f"{containers.LABEL}={os.getpid()}"}) == []
 
 
+def test_hosts_that_are_the_image_do_not_differ_from_it(
+    engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with containers.hosts(engine, image, 2, 1, "/opt/provision") as inventory:
+        assert provision("diff", str(inventory), image) == 0
+        assert f"2 hosts hold what {image} holds" in capsys.readouterr().out
+
+
 def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]) -> None:
     broken = f"{IMAGE}-broken"
     dockerfile = f"FROM {image}\nUSER 0\nRUN rm /opt/provision/venv/lib/python3.11/site-packages/collective_core/errors.py\nUSER 10001\n"
