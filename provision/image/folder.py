@@ -53,4 +53,5 @@ def _record(folder: Path) -> dict[str, str]:
         found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return {str(path): str(digest) for path, digest in found.items()} if isinstance(found, dict) else {}
+    listed = {str(path): str(digest) for path, digest in found.items()} if isinstance(found, dict) else {}
+    return {path: digest for path, digest in listed.items() if not Path(path).is_absolute() and ".." not in Path(path).parts}

@@ -5,6 +5,7 @@ No registry is needed for its base: Debian comes from its mirror, as for the san
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -47,9 +48,20 @@ def base(engine: docker.DockerClient) -> Iterator[str]:
     sources = "deb http://archive.example/debian bookworm main\\ndeb http://archive.example/debian-security bookworm-security main\\n"
     dockerfile = f'FROM {BASE}:bare\nRUN printf "{sources}" > /etc/apt/sources.list\n'
     engine.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=f"{BASE}:12", rm=True)
+    made = str(engine.images.get(f"{BASE}:bare").id)
     yield f"{BASE}:12"
-    for name in (f"{BASE}:12", f"{BASE}:bare"):
-        engine.images.remove(name, force=True)
+    remove_with_what_stands_on_it(engine, made)
+
+
+def remove_with_what_stands_on_it(engine: docker.DockerClient, image: str) -> None:
+    """An image and all that was built on it: also the stages without a name, which are the next build's cache and nobody's here."""
+    parents = {str(each.id): str(each.attrs["Parent"]) for each in engine.images.list(all=True)}
+    doomed = [image]
+    for each in doomed:
+        doomed += [child for child, parent in parents.items() if parent == each]
+    for each in reversed(doomed):
+        with contextlib.suppress(docker.errors.ImageNotFound):
+            engine.images.remove(each, force=True)
 
 
 @pytest.fixture(scope="module")

@@ -177,6 +177,15 @@ def test_a_file_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) -> N
         folder.write(tmp_path, {"Dockerfile": File(b"FROM y")})
 
 
+def test_a_record_that_was_tampered_with_removes_nothing_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    folder.write(tmp_path / "out", {"a": File(b"1")})
+    (tmp_path / "out" / render.RECORD).write_text(json.dumps({"../mine": "x", str(tmp_path / "mine"): "y"}))
+    (tmp_path / "out/a").unlink()
+    folder.write(tmp_path / "out", {"a": File(b"2")})
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", Path("/proc/nowhere")):
