@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import threading
 import time
@@ -72,6 +73,6 @@ def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: 
             except subprocess.TimeoutExpired:
                 given = None  # it is on its way
             if interrupted.is_set() or time.monotonic() > until:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too: they hold its output
                 out, err = process.communicate()
                 return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))

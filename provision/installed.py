@@ -17,10 +17,9 @@ from provision.session import Session
 
 _MARK = "===PROVISION-MANIFEST==="  # a login may print something first
 _NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
-_TEST = (
-    f'[ -x "$python" ] || exit {_NO_PYTHON}; '
-    f'"$python" -c \'import sys, importlib.util as u; sys.exit(0 if u.find_spec("collective_core") else {_NO_ENGINE})\''
-)
+#: A folder that only has the engine's name, as a checkout has, is no package: it has no origin.
+_FIND = f'import sys, importlib.util as u; sys.exit(0 if getattr(u.find_spec("collective_core"), "origin", None) else {_NO_ENGINE})'
+_TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -c {shlex.quote(_FIND)}'
 
 
 def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
@@ -32,7 +31,7 @@ def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
     answers = at_once.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, patience=patience)
     again = f"provision up {session.inventory.argument}"
     for host in session.inventory.hosts:
-        _complain(host, answers[host.name], f"{host.prefix or 'PREFIX'}/venv/bin/python", again)
+        _complain(host, answers[host.name], again)
     found = {name: {"installed": {"manifest": _read(answer)}} for name, answer in answers.items()}
     bare = without_manifest(found)
     if bare:
@@ -45,7 +44,7 @@ def check(session: Session, python: str, patience: float = at_once.PATIENCE_S) -
     script = f"python={shlex.quote(python)}; {_TEST}"
     answers = at_once.ask(session, {host.name: script for host in session.inventory.hosts}, patience=patience)
     for host in session.inventory.hosts:
-        _complain(host, answers[host.name], python, f"install the engine there: {python} -m pip install collective_core")
+        _complain(host, answers[host.name], f"install the engine there: {python} -m pip install collective_core")
 
 
 def _script(host: Host) -> str:
@@ -56,7 +55,8 @@ def _script(host: Host) -> str:
     return f"{show}; python=${{manifest%/manifest.json}}/venv/bin/python; {_TEST}"
 
 
-def _complain(host: Host, answer: at_once.Answer, python: str, todo: str) -> None:
+def _complain(host: Host, answer: at_once.Answer, todo: str) -> None:
+    python = answer.err.strip().rpartition("\n")[2]  # as the test says it
     if answer.code is None:
         raise ProvisionError("it did not answer in time", where=host.name, todo="try it by hand: ssh " + host.address)
     if answer.code == _NO_PYTHON:

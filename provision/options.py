@@ -138,6 +138,8 @@ def run_options(
     if len(asked) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
     chosen = _one_of("--launcher", asked.pop() if asked else config.launcher or ("mpi" if python is None else "own"), tuple(LAUNCHERS))
+    if python is not None and not python.startswith("/"):
+        raise UsageError(f"--python {python}: this is no absolute path", todo="write it as it is on every host: /path/to/bin/python")
     if python is not None and chosen == "mpi":
         raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
     if bring and workdir is not None:

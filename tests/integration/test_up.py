@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from hosts import RUN_S, container, good, marked_processes, provision, report, root, running
+from hosts import RUN_S, Running, container, good, marked_processes, provision, report, root, running, wait_until
 
 from provision import paths
 from provision.sandbox import Sandbox
@@ -153,27 +156,131 @@ open(f"of-rank-{hvd.rank()}.txt", "w").close()
 """
 
 
-def test_a_program_of_the_users_is_brought_and_launched(cluster, tmp_path, monkeypatch):
+@pytest.fixture
+def work(tmp_path, monkeypatch) -> Path:
+    """The folder from which programs are launched, with one of the user's."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work/train.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
-    words = ["run", "--hosts", inventory(cluster), "-x", "WORD", "--output-filename", str(tmp_path / "kept"), "python", "train.py"]
-    done = good(provision(*words, "-1"))
+    words = ["run", "--launcher", launcher, "--hosts", inventory(cluster), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
+    done = good(provision(*words, "python", "train.py", "-1"))
     for rank in range(4):
         assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stderr
         assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
     assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "of-rank-2.txt of-rank-3.txt train.py"
 
-    failed = provision(*words, "2")
+    failed = provision(*words, "python", "train.py", "2")
     assert failed.returncode == 1
     assert "rank 2 failed first" in failed.stderr
     assert failed.stderr.splitlines()[-1] == "ValueError: a bad batch"
-    assert marked_processes(cluster) == []
+    assert processes_of_jobs(cluster) == []
 
+
+def test_more_ranks_than_slots_are_refused(cluster, work):
     local = provision("run", "--hosts", inventory(cluster), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
     assert local.returncode == 2
     assert "10 ranks, but the 1 host(s) have 9 slots" in local.stderr
+
+
+def processes_of_jobs(cluster: Sandbox) -> list[str]:
+    """What is left of jobs: processes with a run's mark, and on hosts all of the engine's environment."""
+    looks = [root(host, "pgrep -af '^/opt/provision/venv/' || true") for host in cluster.hosts]
+    return [*marked_processes(cluster), *(line for look in looks for line in look.splitlines())]
+
+
+#: How the second host cannot take part: what is done to the inventory's text, or on the host and back; what is said.
+UNFIT = {
+    "an unknown name": (("ansible_host=ADDRESS", "ansible_host=nowhere.invalid"), "", "", "its name is not known"),
+    "a closed port": (("ansible_host=ADDRESS", "ansible_host=ADDRESS ansible_port=2"), "", "", "Connection refused"),
+    "no interpreter": (None, "mv venv/bin venv/away", "mv venv/away venv/bin", "there is no Python at /opt/provision/venv/bin/python"),
+    "no engine": (
+        None,
+        "cd venv/lib/python3*/site-packages && mv collective_core away",
+        "cd venv/lib/python3*/site-packages && mv away collective_core",
+        "the engine is not installed",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how):
+    text, before, after, says = UNFIT[how]
+    hosts, two = work.parent / "hosts.ini", cluster.hosts[1]
+    old, new = (part.replace("ADDRESS", two.address) for part in text) if text else ("", "")
+    hosts.write_text(cluster.inventory.read_text().replace(old, new))
+    root(two, f"cd /opt/provision && {before or 'true'}")
+    try:
+        failed = provision("run", "--gloo", "--start-timeout", "20", "--hosts", str(hosts), "python", "train.py", "-1", timeout=30)
+    finally:
+        root(two, f"cd /opt/provision && {after or 'true'}")
+    assert failed.returncode == 1
+    said = [line for line in failed.stderr.splitlines() if line.startswith("provision: ")]
+    assert len(said) == 1
+    assert said[0].startswith("provision: node2: ")
+    assert says in said[0]
+    assert processes_of_jobs(cluster) == []
+
+
+WAITS = """
+import time
+import numpy
+import collective_core as cc
+cc.init()
+for step in range(100000):
+    cc.allreduce(numpy.ones(4))
+    if step == 5:
+        print(f"rank {cc.rank()} is at work", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@contextlib.contextmanager
+def at_work(cluster: Sandbox, work: Path) -> Iterator[Running]:
+    """A job of our own launcher on all hosts, all four ranks in the middle of it."""
+    (work / "waits.py").write_text(WAITS)
+    with running("run", "--gloo", "--hosts", inventory(cluster), "python", "waits.py") as run:
+        for _ in range(4):
+            run.wait_for("is at work")
+        yield run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, number):
+    with at_work(cluster, work) as run:
+        run.process.send_signal(number)
+        wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
+        ended = run.finish(timeout=60)
+    assert ended.returncode == (-9 if number == signal.SIGKILL else 1)
+    assert number == signal.SIGKILL or "nothing of this run is left running" in ended.stderr
+    wait_until(lambda: processes_of_jobs(cluster) == [])
+
+
+def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work):
+    two = cluster.hosts[1]
+    with at_work(cluster, work) as run:
+        root(two, "kill -9 $(pgrep -f 'python waits.py' | head -n 1)")
+        ended = run.finish(timeout=60)
+    assert ended.returncode == 137
+    assert re.search(rf"rank [23] on {re.escape(two.address)} was ended by SIGKILL", ended.stderr.splitlines()[-1])
+    assert processes_of_jobs(cluster) == []
+
+
+def test_a_host_that_goes_down_in_the_middle_ends_the_job_and_is_named(cluster, work):
+    box = container(cluster.hosts[1])
+    with at_work(cluster, work) as run:
+        box.kill()
+        ended = run.finish(timeout=60)
+    box.start()
+    wait_until(lambda: provision("survey", inventory(cluster)).returncode == 0)
+    assert ended.returncode != 0
+    assert cluster.hosts[1].address in ended.stderr.splitlines()[-1]
+    assert processes_of_jobs(cluster) == []
 
 
 def test_a_second_controller_is_told_who_holds_the_hosts(cluster):

@@ -53,6 +53,12 @@ def test_which_launcher_is_meant() -> None:
     assert options.run_options(["train"]).launcher == "mpi"
     assert options.run_options(["train"], gloo=True).launcher == options.run_options(["train"], launcher="own").launcher == "own"
     assert options.run_options(["train"], python="/usr/bin/python3").launcher == "own"
-    for wrong in ({"gloo": True, "mpi": True}, {"gloo": True, "launcher": "mpi"}, {"launcher": "ssh"}, {"python": "/p", "mpi": True}):
+    for wrong in (
+        {"gloo": True, "mpi": True},
+        {"gloo": True, "launcher": "mpi"},
+        {"launcher": "ssh"},
+        {"python": "/p", "mpi": True},
+        {"python": "p"},
+    ):
         with pytest.raises(UsageError):
             options.run_options(["train"], **wrong)  # type: ignore[arg-type]

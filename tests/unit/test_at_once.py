@@ -1,0 +1,74 @@
+"""One command on several hosts at once, and the quick look at what they hold. On this machine; ssh itself is tested with real hosts."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provision import at_once, installed, inventory
+from provision.errors import ProvisionError
+from provision.inventory import Host
+from provision.progress import Progress
+from provision.session import Session
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Of three hosts, all of them this machine, each with a prefix of its own."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    hosts = tuple(Host(name, "localhost", connection="local", prefix=str(tmp_path / name)) for name in "abc")
+    return Session(replace(inventory.load("localhost"), hosts=hosts), Progress())
+
+
+def test_every_host_gets_its_script_and_the_input_and_all_answers_come_back(session: Session) -> None:
+    scripts = {"a": "cat; exit 3", "b": "wc -c >&2", "c": 'echo "$PROVISION_RUN_ID"; kill -9 $$'}
+    answers = at_once.ask(session, scripts, stdin=b"x" * 300_000)
+    assert list(answers) == ["a", "b", "c"]
+    assert (answers["a"].code, answers["a"].out) == (3, "x" * 300_000)
+    assert (answers["b"].code, answers["b"].err.strip()) == (0, "300000")
+    assert answers["c"].code != 0
+    assert answers["c"].out.strip() == session.run_id
+
+
+def test_who_does_not_answer_is_not_waited_for(session: Session) -> None:
+    answers = at_once.ask(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, patience=1.0)
+    assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
+    assert answers["b"].code == 0
+
+
+def test_a_python_without_the_engine_and_one_that_is_not_there_are_told_apart(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(ProvisionError, match=f"a: the engine is not installed for {sys.executable}"):
+        installed.check(session, sys.executable)
+    with pytest.raises(ProvisionError, match="a: there is no Python at /no/such/python"):
+        installed.check(session, "/no/such/python")
+    (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "slow").chmod(0o755)
+    with pytest.raises(ProvisionError, match="a: it did not answer in time"):
+        installed.check(session, str(tmp_path / "slow"), patience=1.0)
+
+
+def _with_engine(folder: Path) -> None:
+    """An environment whose Python finds a package of the engine's name."""
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = (folder / "venv/lib").glob("python3*/site-packages")
+    (site / "collective_core.py").write_text("raise SystemExit('looking does not import')\n")
+
+
+def test_the_first_host_that_lacks_something_is_named(session: Session, tmp_path: Path) -> None:
+    def said() -> str:
+        with pytest.raises(ProvisionError) as error:
+            installed.look(session)
+        return str(error.value)
+
+    assert said().startswith("a, b, c: nothing is installed here yet")
+    for name in "abc":
+        _with_engine(tmp_path / name)
+        (tmp_path / name / "manifest.json").write_text('{"host": {}}')
+    assert "a: its manifest was written by another version or is damaged" in said()
+    (tmp_path / "b/manifest.json").write_text("{half")
+    (tmp_path / "c/venv/bin/python").unlink()
+    assert "c: there is no Python at" in said()
