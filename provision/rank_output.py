@@ -46,6 +46,7 @@ class RankOutput:
         self._digits = len(str(max(ranks - 1, 0)))
         self.verdict: str | None = None
         self._files: dict[Path, IO[str]] = {}
+        self._begun: dict[tuple[int, str], str] = {}  # lines that have not come to their end
         self._open: dict[int, list[str]] = {}  # tracebacks that have not come to their last line
         self._failures: list[tuple[int, list[str]]] = []
 
@@ -55,8 +56,11 @@ class RankOutput:
             self._show(head, None)  # the launcher's own words
             if head.startswith(_OWN):
                 self.verdict = head[len(_OWN) :]
-        for rank, stream, text in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
-            self._take(int(rank), stream, text)
+        for at in range(0, len(parts), 3):
+            rank, stream, text = int(parts[at]), parts[at + 1], parts[at + 2]
+            self._begun[rank, stream] = self._begun.get((rank, stream), "") + text
+            if at + 3 == len(parts):  # mpirun tags every write; the line of a rank ends with the line of its last one
+                self._take(rank, stream, self._begun.pop((rank, stream)))
 
     def _take(self, rank: int, stream: str, text: str) -> None:
         if self._folder is not None:
@@ -86,6 +90,9 @@ class RankOutput:
         return next(iter(causes or ([] if self.verdict else self._failures)), None)
 
     def close(self) -> None:
-        """Close the files."""
+        """Show what came without an end of line, and close the files."""
+        for (rank, stream), text in self._begun.items():
+            self._take(rank, stream, text)
+        self._begun.clear()
         for file in self._files.values():
             file.close()

@@ -101,6 +101,7 @@ CONSEQUENCE = [
 CAUSE = [
     "[1,1]<stderr>:Traceback (most recent call last):",
     '[1,1]<stderr>:  File "train.py", line 7, in <module>[1,0]<stdout>:epoch 1',
+    "[1,1]<stderr>:",
     "[1,1]<stderr>:ValueError: a bad batch",
 ]
 
@@ -117,6 +118,12 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     assert only is not None
     assert only[0] == 0
     assert heard(["[1,0]<stdout>:all well"])[0].first_failure() is None
+
+
+def test_a_line_that_a_rank_writes_in_pieces_is_one_line() -> None:
+    """As mpirun 4.1.8 brings ``print("rank", 1)`` of two ranks that do not buffer."""
+    pieces = ["[1,1]<stdout>:rank[1,1]<stdout>: [1,0]<stdout>:rank[1,1]<stdout>:1[1,1]<stdout>:", "[1,0]<stdout>: [1,0]<stdout>:0"]
+    assert heard([*pieces, "[1,1]<stdout>:no end[1,0]<stdout>:last"])[1] == ["[1] rank 1", "[0] rank 0", "[0] last", "[1] no end"]
 
 
 def test_our_own_launchers_word_counts_more_than_what_follows_from_a_death() -> None:
