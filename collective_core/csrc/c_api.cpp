@@ -40,8 +40,7 @@ struct Process {
   std::shared_ptr<cc::Recorder> recorder;
   std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
   std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
-  cc_start start = nullptr;                            // of the carrier, if there is one
-  cc_test test = nullptr;
+  std::shared_ptr<cc::Carriers> carriers = std::make_shared<cc::Carriers>();
 };
 Process& process() {
   static auto* state = new Process;  // NOLINT: leaked on purpose
@@ -125,7 +124,10 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   const char* name = op.name ? op.name : "";
   header.name_hash = cc::hash_of(name);
   std::strncpy(header.name, name, cc::name_bytes - 1);
-  header.device = static_cast<uint8_t>(op.device);
+  header.device = static_cast<cc::Device>(op.device);
+  const bool carried = header.kind == cc::Kind::allreduce || header.kind == cc::Kind::broadcast;
+  require(op.device >= 0 && op.device < static_cast<int>(cc::Device::count), "unknown device");
+  require(header.device != cc::Device::gpu_memory || carried, "the memory of a GPU cannot be used by this collective");
   if (op.objection && op.objection[0]) {
     header.objects = 1;
     task->operation.objection = op.objection;
@@ -224,9 +226,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     group->warn_after(stall_warning);
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
-    auto carrier = state.start ? std::make_unique<cc::Carrier>(process_set, state.start, state.test) : nullptr;
     state.engines[process_set] =
-        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, std::move(carrier));
+        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.carriers);
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
     state.owner = getpid();
@@ -234,14 +235,14 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
   });
 }
 
-int32_t cc_use_carrier(cc_start start, cc_test test) {
+int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
   return guarded([&] {
     Process& state = process();
     refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     require((start == nullptr) == (test == nullptr), "a carrier has both functions");
-    state.start = start;
-    state.test = test;
+    require(device >= 0 && device < static_cast<int>(cc::Device::count), "unknown device");
+    state.carriers->use(static_cast<cc::Device>(device), start, test);
     return 0;
   });
 }

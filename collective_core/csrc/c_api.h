@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 5;
+constexpr int32_t cc_abi = 6;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -41,7 +41,7 @@ struct cc_operation {
   const char* name;       // the same on all ranks
   const int64_t* splits;  // alltoall: rows for each rank; otherwise null
   const char* objection;  // why this rank cannot run it, which every rank is then told; or null
-  int32_t device;         // where the caller's tensor lies: 0 host memory, 1 a GPU
+  int32_t device;  // where the caller's tensor lies, a number of types.h; gpu_memory: allreduce and broadcast only
   int32_t reserved;
 };
 
@@ -66,13 +66,13 @@ CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const
 struct cc_transfer {
   int32_t process_set;
   int32_t kind;    // allreduce, broadcast, allgather or alltoall
-  int32_t dtype;   // allreduce: one that needs no rounding of ours
-  int32_t reduce;  // allreduce: sum, min, max or product
+  int32_t dtype;   // allreduce: one that needs no rounding of ours; gpu_memory: as the caller's
+  int32_t reduce;  // allreduce: sum, min, max or product; gpu_memory: as the caller's
   int32_t root;
-  int32_t reserved;
-  const void* input;  // broadcast: of the root only
-  void* output;       // may be input; broadcast: of the others only
-  uint64_t count;     // allreduce: elements; broadcast: bytes
+  int32_t contributors;  // ranks that have not joined: by so many an average divides
+  const void* input;     // broadcast: of the root only; gpu_memory: of all, but both null on a rank that has joined
+  void* output;          // may be input; broadcast: of the others only
+  uint64_t count;        // allreduce: elements; broadcast: bytes
   uint64_t row_bytes;
   const int64_t* sent;      // alltoall: rows for each rank
   const int64_t* received;  // allgather, alltoall: rows from each rank
@@ -81,8 +81,9 @@ struct cc_transfer {
 typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uint64_t capacity);
 // 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
 typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
-// Who carries the tensors of process sets that are connected from now on; null: the engine itself.
-CC_API int32_t cc_use_carrier(cc_start start, cc_test test);
+// Who carries tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
+// other than a carrier, for which an operation is done when it is under way on the GPU's own stream.
+CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
 
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);

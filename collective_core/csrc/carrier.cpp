@@ -56,10 +56,23 @@ void refuse_too_many(int64_t rows) {
 
 }  // namespace
 
+void Carriers::use(Device device, cc_start start, cc_test test) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (start) known_[device] = {start, test};
+  if (!start) known_.erase(device);
+}
+
+std::unique_ptr<Carrier> Carriers::of(Device device, int process_set) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = known_.find(device == Device::gpu ? Device::host : device);
+  if (found == known_.end()) return nullptr;
+  return std::make_unique<Carrier>(process_set, found->second.first, found->second.second);
+}
+
 void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const {
   char error[error_text] = "";
   const auto fail = [&] {
-    throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": MPI: " + error,
+    throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": " + error,
                   {group.topology().rank});
   };
   if (start_(&transfer, error, sizeof error) != 0) fail();
@@ -166,6 +179,22 @@ void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits,
   transfer.sent = splits[rank].data();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
+  carry(group, transfer, deadline);
+}
+
+void Carrier::on_gpu(Group& group, const Operation& operation, Deadline& deadline) const {
+  const Header& header = operation.header;
+  if (header.count == 0) return;
+  cc_transfer transfer{};
+  transfer.process_set = process_set_;
+  transfer.kind = static_cast<int32_t>(header.kind);
+  transfer.dtype = static_cast<int32_t>(header.dtype);
+  transfer.reduce = static_cast<int32_t>(header.reduce);
+  transfer.root = header.root;
+  transfer.contributors = operation.contributors;
+  transfer.input = operation.input;
+  transfer.output = operation.output;
+  transfer.count = header.kind == Kind::allreduce ? header.count : header.bytes();
   carry(group, transfer, deadline);
 }
 

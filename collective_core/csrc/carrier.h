@@ -1,4 +1,5 @@
-// The data phases when somebody else carries the data: MPI, behind the two functions of cc_use_carrier (c_api.h).
+// The data phases when somebody else carries the data, behind the two functions of cc_use_carrier (c_api.h): MPI for
+// tensors in host memory, NCCL for those of GPUs.
 //
 // The agreement stays ours, and with it errors, order, joined ranks, deadlines and the recorder; so do small tensors,
 // which have travelled by the time that all agree. Sums are the carrier's: its order, its bits. Types that it does not
@@ -10,6 +11,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "c_api.h"
@@ -27,6 +32,8 @@ class Carrier {
   // Into operation.gathered, which is there; `rows` of each rank.
   void allgather(Group& group, const Operation& operation, Deadline& deadline) const;
   void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const;
+  // An allreduce or broadcast in the memory of a GPU: the carrier does all of it, factors aside, which are not for it.
+  void on_gpu(Group& group, const Operation& operation, Deadline& deadline) const;
 
  private:
   void carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const;
@@ -34,6 +41,17 @@ class Carrier {
   int process_set_;
   cc_start start_;
   cc_test test_;
+};
+
+// Who carries what, for all process sets.
+class Carriers {
+ public:
+  void use(Device device, cc_start start, cc_test test);
+  std::unique_ptr<Carrier> of(Device device, int process_set) const;  // null: the engine itself
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<Device, std::pair<cc_start, cc_test>> known_;
 };
 
 }  // namespace cc

@@ -25,6 +25,7 @@ uint64_t elements_of(const Header& header) {
 
 bool is_credible(const Header& header, int size) {
   if (header.kind >= Kind::count || header.dtype >= DType::count || header.reduce > ReduceOp::product) return false;
+  if (header.device >= Device::count) return false;
   if (!std::memchr(header.name, '\0', sizeof header.name)) return false;
   if (header.objects) return true;  // nothing but its sentence is used
   if (header.kind == Kind::broadcast && (header.root < 0 || header.root >= size)) return false;

@@ -30,7 +30,8 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   if (header.kind == Kind::alltoall) {
     return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
   }
-  const bool sends = has_tensor(header.kind) && (header.kind != Kind::broadcast || header.root == rank);
+  const bool within_reach = has_tensor(header.kind) && header.device != Device::gpu_memory;
+  const bool sends = within_reach && (header.kind != Kind::broadcast || header.root == rank);
   if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
@@ -38,11 +39,11 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set,
-               std::unique_ptr<Carrier> carrier)
+               std::shared_ptr<Carriers> carriers)
     : group_(std::move(group)),
       recorder_(std::move(recorder)),
       process_set_(process_set),
-      carrier_(std::move(carrier)),
+      carriers_(std::move(carriers)),
       exchange_(*group_),
       joined_(group_->topology().size) {}
 
@@ -272,6 +273,11 @@ std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, co
 void Engine::transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
   const size_t limit = group_->layout().inline_bytes;
+  const std::unique_ptr<Carrier> carrier = carriers_->of(header.device, process_set_);
+  if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
+    if (!carrier) throw Failure(Fault::internal, "this rank has no carrier for the memory of GPUs", {topology().rank});
+    return carrier->on_gpu(*group_, operation, deadline);
+  }
   switch (header.kind) {
     case Kind::barrier:
     case Kind::join:
@@ -280,7 +286,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allreduce: {
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (carrier_) return carrier_->allreduce(*group_, operation, deadline);
+      if (carrier) return carrier->allreduce(*group_, operation, deadline);
       if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
       return all_in_arena() ? allreduce_arena(*group_, operation, headers_, deadline)
                             : allreduce_local(*group_, operation, deadline);
@@ -293,19 +299,19 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
           std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
         return;
       }
-      if (carrier_) return carrier_->broadcast(*group_, operation, deadline);
+      if (carrier) return carrier->broadcast(*group_, operation, deadline);
       uint64_t chunk = 0;
       return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
     }
     case Kind::reducescatter:
       if (header.count == 0) return;
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (carrier_) return carrier_->reducescatter(*group_, operation, deadline);
+      if (carrier) return carrier->reducescatter(*group_, operation, deadline);
       return reducescatter(*group_, operation, headers_, deadline);
     case Kind::allgather:
-      return gather(operation, deadline);
+      return gather(operation, carrier.get(), deadline);
     case Kind::alltoall:
-      return alltoall(*group_, operation, headers_, splits_of_all(), carrier_.get(), deadline);
+      return alltoall(*group_, operation, headers_, splits_of_all(), carrier.get(), deadline);
   }
 }
 
@@ -346,7 +352,7 @@ Splits Engine::splits_of_all() const {
   return splits;
 }
 
-void Engine::gather(Operation& operation, Deadline& deadline) {
+void Engine::gather(Operation& operation, const Carrier* carrier, Deadline& deadline) {
   const std::vector<const Header*>& headers = headers_;
   const size_t size = headers.size();
   std::vector<uint64_t> offsets(size + 1, 0);
@@ -359,7 +365,7 @@ void Engine::gather(Operation& operation, Deadline& deadline) {
   }
   operation.gathered_bytes = offsets[size];
   operation.gathered = memory_for(operation.gathered_bytes);
-  if (!all_inline && carrier_) return carrier_->allgather(*group_, operation, deadline);
+  if (!all_inline && carrier) return carrier->allgather(*group_, operation, deadline);
   if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
   for (size_t r = 0; r < size; ++r) {
     std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());

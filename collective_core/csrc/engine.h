@@ -36,9 +36,9 @@ struct Task {
 
 class Engine {
  public:
-  // carrier: of large tensors; null: the collectives of this engine.
+  // carriers: of tensors that the engine does not move itself.
   explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
-                  int process_set = 0, std::unique_ptr<Carrier> carrier = nullptr);
+                  int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
   ~Engine();
 
   // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
@@ -67,7 +67,7 @@ class Engine {
   void reduce_inline(Operation& operation);
   // Whether every rank of this host has its tensor where the others reach it.
   bool all_in_arena() const;
-  void gather(Operation& operation, Deadline& deadline);
+  void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
   Splits splits_of_all() const;
   // Takes it out of the queue, if it is there. With mutex_ held, as the next one.
   void forget(const std::shared_ptr<Task>& task);
@@ -78,7 +78,7 @@ class Engine {
   std::unique_ptr<Group> group_;
   std::shared_ptr<Recorder> recorder_;
   int process_set_;
-  std::unique_ptr<Carrier> carrier_;
+  std::shared_ptr<Carriers> carriers_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
   Joined joined_;

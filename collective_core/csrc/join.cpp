@@ -99,6 +99,7 @@ Ghost::Ghost(const Header& wanted, int size) {
     header.dims[0] = 0;
     operation.splits.assign(static_cast<size_t>(size), 0);
   }
+  if (header.device == Device::gpu_memory) return;  // its carrier has no other memory for it
   input_.resize(header.bytes());
   if (is_reduction(header.kind)) {
     fill_with_identity(&input_, header.dtype, header.reduce);

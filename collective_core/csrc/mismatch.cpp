@@ -26,7 +26,7 @@ std::string describe(const Header& h, const Topology& topology) {
   std::string text = name_of(h.kind);
   if (h.name[0]) text += std::string(" '") + h.name + "'";
   if (!has_tensor(h.kind)) return text;
-  text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device ? " on a GPU" : "");
+  text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device == Device::host ? "" : " on a GPU");
   if (h.kind == Kind::broadcast && !h.objects)
     text += " from root " + std::to_string(topology.peers[h.root].global_rank);
   if (is_reduction(h.kind)) {

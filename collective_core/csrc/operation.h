@@ -58,7 +58,7 @@ struct Header {
   ReduceOp reduce;
   uint8_t ndim;
   uint8_t stuck;  // this rank's caller waits on this very operation, and nothing else is queued: it cannot be reordered
-  uint8_t device;   // where the caller's tensor lies: 0 host memory, 1 a GPU
+  Device device;  // where the caller's tensor lies
   uint8_t objects;  // this rank cannot run it: the inline payload is a sentence that says why
   uint8_t reserved;
   int32_t root;          // as a rank of the process set

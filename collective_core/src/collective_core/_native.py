@@ -12,10 +12,13 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 5  # of csrc/c_api.h
+ABI = 6  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
+
+#: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
+HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
 #: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
 DTYPES = {
@@ -83,7 +86,7 @@ class Transfer(ctypes.Structure):
         ("dtype", c_int32),
         ("reduce", c_int32),
         ("root", c_int32),
-        ("reserved", c_int32),
+        ("contributors", c_int32),
         ("input", c_void_p),
         ("output", c_void_p),
         ("count", c_uint64),
@@ -111,7 +114,7 @@ class PeerInfo(NamedTuple):
 
 _library: ctypes.CDLL | None = None
 _plain_run: Callable[[Any], int] | None = None
-_carrier: tuple[Any, Any] | None = None  # the engine has only their addresses
+_carriers: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
 
 
 def library() -> ctypes.CDLL:
@@ -138,7 +141,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double, c_double]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
-    lib.cc_use_carrier.argtypes = [START, TEST]
+    lib.cc_use_carrier.argtypes = [c_int32, START, TEST]
     lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
     lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
@@ -203,12 +206,13 @@ def record_to(path: str | None) -> None:
     check(library().cc_record(path.encode() if path else None))
 
 
-def use_carrier(start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None) -> None:
-    """Who carries the tensors of process sets that are connected from now on (csrc/c_api.h); None: the engine itself."""
-    global _carrier
+def use_carrier(
+    start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None, device: int = HOST_MEMORY
+) -> None:
+    """Who carries tensors of this device from now on (csrc/c_api.h); None: the engine itself."""
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
-    check(library().cc_use_carrier(*chosen))
-    _carrier = chosen
+    check(library().cc_use_carrier(device, *chosen))
+    _carriers[device] = chosen
 
 
 def close(process_set: int = 0) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import socket
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from collective_core import _native, mpi_carrier
 from collective_core.config import Config
@@ -20,6 +20,10 @@ from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
 
 NONCE_BYTES = 32
+
+#: What other parts of the engine tell about this rank when a process set meets, and learn of all its members, by name. The first is
+#: told whether this rank is the set's first; the second the set, this rank's number in it, and what every member told.
+companions: dict[str, tuple[Callable[[bool], Any], Callable[[int, int, list[Any]], None]]] = {}
 
 
 def host_identity(override: str | None = None) -> str:
@@ -61,19 +65,21 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     address = None
     error = ""
     port, socket_name = 0, ""
+    told: dict[str, Any] = {}
     try:
         if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
         if included:
             port, socket_name = _native.open_listeners(address)
+            told = {name: offer(launcher.rank == ranks[0]) for name, (offer, _) in companions.items()}
     except CollectiveError as failure:
         error = str(failure)
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
         places = exchange_documents(
-            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error}
+            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "told": told, "error": error}
         )
         _raise_first_error(places, everyone)
         peers = [
@@ -81,6 +87,8 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
             for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
         ]
         if included:
+            for name, (_, learn) in companions.items():
+                learn(process_set, ranks.index(launcher.rank), [places[rank]["told"].get(name) for rank in ranks])
             mpi_carrier.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
             _native.connect(

@@ -76,6 +76,7 @@ from collective_core.torch.ops.membership import (
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
+    nccl_enabled,
     rocm_built,
 )
 from collective_core.torch.ops.reducescatter import grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async
@@ -155,6 +156,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "nccl_enabled",
     "poll",
     "process_set_by_id",
     "rank",

@@ -23,8 +23,10 @@ from collective_core.torch.compression import Compression
 from collective_core.torch.ops import handles
 
 
-def gradient_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in the memory that the ranks of this host share; where its size is limited, ordinary ones: slower, not wrong."""
+def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in the memory that the ranks of this host share; where its size is limited, ordinary ones: slower, not wrong. Or on a GPU."""
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
     length = elements * torch.empty(0, dtype=dtype).element_size()
     try:
         return torch.from_numpy(arena.empty(length, np.uint8)).zero_().view(dtype)
@@ -33,14 +35,17 @@ def gradient_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Bucket:
-    """Gradients that are summed as one flat tensor in host memory."""
+    """Gradients that are summed as one flat tensor: on their GPU if NCCL sums it there, otherwise in host memory."""
 
-    def __init__(self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype, uses_nccl: bool = False) -> None:
         # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
         layouts = [p.stride() for p in parameters if not p.is_contiguous()]
         self.name = f"{name}.{crc32(repr(layouts).encode()):x}" if layouts else name
         self.parameters = parameters
         self.dtype = dtype
+        devices = {p.device for p in parameters}
+        on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
+        self.device = parameters[0].device if on_gpu else torch.device("cpu")
         self.waiting = set(parameters)
         self.flat: torch.Tensor = torch.empty(0)
         self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
@@ -60,7 +65,7 @@ class Bucket:
         alone = len(self.parameters) == 1  # then its compressed form may have any length and shape
         elements = small.numel() if alone else self.elements
         if self.flat.numel() != elements or self.flat.dtype != small.dtype:
-            self.flat = gradient_memory(elements, small.dtype)
+            self.flat = gradient_memory(elements, small.dtype, self.device)
             self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items() if not alone}
         if alone:
             same_shape = small.shape == parameter.shape
@@ -96,7 +101,11 @@ def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def make_buckets(
-    parameters: Sequence[torch.nn.Parameter], most_bytes: int, groups: Sequence[Sequence[torch.nn.Parameter]], prefix: str
+    parameters: Sequence[torch.nn.Parameter],
+    most_bytes: int,
+    groups: Sequence[Sequence[torch.nn.Parameter]],
+    prefix: str,
+    uses_nccl: bool = False,
 ) -> list[Bucket]:
     """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter).
 
@@ -107,12 +116,12 @@ def make_buckets(
     grouped = {parameter for group in groups for parameter in group}
     for group in groups:
         for dtype in dict.fromkeys(p.dtype for p in group):
-            buckets.append(Bucket(f"{prefix}.{len(buckets)}", [p for p in group if p.dtype == dtype], dtype))
+            buckets.append(Bucket(f"{prefix}.{len(buckets)}", [p for p in group if p.dtype == dtype], dtype, uses_nccl))
     open_groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
     open_bytes: dict[torch.dtype, int] = {}
 
     def close(dtype: torch.dtype) -> None:
-        buckets.append(Bucket(f"{prefix}.{len(buckets)}", open_groups.pop(dtype), dtype))
+        buckets.append(Bucket(f"{prefix}.{len(buckets)}", open_groups.pop(dtype), dtype, uses_nccl))
         open_bytes.pop(dtype)
 
     for parameter in reversed([p for p in parameters if p not in grouped]):

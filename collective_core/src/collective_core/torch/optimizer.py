@@ -18,6 +18,7 @@ import torch
 from collective_core import context
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet
+from collective_core.torch import gpu
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.buckets import Bucket, make_buckets
 from collective_core.torch.compression import Compression
@@ -74,7 +75,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
-        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], self._prefix)
+        uses_nccl = not self._alone and gpu.is_used(self._process_set)
+        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], self._prefix, uses_nccl)
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
         self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._launched = 0

@@ -10,6 +10,7 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch import gpu
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
@@ -46,6 +47,8 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
     """Reduces ``tensor`` into ``output``, which may be the same."""
     who = members(request.process_set)
     dtype = dtype_name(tensor)
+    if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
+        return _start_on_gpu(tensor, output, name, request, blocking)
     source = host_copy(tensor)
     in_place = output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
@@ -78,6 +81,29 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
         arrays.run(operation)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
+
+
+def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool) -> Work:
+    who = members(request.process_set)
+    dtype = dtype_name(tensor)
+
+    def operation(source: int, target: int) -> _native.Operation:
+        return _native.operation(
+            _native.ALLREDUCE,
+            name or context.next_name("allreduce", who.id),
+            dtype,
+            tuple(tensor.shape),
+            tensor.numel(),
+            source,
+            target,
+            reduce=arrays.reduction_number(request.op, dtype),
+            prescale=request.prescale,
+            postscale=request.postscale,
+            process_set=who.id,
+            device=_native.GPU_MEMORY,
+        )
+
+    return gpu.start(tensor, output, operation, who, blocking, request.prescale, request.postscale)
 
 
 class _Allreduce(torch.autograd.Function):

@@ -9,6 +9,7 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch import gpu
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like
@@ -24,6 +25,9 @@ def _start(
 ) -> Work:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     who = members(process_set)
+    problem = arrays.objection_to_root(root_rank, who)
+    if gpu.is_within_reach(tensor, who) and not problem:
+        return _start_on_gpu(tensor, output, root_rank, name, process_set, blocking)
     source = host_copy(tensor)
     in_place = output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
@@ -37,7 +41,7 @@ def _start(
         target.data_ptr(),
         root=who.number_of(root_rank),
         process_set=who.id,
-        objection=arrays.objection_to_root(root_rank, who),
+        objection=problem,
         device=device_number(tensor),
     )
 
@@ -56,6 +60,28 @@ def _start(
         arrays.run(operation)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
+
+
+def _start_on_gpu(
+    tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None, blocking: bool
+) -> Work:
+    who = members(process_set)
+
+    def operation(source: int, target: int) -> _native.Operation:
+        return _native.operation(
+            _native.BROADCAST,
+            name or context.next_name("broadcast", who.id),
+            dtype_name(tensor),
+            tuple(tensor.shape),
+            tensor.numel(),
+            source,
+            target,
+            root=who.number_of(root_rank),
+            process_set=who.id,
+            device=_native.GPU_MEMORY,
+        )
+
+    return gpu.start(tensor, output, operation, who, blocking)
 
 
 class _Broadcast(torch.autograd.Function):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective_core import arrays, mpi_carrier
+import torch
+
+from collective_core import arrays, mpi_carrier, nccl
 from collective_core.process_sets import ProcessSet
+from collective_core.torch import gpu
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
@@ -48,4 +51,20 @@ def _no() -> bool:
     return False
 
 
-gloo_built = gloo_enabled = nccl_built = cuda_built = rocm_built = ddl_built = ccl_built = _no
+def nccl_built() -> int:
+    """The version of NCCL that can be loaded here, as 22005 for 2.20.5; 0 if there is none or COLLECTIVE_NCCL=off."""
+    library = nccl.library()
+    return library.version if library else 0
+
+
+def nccl_enabled(process_set: ProcessSet | None = None) -> bool:
+    """Whether CUDA tensors of this process set (the job's) go through NCCL: every member has a GPU and the same NCCL."""
+    return gpu.is_used(process_set)
+
+
+def cuda_built() -> bool:
+    """Whether CUDA tensors can be sent: PyTorch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+gloo_built = gloo_enabled = rocm_built = ddl_built = ccl_built = _no

@@ -1,0 +1,121 @@
+"""NVIDIA's library of collectives, opened at run time: which one, its version, and the calls that the engine makes.
+
+The copy that PyTorch has loaded comes first, because two in one process would not share memory registrations and may be of different
+CUDA versions. Then the wheel next to this package, then the system's. ``COLLECTIVE_NCCL`` names a file, or says ``off``.
+
+Numbers of types and reductions: NVIDIA's nccl.h, the same since NCCL 2.10 (2021).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Iterator
+
+from collective_core.errors import CollectiveError
+
+ID_BYTES = 128
+#: Element types by the engine's names. NCCL has no integers of 16 bits and no booleans.
+TYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+SUM, PRODUCT, MAX, MIN = range(4)
+
+
+class _Id(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
+
+
+class Library:
+    """An opened libnccl. Calls raise :class:`CollectiveError` with NCCL's own sentence."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._calls = ctypes.CDLL(path)
+        self._calls.ncclGetErrorString.restype = c_char_p
+        self._calls.ncclCommInitRank.argtypes = [POINTER(c_void_p), c_int, _Id, c_int]
+        self._calls.ncclCommDestroy.argtypes = [c_void_p]
+        self._calls.ncclAllReduce.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+        self._calls.ncclBroadcast.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+        number = c_int()
+        self._check("ncclGetVersion", self._calls.ncclGetVersion(byref(number)))
+        #: 22005 for 2.20.5; before 2.9, 2804 for 2.8.4.
+        self.version = number.value
+
+    def _check(self, call: str, result: int) -> None:
+        if result:
+            text = self._calls.ncclGetErrorString(result).decode()
+            raise CollectiveError(f"{call} of {self.path}: {text}", "internal")
+
+    def unique_id(self) -> bytes:
+        """What the ranks of a communicator know it by. The rank that asks is where the others will meet."""
+        made = _Id()
+        self._check("ncclGetUniqueId", self._calls.ncclGetUniqueId(byref(made)))
+        return bytes(made)
+
+    def communicator(self, size: int, unique_id: bytes, rank: int) -> int:
+        """Joins a communicator on the current GPU; waits for all its ranks."""
+        made = c_void_p()
+        self._check("ncclCommInitRank", self._calls.ncclCommInitRank(byref(made), size, _Id.from_buffer_copy(unique_id), rank))
+        return made.value or 0
+
+    def destroy(self, communicator: int) -> None:
+        self._check("ncclCommDestroy", self._calls.ncclCommDestroy(communicator))
+
+    def all_reduce(self, source: int, target: int, count: int, dtype: int, reduction: int, communicator: int, stream: int) -> None:
+        """Puts it on the stream; addresses are of this GPU."""
+        self._check("ncclAllReduce", self._calls.ncclAllReduce(source, target, count, dtype, reduction, communicator, stream))
+
+    def broadcast(self, source: int, target: int, count: int, dtype: int, root: int, communicator: int, stream: int) -> None:
+        """Puts it on the stream."""
+        self._check("ncclBroadcast", self._calls.ncclBroadcast(source, target, count, dtype, root, communicator, stream))
+
+
+def candidates() -> Iterator[str]:
+    """Where a library may be, the best place first."""
+    with open("/proc/self/maps") as mapped:
+        loaded = {line.split(maxsplit=5)[5].strip() for line in mapped if "libnccl.so" in line}
+    yield from sorted(loaded)
+    wheel = importlib.util.find_spec("nvidia")
+    for folder in (wheel.submodule_search_locations or []) if wheel else []:
+        library = Path(folder, "nccl", "lib", "libnccl.so.2")
+        if library.exists():
+            yield str(library)
+    yield "libnccl.so.2"
+
+
+_found: Library | None = None
+_looked_for: str | None = None
+
+
+def library() -> Library | None:
+    """The library, or None if there is none or ``COLLECTIVE_NCCL=off``. Raises :class:`CollectiveError` for a file that is none."""
+    global _found, _looked_for
+    wish = os.environ.get("COLLECTIVE_NCCL", "").strip()
+    if _looked_for != wish:
+        _found, _looked_for = _look(wish), wish
+    return _found
+
+
+def _look(wish: str) -> Library | None:
+    if wish.lower() in ("off", "0"):
+        return None
+    for place in [wish] if wish else candidates():
+        try:
+            return Library(place)
+        except (OSError, AttributeError, CollectiveError) as error:
+            if wish:
+                raise CollectiveError(f"COLLECTIVE_NCCL={wish} cannot be used: {error}", "invalid") from error
+    return None

@@ -1,0 +1,25 @@
+"""CUDA tensors through NCCL, on a machine with two GPUs: ``python -m pytest tests/gpu`` in an environment with PyTorch for CUDA.
+
+Not part of ``make test``, whose machines have no GPU. What can be tested without one (which library is loaded, its version, the engine's
+part of the protocol) is in tests/engine/test_nccl.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+WORKER = Path(__file__).parent / "workers" / "nccl_ranks.py"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_sums_are_right_and_nobody_waits_for_the_gpu():
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", "-np", "2", sys.executable, str(WORKER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("REPORT ") == 2
