@@ -302,6 +302,13 @@ def traffic(process_set: int = 0) -> list[int]:
     return list(counts)
 
 
+def waited() -> float:
+    """Seconds for which callers of this process have waited for collectives so far."""
+    count, following, nanoseconds = c_int32(), c_uint64(), c_uint64()
+    check(library().cc_events(0, None, 0, byref(count), byref(following), byref(nanoseconds)))
+    return nanoseconds.value / 1e9
+
+
 def allocate(length: int) -> int:
     """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`."""
     address = c_void_p()

@@ -8,6 +8,8 @@ COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host u
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_NCCL                off, or the file of the NCCL to use for CUDA tensors (nccl.py)
+COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (autotune.py)
+COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (flight.py)
@@ -52,6 +54,8 @@ class Config(NamedTuple):
     start_timeout: float
     fusion_bytes: int
     backend: str
+    autotune: bool
+    autotune_cache: str | None
     address: str | None
     networks: tuple[str, ...]
     host_id: str | None
@@ -74,6 +78,13 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
     return value
 
 
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name, "").strip().lower()
+    if text not in ("", "0", "1", "false", "true", "no", "yes", "off", "on"):
+        raise CollectiveError(f"{name}={text!r} is neither 0 nor 1", "invalid")
+    return text in ("1", "true", "yes", "on")
+
+
 def from_environment() -> Config:
     """Raises :class:`CollectiveError` (kind ``invalid``) naming the variable that cannot be read."""
     ours, notes = horovod_environment.translate(os.environ)
@@ -90,6 +101,8 @@ def from_environment() -> Config:
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=backend,
+        autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),
+        autotune_cache=text("COLLECTIVE_AUTOTUNE_CACHE"),
         address=text("COLLECTIVE_ADDRESS"),
         networks=tuple(part.strip() for part in (text("COLLECTIVE_NETWORK") or "").split(",") if part.strip()),
         host_id=text("COLLECTIVE_HOST_ID"),

@@ -6,6 +6,7 @@ from typing import Mapping
 
 #: Variables that are honoured, and the one of ours that they stand for. Ours wins where both are set.
 HONOURED = {
+    "HOROVOD_AUTOTUNE": "COLLECTIVE_AUTOTUNE",
     "HOROVOD_CPU_OPERATIONS": "COLLECTIVE_BACKEND",
     "HOROVOD_FUSION_THRESHOLD": "COLLECTIVE_FUSION_MB",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "COLLECTIVE_START_TIMEOUT",
@@ -19,7 +20,7 @@ ALWAYS = ("HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_LOG_LEVEL", "HOROVOD_LOG_HIDE
 #: Why the others do nothing, by the beginning of their names.
 WITHOUT_MEANING = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum is not cut into chunks of MPI",
-    "HOROVOD_AUTOTUNE": "there is no automatic tuning yet",
+    "HOROVOD_AUTOTUNE_": "autotune makes its own plan, and prints what it measured",
     "HOROVOD_CACHE_CAPACITY": "there is no cache of responses",
     "HOROVOD_CONTROLLER": "the ranks find each other through their launcher",
     "HOROVOD_CYCLE_TIME": "operations start at once, without a cycle",

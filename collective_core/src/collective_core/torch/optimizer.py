@@ -25,6 +25,7 @@ from collective_core.torch.compression import Compression
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops import allreduce, handles
 from collective_core.torch.ops.sparse import sparse_allreduce_async
+from collective_core.torch.tuning import BucketTuner
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -63,6 +64,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # Which gradients are sparse is agreed on in the first step, which therefore sums nothing before its end.
         self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
         self._hook_handles: list[Any] = []
+        wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained)
+        self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._make_buckets()
         if not self._alone:
             for parameter in self._trained:
@@ -71,7 +74,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _make_buckets(self) -> None:
         dense = [p for p in self._trained if p not in set(self._sparse or ())]
         groups = [[p for p in group if p in set(dense)] for group in self._groups]
-        most_bytes = context.current().config.fusion_bytes
+        most_bytes = self._tuner.size if self._tuner else context.current().config.fusion_bytes
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
@@ -163,6 +166,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._synchronized = True
         finally:
             self._begin_anew()
+        if self._tuner and self._tuner.step_done():
+            self._make_buckets()
 
     def _reduce(self) -> None:
         sparse: list[tuple[torch.nn.Parameter, int]] = []
