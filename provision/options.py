@@ -125,15 +125,11 @@ def run_options(
     config_file: Annotated[
         Path | None, typer.Option(help="Settings as horovodrun's YAML file has them; options win.", metavar="FILE", dir_okay=False)
     ] = None,
-    autotune: Annotated[bool, typer.Option("--autotune", help="horovodrun's; the engine has no tuning and needs no cycle time.")] = False,
+    autotune: Annotated[bool, typer.Option("--autotune", help="Let the engine choose how much travels together, while training.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is started where.")] = False,
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
     config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
-    if autotune or config.autotune:
-        where = "--autotune" if autotune else f"{config_file}: autotune"
-        todo = "leave it out; --fusion-threshold-mb sets what travels together"
-        raise UsageError("the engine has no automatic tuning: it has no cycle time and no cache to tune", where=where, todo=todo)
     asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
     if len(asked) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
@@ -148,6 +144,7 @@ def run_options(
         "COLLECTIVE_TIMELINE": timeline_filename,
         "COLLECTIVE_FUSION_MB": fusion_threshold_mb,
         "COLLECTIVE_START_TIMEOUT": start_timeout,
+        "COLLECTIVE_AUTOTUNE": 1 if autotune or config.autotune else None,
     }
     environment = {**config.variables, **{name: str(value) for name, value in settings.items() if value is not None}}
     for entry in variables or ():
