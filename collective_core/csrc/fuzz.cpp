@@ -102,7 +102,7 @@ std::string bytes_of(const T& value) {
 cc::Hello hello_to(int rank) {
   cc::Hello hello{};
   std::memcpy(hello.magic, "collcore", sizeof hello.magic);
-  hello.version = 1;
+  hello.version = cc::protocol_version;
   hello.from = 1;
   hello.to = rank;
   hello.purpose = cc::Purpose::data;

@@ -9,7 +9,6 @@ namespace cc {
 namespace {
 
 constexpr char magic[8] = {'c', 'o', 'l', 'l', 'c', 'o', 'r', 'e'};
-constexpr uint32_t protocol_version = 1;  // raise it with every change of a wire format
 constexpr size_t nonce_bytes = 32;
 constexpr size_t proof_bytes = sizeof(Digest);
 constexpr double visitor_patience = 5.0;  // seconds that an unproven connection may take

@@ -18,6 +18,8 @@
 
 namespace cc {
 
+constexpr uint32_t protocol_version = 2;  // raise it with every change of a wire format
+
 enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct Hello {
