@@ -53,6 +53,7 @@ class Indexes:
         folders = [path for place in pip.get("find-links", ()) if (path := local_path(place))]
         self._folders = [*([wheels] if wheels else []), *folders]
         self._files: dict[str, str] = {}
+        self._silent: dict[str, Unavailable] = {}  # indexes that did not answer: they are not asked again
 
     def page(self, path: str) -> str | None:
         """The page at this path; None for a path that is none. An index that cannot be asked is passed over unless it is the only one."""
@@ -65,15 +66,20 @@ class Indexes:
             for filename, url in self._local(name):
                 links.setdefault(filename, (url, ""))
         failures: list[Unavailable] = []
-        places = ([self._torch_index] if self._torch_index else []) if found[1] == "torch" else self._places
-        for place in places:
+        pytorch = found[1] == "torch"
+        for place in ([self._torch_index] if self._torch_index else []) if pytorch else self._places:
             try:
+                if place in self._silent:
+                    raise self._silent[place]
                 for filename, url, needs in self._links(place, name):
                     links.setdefault(filename, (url, needs))
             except Unavailable as error:
+                self._silent[place] = error
                 failures.append(error)
-        if not links and failures:
-            raise failures[0]
+        if (
+            not links and failures
+        ):  # pip asks five times where a server fails, and PyTorch's is asked besides the others: it goes on at once
+            raise Unavailable(str(failures[0]), 404) if pytorch else failures[0]
         return "<!DOCTYPE html>\n<html><body>\n" + "".join(self._anchor(*each) for each in links.items()) + "</body></html>\n"
 
     def file(self, path: str) -> str | None:

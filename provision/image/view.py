@@ -50,10 +50,11 @@ class View:
 
     def note(self, event: Event) -> None:
         """Show one event."""
-        self._write(event)
         with self._guard:
             if isinstance(event, Step):
                 self._end_step()
+            self._write(event)
+            if isinstance(event, Step):
                 self.step, self.tail, self._cached = f"Step {event.number}/{event.total}: {event.instruction}", [], False
                 self._began = self._told = time.monotonic()
                 if self._live is None:
@@ -80,7 +81,7 @@ class View:
             return
         seconds = time.monotonic() - self._began
         if self._log is not None and not self._cached:
-            self._log.write(f"({seconds:.1f} s)\n")
+            self._log.write(f"({seconds:.0f} s)\n")
         if self._live is not None:
             how = "cached" if self._cached else f"{seconds:.0f} s"
             shown = short(self.step, self._console.width - len(how) - 3)

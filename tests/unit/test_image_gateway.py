@@ -160,6 +160,19 @@ def test_pytorchs_index_is_one_of_its_own(upstream: Any) -> None:
         assert "torch-9" not in ask(gateway, INDEX_URL + "torch/").decode()
 
 
+def test_an_index_that_does_not_answer_is_asked_once_and_pip_goes_on(upstream: Any) -> None:
+    upstream.pages = {"/simple/a/": b'<a href="a-1.tar.gz">x</a>'}
+    settings = Settings(pip={"index-url": (f"http://{upstream.address}/simple",), "extra-index-url": ("http://127.0.0.1:1/simple",)})
+    with Gateway("127.0.0.1", Origins(settings, torch_index="http://127.0.0.1:1/cpu")) as gateway:
+        assert "a-1.tar.gz" in ask(gateway, INDEX_URL + "a/").decode()
+        for _ in range(2):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                ask(gateway, TORCH_INDEX_URL + "torch/")
+            assert refused.value.code == 404  # at 502 pip would ask five times more
+        assert len(gateway.refused) == 1
+        assert "Connection refused" in gateway.refused[0]
+
+
 def test_no_file_of_this_machine_is_handed_out_that_no_index_named(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("mine")
     with Gateway("127.0.0.1", Origins(Settings(pip={"no-index": ("yes",)}), wheels=tmp_path)) as gateway:

@@ -63,6 +63,7 @@ def test_without_a_terminal_each_step_is_one_line_and_the_log_has_everything() -
     assert view.step == "Step 2/3: RUN a && b"
     assert view.tail == ["Reading lists...", "Done", "E: it broke"]
     assert "E: it broke\n" in log.getvalue()
+    assert log.getvalue().startswith("\nStep 1/3: FROM base:1\n(0 s)\n\nStep 2/3: RUN a && b\nReading lists...\n")
     assert "(from the cache)" in log.getvalue()
 
 
