@@ -77,6 +77,7 @@ def _member(host: HostPlan, facts: Mapping[str, Any]) -> Member:
         "network": host.network.cidr,
         "port": host.ssh_port,
         "login": host.login,
+        "slots": host.slots,
         "host_keys": list(host.ssh_host_keys),
         "key": public_key((facts.get("ssh") or {}).get("mesh_key")),
     }

@@ -434,6 +434,26 @@ def test_ranks_on_other_hosts(ssh, hosts, capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] here", "[1] here", "[2] here"]
 
 
+def test_without_any_word_the_ranks_are_on_all_slots_of_this_hosts_cluster(ssh, tmp_path, monkeypatch):
+    """As on a host that the toolkit made ready: its environment lies beside the manifest."""
+
+    def train():
+        import collective_core as cc
+
+        cc.init()
+        return cc.size(), bool(os.environ.get("SSH_CONNECTION"))
+
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    with pytest.raises(CollectiveError, match="say how many ranks"):
+        Runner()
+    monkeypatch.setattr("collective_core.launch.cluster.SSH_CONFIG", ssh[2])
+    manifest = {"host": {"name": "node1", "slots": 2}, "members": {"other": {"slots": 1}, "node1": {"slots": 2}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert Runner().run(train) == [(3, True), (3, False), (3, False)]
+    (tmp_path / "manifest.json").write_text(json.dumps({"host": {"name": "node1", "slots": 2}}))
+    assert Runner().run(train) == [(2, False), (2, False)]
+
+
 def test_a_rank_that_fails_on_another_host(ssh):
     def train():
         import collective_core as cc

@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import function
+from collective_core.launch import cluster, function
 from collective_core.launch.hosts import Host, Hosts, place, read
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.mailbox import Mailbox
@@ -28,11 +28,12 @@ class Runner:
     """Runs functions on the ranks of a job.
 
     ``np``: how many ranks. Negative: so many processes of this machine, whatever ``hosts`` says. Without it: one per slot of the
-    hosts. ``hosts``: ``"a:2,b:2"``, a dictionary, a list, or a host file; without them all ranks are on this machine. ``env``:
-    variables for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this
-    process's on this machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts
-    to answer and ranks to meet. ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose
-    executors run the ranks as one barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
+    hosts; without hosts, too, all slots of the cluster that this host belongs to (cluster.py). ``hosts``: ``"a:2,b:2"``, a dictionary,
+    a list, or a host file; with ``np`` alone all ranks are on this machine. ``env``: variables for all ranks. ``python``: the
+    interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this machine, the home
+    elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts to answer and ranks to meet.
+    ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one
+    barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
     ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
     joined (ray.py); by default as many as it has room for.
 
@@ -58,7 +59,10 @@ class Runner:
             raise CollectiveError("hosts, spark and ray are answers to where ranks run: give one", "invalid")
         named = read(hosts) if np is None or np > 0 else []
         if np is None and not named and not spark and not ray:
-            raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
+            known = cluster.find()
+            if known is None:
+                raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
+            named, ssh = known.hosts, [*ssh, *known.ssh_options]
         self._spark = spark if np is None or np > 0 else None
         self._ray = ray if np is None or np > 0 else None
         self._np = np
