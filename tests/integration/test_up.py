@@ -168,6 +168,7 @@ def work(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
 def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
+    root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
     words = ["run", "--launcher", launcher, "--hosts", inventory(cluster), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
     done = good(provision(*words, "python", "train.py", "-1"))
     for rank in range(4):
