@@ -172,6 +172,20 @@ class Environment:
         return given
 
 
+@dataclass(frozen=True)
+class Elastic:
+    """A job whose ranks come and go: about ``np`` of them, at least ``least``, at most ``most`` (None: as many as there are slots)."""
+
+    np: int | None
+    least: int
+    most: int | None
+
+    def words(self) -> list[str]:
+        """As the engine's own launcher takes them."""
+        given = {"-np": self.np, "--min-np": self.least, "--max-np": self.most}
+        return [word for name, number in given.items() if number is not None for word in (name, str(number))]
+
+
 def mpi_job(
     where: Environment,
     placed: Sequence[tuple[str, int]],
@@ -219,6 +233,7 @@ def own_job(
     workdir: str = "",
     start_timeout: float | None = None,
     report: str | None = None,
+    elastic: Elastic | None = None,
 ) -> Job:
     """The same by the engine's own launcher, which needs no MPI: it is to the engine what mpirun is to MPI, with the same tags.
 
@@ -230,6 +245,8 @@ def own_job(
     argv = [where.interpreter, "-m", "collective_core.launch", "--tag-output", "-H", "{job}/hostfile"]
     if where.ssh_config and len(placed) > 1:
         argv += ["--ssh-config", where.ssh_config]
+    if elastic is not None:
+        argv += elastic.words()
     if start_timeout is not None:
         argv += ["--start-timeout", f"{start_timeout:g}"]
     for name in sorted({*given, "PROVISION_RUN_ID"}):

@@ -17,7 +17,7 @@ import typer
 from provision import downloads, horovod_config, inventory, last_run, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory
-from provision.launch import LAUNCHERS
+from provision.launch import LAUNCHERS, Elastic
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
@@ -94,6 +94,10 @@ def run_options(
         list[str] | None, typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")
     ] = None,
     np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
+    min_np: Annotated[
+        int | None, typer.Option("--min-np", min=1, help="An elastic job: goes on while there are so many ranks (our own launcher).")
+    ] = None,
+    max_np: Annotated[int | None, typer.Option("--max-np", min=1, help="An elastic job: at most so many ranks.")] = None,
     variables: Annotated[
         list[str] | None, typer.Option("-x", metavar="NAME[=VALUE]", help="A variable for every rank; without a value, this shell's.")
     ] = None,
@@ -130,14 +134,20 @@ def run_options(
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
     config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
+    elastic = Elastic(np, min_np or 1, max_np) if min_np or max_np else None
+    if elastic and not elastic.least <= (np or elastic.least) <= (max_np or np or elastic.least):
+        raise UsageError(f"--min-np {elastic.least}, -np {np}, --max-np {max_np}: they must rise", todo="1 <= min-np <= np <= max-np")
     asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
     if len(asked) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
-    chosen = _one_of("--launcher", asked.pop() if asked else config.launcher or ("mpi" if python is None else "own"), tuple(LAUNCHERS))
+    usual = "mpi" if python is None and elastic is None else "own"
+    chosen = _one_of("--launcher", asked.pop() if asked else config.launcher or usual, tuple(LAUNCHERS))
     if python is not None and not python.startswith("/"):
         raise UsageError(f"--python {python}: this is no absolute path", todo="write it as it is on every host: /path/to/bin/python")
     if python is not None and chosen == "mpi":
         raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
+    if elastic is not None and chosen == "mpi":
+        raise UsageError("--min-np and --max-np: mpirun ends a job when a rank dies", todo="use our own launcher: --launcher own")
     if bring and workdir is not None:
         raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
     settings = {
@@ -165,6 +175,7 @@ def run_options(
         networks=tuple(name for name in (network_interfaces or "").split(",") if name),
         start_timeout=start_timeout,
         verbose=verbose,
+        elastic=elastic,
     )
 
 

@@ -47,6 +47,7 @@ class RunOptions:
     ``workdir``: a folder that is there on every host; None brings ``bring``, and the program's file, to one of ours. ``launcher``: one of
     `launch.LAUNCHERS`. ``python``: an interpreter with the engine, there on every host; then nothing of ours need be installed.
     ``networks``: interfaces or CIDRs instead of the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet.
+    ``elastic``: ranks may come and go; the launcher is ``own`` then.
     """
 
     command: tuple[str, ...]
@@ -61,6 +62,7 @@ class RunOptions:
     networks: tuple[str, ...] = ()
     start_timeout: float | None = None
     verbose: bool = False
+    elastic: launch.Elastic | None = None
 
 
 class _Seat(NamedTuple):
@@ -83,8 +85,9 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
     try:
         where, seats, placed = _look(session, options)
         workdir, command = _bring(session, seats, options)
+        more = {"elastic": options.elastic} if options.elastic else {}
         job = launch.LAUNCHERS[options.launcher](
-            where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout
+            where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout, **more
         )
         ranks = sum(count for _, count in placed)
         if options.verbose:
@@ -116,7 +119,8 @@ def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, li
     else:
         plan = installed.look(session, patience)
         seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in plan.hosts.items()]
-    placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], options.np)
+    # An elastic job may use every host that is there; its launcher starts as many ranks as are wanted.
+    placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], None if options.elastic else options.np)
     seats = seats[: len(placed)]
     if plan is None:
         where = launch.Environment(str(options.python))

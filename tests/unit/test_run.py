@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from provision import mpirun, run_hosts
+from provision import launch, mpirun, run_hosts
 from provision.errors import UsageError
+from provision.options import run_options
 from provision.rank_output import RankOutput
 
 
@@ -144,3 +145,15 @@ def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
     assert shown == ["[0] epoch 1", "mpirun's own words"]
     assert (tmp_path / "rank.0/stdout").read_text() == "epoch 1\n"
     assert (tmp_path / "rank.1/stderr").read_text().splitlines()[-1] == "ValueError: a bad batch"
+
+
+def test_an_elastic_job_goes_through_our_own_launcher() -> None:
+    assert launch.Elastic(4, 2, None).words() == ["-np", "4", "--min-np", "2"]
+    chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
+    assert (chosen.launcher, chosen.elastic) == ("own", launch.Elastic(4, 2, 8))
+    assert run_options(["python", "train.py"], np=4).elastic is None
+    for wrong in ({"np": 4, "min_np": 5}, {"np": 4, "max_np": 3}, {"min_np": 4, "max_np": 3}):
+        with pytest.raises(UsageError, match="they must rise"):
+            run_options(["true"], **wrong)
+    with pytest.raises(UsageError, match="mpirun ends a job when a rank dies"):
+        run_options(["true"], min_np=2, mpi=True)

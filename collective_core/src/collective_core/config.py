@@ -17,6 +17,7 @@ COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other t
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
 COLLECTIVE_RANK, _SIZE, _STORE for launchers of your own: this rank, their number, host:port of rank 0 or local:NAME
+COLLECTIVE_ELASTIC, _WORKER    set by the launcher of an elastic job (elastic/worker.py)
 COLLECTIVE_HOST_ID             for tests: ranks with different values behave as if on different hosts
 COLLECTIVE_SIMD                for tests: default, avx2 or avx512, at most which instructions may be used
 =============================  =======================================================================================

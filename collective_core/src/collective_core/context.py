@@ -7,10 +7,14 @@ import os
 import sys
 import threading
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from collective_core import _native, config, flight, launchers, mpi_carrier, rendezvous
+from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, NotInitialisedError
+
+#: Generations of an elastic job in which this process tries to meet the others before it gives up.
+MOST_MEETINGS = 20
 
 
 class Membership(NamedTuple):
@@ -29,6 +33,8 @@ _membership: Membership | None = None
 _launcher: Any | None = None
 _pid = 0  # the process that met the others: not a child that was forked from it
 _healthy = True
+_generation = 0
+_lost: tuple[int, ...] = ()  # ranks that are to blame for the end of the last generation
 _counters: dict[tuple[str, int], int] = {}
 
 
@@ -39,22 +45,23 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told.
     """
-    global _membership, _launcher, _pid
+    global _membership, _launcher, _generation
     _refuse_forked()
     with _lock:
         if _membership is not None:
             return
         comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
         settings = config.from_environment()
-        if _launcher is None or comm is not None:
-            _launcher = launchers.find_launcher(comm, settings)
-            _pid = os.getpid()
-            atexit.register(_at_exit)
-        mpi_carrier.choose(settings.backend, _launcher)
-        _prepare_recorder(settings, _launcher.rank)
-        peers = rendezvous.meet(_launcher, settings)
+        if worker.is_one() and comm is None:
+            peers = _meet_elastic(settings)
+        else:
+            if _launcher is None or comm is not None:
+                _launcher = launchers.find_launcher(comm, settings)
+                _register()
+            peers = _meet(settings)
         _counters.clear()
-        _membership = _place(_launcher.rank, peers, settings)
+        _generation += 1
+        _membership = _place(_rank_of(_launcher), peers, settings)
     from collective_core import process_sets as sets  # which needs a membership
 
     sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
@@ -62,6 +69,50 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         from collective_core import timeline  # which needs a membership, too
 
         timeline.start_timeline(settings.timeline)
+
+
+def _rank_of(launcher: Any) -> int:
+    rank: int = launcher.rank
+    return rank
+
+
+def _register() -> None:
+    global _pid
+    if _pid == 0:
+        atexit.register(_at_exit)
+    _pid = os.getpid()
+
+
+def _meet(settings: config.Config) -> list[_native.PeerInfo]:
+    assert _launcher is not None  # noqa: S101
+    mpi_carrier.choose(settings.backend, _launcher)
+    _prepare_recorder(settings, _launcher.rank)
+    return rendezvous.meet(_launcher, settings)
+
+
+def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
+    """Takes a seat and meets the others of its generation; another one, where some of them have died meanwhile."""
+    global _launcher
+    lost = _lost
+    for attempt in range(1, MOST_MEETINGS + 1):
+        worker.join(settings.start_timeout, lost)
+        try:
+            _launcher = launchers.find_launcher(None, settings)
+            _register()
+            return _meet(settings)
+        except CollectiveError as error:
+            _forget_launcher()
+            if attempt == MOST_MEETINGS:
+                raise
+            lost = error.ranks
+    raise AssertionError("unreachable")
+
+
+def _forget_launcher() -> None:
+    global _launcher
+    if _launcher is not None:
+        _launcher.finish(False)
+        _launcher = None
 
 
 def _refuse_forked() -> None:
@@ -92,6 +143,23 @@ def _place(rank: int, peers: list[_native.PeerInfo], settings: config.Config) ->
     local_rank = neighbours.index(rank)
     across = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
     return Membership(rank, len(peers), local_rank, len(neighbours), across.index(rank), len(across), peers, settings)
+
+
+def rejoin(lost: Sequence[int] = ()) -> None:
+    """Leaves the job's present ranks and joins its next ones, in an elastic job. ``lost``: ranks that failed, for those who decide.
+
+    Raises :class:`CollectiveError` as ``init`` does, of kind ``closed`` when the job is over.
+    """
+    global _healthy, _lost
+    _leave(together=False)
+    _forget_launcher()
+    _healthy, _lost = True, tuple(lost)
+    init()
+
+
+def generation() -> int:
+    """A number that changes whenever this process has joined other ranks."""
+    return _generation
 
 
 def shutdown() -> None:

@@ -25,7 +25,7 @@ WITHOUT_MEANING = {
     "HOROVOD_CONTROLLER": "the ranks find each other through their launcher",
     "HOROVOD_CYCLE_TIME": "operations start at once, without a cycle",
     "HOROVOD_DISABLE_GROUP_FUSION": "groups are not fused",
-    "HOROVOD_ELASTIC": "elastic jobs are not in this version",
+    "HOROVOD_ELASTIC": "the launcher of an elastic job says what its ranks need",
     "HOROVOD_ENABLE_XLA_OPS": "it concerns TensorFlow",
     "HOROVOD_GLOO_IFACE": "COLLECTIVE_NETWORK or COLLECTIVE_ADDRESS choose the network",
     "HOROVOD_HIERARCHICAL": "collectives are hierarchical whenever a host has several ranks",

@@ -232,6 +232,7 @@ class Host:
     def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
         for _, writer, _ in self._guests.values():
             writer.transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0))  # for these to be gone
         self._loop.close()
 
 

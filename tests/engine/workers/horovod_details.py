@@ -81,13 +81,6 @@ for count in (4, 200_000):
         assert (got.view(torch.int32) == 65537 * n).all(), got.view(torch.int32)[:4]
 torch.set_flush_denormal(False)
 
-try:
-    from collective_core.torch import elastic  # noqa: F401
-
-    raise RuntimeError("there is no elastic")
-except ImportError as error:
-    assert "not in this version" in str(error), error
-
 # After a shutdown, a forked child neither joins the job again nor ends MPI for its parent.
 hvd.barrier()
 hvd.shutdown()

@@ -11,24 +11,25 @@ import contextlib
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Callable, Sequence
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import program
+from collective_core.launch.elastic import NAME, UNLIMITED, Driver, Limits, limits_of
 from collective_core.launch.frames import Frame
-from collective_core.launch.hosts import Host, place, read
+from collective_core.launch.hosts import Host, ask, place, read
 from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
-
-#: Before what is said here and not by a rank.
-NAME = "collective_core.launch"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, or a file of lines `host slots=N`; this machine by default")
+    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks; -np is how many there should be")
+    parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks")
+    parser.add_argument("--host-discovery-script", dest="script", help="an elastic job: a program that prints host:slots, a line each")
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     parser.add_argument("--wdir", help="where ranks work; the home on other hosts by default")
     parser.add_argument("--ssh-config", help="a configuration file for ssh")
@@ -38,19 +39,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job(arguments: argparse.Namespace) -> Job:
-    hosts = read(arguments.hosts) or [Host("localhost", arguments.np or 1)]
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     given = [entry.partition("=") for entry in arguments.names]
     missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
     if missing:
         raise CollectiveError(f"-x {missing[0]}: there is no such variable here", "invalid")
-    return Job(
-        place(hosts, arguments.np),
-        [host.name for host in hosts if host.is_here],
-        {name: value if is_given else os.environ[name] for name, is_given, value in given},
-        directory=arguments.wdir,
-        ssh=[*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH,
-        start_timeout=arguments.start_timeout,
+    return {name: value if is_given else os.environ[name] for name, is_given, value in given}
+
+
+def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[Frame], None]) -> program.Verdict:
+    environment = _environment(arguments)
+    hosts = read(arguments.hosts) or [Host("localhost", arguments.np or arguments.most or 1)]
+    ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
+    limits = limits_of(arguments.np, arguments.least, arguments.most, arguments.start_timeout)
+    if limits is None and arguments.script is None:
+        here = [host.name for host in hosts if host.is_here]
+        job = Job(place(hosts, arguments.np), here, environment, directory=arguments.wdir, ssh=ssh, start_timeout=arguments.start_timeout)
+        return program.run(job, command, show)
+    script = arguments.script
+    return program.run_elastic(
+        Driver(
+            (lambda: ask(script)) if script else None,
+            limits or Limits(1, arguments.np or UNLIMITED, arguments.start_timeout),
+            show,
+            program=command,
+            environment=environment,
+            directory=arguments.wdir,
+            ssh=ssh,
+            hosts=hosts,
+        )
     )
 
 
@@ -76,7 +93,7 @@ def main() -> int:
             raise CollectiveError("say how many ranks (-np, at least 1) run which program", "invalid")
         if command[0] in ("python", "python3"):
             command = [sys.executable, *command[1:]]
-        verdict = program.run(_job(arguments), command, _show_tagged if arguments.tag_output else lambda frame: show(frame, True))
+        verdict = _run(arguments, command, _show_tagged if arguments.tag_output else lambda frame: show(frame, True))
     except CollectiveError as error:
         verdict = program.Verdict(2 if error.kind == "invalid" else 1, str(error))
     except KeyboardInterrupt:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
+import subprocess
 from typing import Mapping, NamedTuple, Sequence, Union
 
 from collective_core.errors import CollectiveError
@@ -68,6 +70,20 @@ def _of_line(line: str) -> Host:
     name, *rest = line.split()
     options = dict(part.split("=", 1) for part in rest if "=" in part)
     return _host(name, options["slots"]) if "slots" in options else _of_word(name)
+
+
+def ask(script: str, timeout: float = 30.0) -> list[Host]:
+    """What a discovery script prints: a line ``name`` or ``name:slots`` for each host that is there now.
+
+    Raises :class:`CollectiveError` when it fails, does not end, or prints something else.
+    """
+    try:
+        done = subprocess.run(shlex.split(script), capture_output=True, text=True, timeout=timeout, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or "").strip()
+        raise CollectiveError(f"the script that lists the hosts failed: {error}" + (f": {said}" if said else ""), "invalid") from error
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    return read([line for line in lines if line])
 
 
 def place(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:

@@ -91,19 +91,24 @@ class Job:
         return {**meeting, **place, "COLLECTIVE_START_TIMEOUT": str(self._start_timeout)}
 
     def end(self) -> None:
-        """Ends all ranks, everywhere at the same time. Ctrl-C does not interrupt it: it takes a few seconds at most."""
+        """Ends all ranks; see :func:`end_all`."""
+        end_all(self._groups)
 
-        def work() -> None:
-            for group in self._groups:
-                group.ask_to_end()
-            deadline = time.monotonic() + PATIENCE
-            for group in self._groups:
-                group.wait(deadline)
-            for group in self._groups:
-                group.kill()
 
-        ending = threading.Thread(target=work)
-        ending.start()
-        while ending.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                ending.join(0.1)
+def end_all(groups: Sequence[Group]) -> None:
+    """Ends all processes, everywhere at the same time. Ctrl-C does not interrupt it: it takes a few seconds at most."""
+
+    def work() -> None:
+        for group in groups:
+            group.ask_to_end()
+        deadline = time.monotonic() + PATIENCE
+        for group in groups:
+            group.wait(deadline)
+        for group in groups:
+            group.kill()
+
+    ending = threading.Thread(target=work)
+    ending.start()
+    while ending.is_alive():
+        with contextlib.suppress(KeyboardInterrupt):
+            ending.join(0.1)

@@ -29,7 +29,16 @@ from collective_core.launch.mailbox import Mailbox
 #: Variables of launchers in which this process may itself run, and of the jobs that they started: its ranks are another job.
 FOREIGN = (
     *("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "TORCHELASTIC_"),
-    *("COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_STORE", "COLLECTIVE_SECRET", "COLLECTIVE_PORT", "COLLECTIVE_HOST_ID"),
+    *(
+        "COLLECTIVE_RANK",
+        "COLLECTIVE_SIZE",
+        "COLLECTIVE_STORE",
+        "COLLECTIVE_SECRET",
+        "COLLECTIVE_PORT",
+        "COLLECTIVE_HOST_ID",
+        "COLLECTIVE_ELASTIC",
+        "COLLECTIVE_WORKER",
+    ),
 )
 FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of

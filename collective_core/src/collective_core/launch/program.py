@@ -6,6 +6,7 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.launch import frames
+from collective_core.launch.elastic import Driver
 from collective_core.launch.frames import Frame
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.mailbox import Mailbox
@@ -31,6 +32,15 @@ def run(job: Job, program: Sequence[str], show: Callable[[Frame], None]) -> Verd
     finally:
         mailbox.close()
         job.end()
+
+
+def run_elastic(driver: Driver) -> Verdict:
+    """The same for an elastic job, which goes on without ranks that die."""
+    ending = driver.run()
+    if ending.failed is None:
+        return Verdict(0, "")
+    rank, host, last = ending.failed
+    return _verdict(rank, host, next(frames.code_of(frame) for frame in last if frame.kind == "exit"), "")
 
 
 def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame], None]) -> Verdict:

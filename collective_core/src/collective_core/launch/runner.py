@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, function
+from collective_core.launch.elastic import Driver, Limits, limits_of
 from collective_core.launch.hosts import Host, Hosts, place, read
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.mailbox import Mailbox
@@ -35,7 +36,8 @@ class Runner:
     ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one
     barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
     ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
-    joined (ray.py); by default as many as it has room for.
+    joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an elastic job, whose ranks come and go between
+    these numbers (collective_core.torch.elastic); ``hosts`` may then be a function without arguments, which is asked every second.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -43,7 +45,7 @@ class Runner:
     def __init__(
         self,
         np: int | None = None,
-        hosts: Hosts = None,
+        hosts: Hosts | Callable[[], Hosts] = None,
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
         directory: str | None = None,
@@ -52,12 +54,20 @@ class Runner:
         prefix: bool = True,
         spark: Any = None,
         ray: Any = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
     ) -> None:
         if np == 0:
             raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
         if sum(bool(place) for place in (hosts, spark, ray)) > 1:
             raise CollectiveError("hosts, spark and ray are answers to where ranks run: give one", "invalid")
-        named = read(hosts) if np is None or np > 0 else []
+        self._limits = limits_of(np, min_np, max_np, start_timeout)
+        if self._limits and (spark or ray):
+            raise CollectiveError("an elastic job (min_np, max_np) needs hosts, not Spark or Ray", "invalid")
+        if callable(hosts) and self._limits is None:
+            raise CollectiveError("hosts as a function is for elastic jobs: pass min_np", "invalid")
+        self._discover = (lambda: read(hosts())) if callable(hosts) else None
+        named = read(hosts() if callable(hosts) else hosts) if np is None or np > 0 else []
         if np is None and not named and not spark and not ray:
             known = cluster.find()
             if known is None:
@@ -66,7 +76,8 @@ class Runner:
         self._spark = spark if np is None or np > 0 else None
         self._ray = ray if np is None or np > 0 else None
         self._np = np
-        self._ranks_of = place(named or [Host(THIS_MACHINE, abs(np or 1))], None if np is None else abs(np))
+        self._hosts = named or [Host(THIS_MACHINE, self._limits.most if self._limits else abs(np or 1))]
+        self._ranks_of = {} if self._limits else place(self._hosts, None if np is None else abs(np))
         self._here = [host.name for host in named or [Host(THIS_MACHINE, 1)] if host.is_here]
         self._environment = {str(name): str(value) for name, value in (env or {}).items()}
         self._python = python
@@ -91,6 +102,8 @@ class Runner:
             from collective_core.launch import ray
 
             return ray.run(self._ray, self._np, call, self._environment, self._start_timeout, self._prefix)
+        if self._limits:
+            return self._run_elastic(self._limits, call)
         mailbox = Mailbox()
         job = Job(self._ranks_of, self._here, self._environment, self._python, self._directory, self._ssh, self._start_timeout)
         try:
@@ -99,6 +112,26 @@ class Runner:
         finally:
             mailbox.close()
             job.end()
+
+    def _run_elastic(self, limits: Limits, call: bytes) -> list[Any]:
+        ending = Driver(
+            self._discover,
+            limits,
+            lambda frame: show(frame, self._prefix),
+            call,
+            environment=self._environment,
+            python=self._python,
+            directory=self._directory,
+            ssh=self._ssh,
+            hosts=self._hosts,
+        ).run()
+        if ending.failed:
+            rank, host, last = ending.failed
+            outcomes = Outcomes({rank: host})
+            for frame in last:
+                outcomes.note(frame)
+            return outcomes.results()
+        return [function.unpack(value) for value in ending.values]
 
     def _follow(self, mailbox: Mailbox, host_of: Mapping[int, str]) -> list[Any]:
         outcomes = Outcomes(host_of)

@@ -10,9 +10,6 @@ docs/horovod.md lists what differs from Horovod.
 
 from __future__ import annotations
 
-from typing import Any
-
-from collective_core import __version__
 from collective_core.context import (
     cross_rank,
     cross_size,
@@ -35,6 +32,7 @@ from collective_core.process_sets import (
     remove_process_set,
 )
 from collective_core.timeline import start_timeline, stop_timeline
+from collective_core.torch import elastic
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
@@ -85,13 +83,6 @@ from collective_core.torch.optimizer import DistributedOptimizer
 from collective_core.torch.sync_batch_norm import SyncBatchNorm
 from collective_core.torch.uneven import ShardSampler, UnevenDataWarning, compare_steps, sample_weight
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("elastic", "run"):
-        raise AttributeError(f"hvd.{name} is not in this version of collective_core ({__version__})")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "Adasum",
     "Average",
@@ -134,6 +125,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",

@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
+from collective_core import context
 from collective_core.process_sets import ProcessSet
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum
@@ -31,6 +32,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self._trained = [p for p in parameters if p.requires_grad]
         self._compression = compression
         self._alone = is_alone(process_set)
+        self._generation = context.generation()
         self._prefix = number_of_optimizer("adasum", process_set)
         self._process_set = process_set
 
@@ -45,6 +47,8 @@ class _AdasumOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         before = [p.detach().clone() for p in self._trained]
         result = super(self.__class__, self).step(closure)
+        if self._generation != context.generation():  # an elastic job
+            self._generation, self._alone = context.generation(), is_alone(self._process_set)
         if not self._alone:
             with torch.no_grad():
                 for parameter, start in zip(self._trained, before):

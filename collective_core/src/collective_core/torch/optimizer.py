@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core import context
+from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet
 from collective_core.torch import gpu
@@ -63,13 +64,25 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._groups = _groups_of(self._trained, groups, num_groups)
         # Which gradients are sparse is agreed on in the first step, which therefore sums nothing before its end.
         self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
+        self._generation = context.generation()
         self._hook_handles: list[Any] = []
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained)
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._make_buckets()
-        if not self._alone:
+        if not self._alone or worker.is_one():
             for parameter in self._trained:
                 self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
+
+    def _notice_others(self) -> None:
+        """In an elastic job, when the ranks have changed: perhaps from one or to one, and whatever was under way is not."""
+        if self._generation == context.generation():
+            return
+        self._generation = context.generation()
+        self._begin_anew()
+        self._synchronized = False
+        self._alone = is_alone(self._process_set)
+        self._sparse = [] if self._sparse_as_dense else None
+        self._make_buckets()
 
     def _make_buckets(self) -> None:
         dense = [p for p in self._trained if p not in set(self._sparse or ())]
@@ -112,6 +125,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise AssertionError(f"{call} was called after loss.backward() but before optimizer.step() or optimizer.synchronize()")
 
     def _gradient_ready(self, parameter: torch.nn.Parameter) -> None:
+        if self._generation != context.generation():
+            self._notice_others()
+        if self._alone:
+            return
         with self._lock:
             if self._passes_left[parameter] <= 0:
                 raise AssertionError(
@@ -159,6 +176,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
+        self._notice_others()
         try:
             if not self._alone:
                 with torch.no_grad():

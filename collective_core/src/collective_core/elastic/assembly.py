@@ -1,0 +1,150 @@
+"""Where the workers of an elastic job ask for their ranks: it listens, keeps the roll, and tells everybody their seats.
+
+A worker says ``ready`` with the port at which it would meet the others as rank 0, and the ranks that it has lost. It is answered with
+``seat`` (rank, size, where the ranks meet) once there is a generation, or with ``leave``. Whoever works is told ``change`` when the
+generation should end at its next commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from typing import Any, Callable
+
+from collective_core.elastic import line
+from collective_core.elastic.line import Line
+from collective_core.elastic.roll import Roll, Seat
+
+#: Callers that have not proven themselves yet; beyond that the oldest is dropped.
+MOST_VISITORS = 256
+
+
+class Assembly:
+    """``roll``: the driver tells it who is started, and gone, under :meth:`holding`. ``only_here``: nobody calls from another host.
+
+    ``wake`` is called, from any thread, when :meth:`settle` has something to do.
+    """
+
+    def __init__(self, roll: Roll, secret: str, wake: Callable[[], None], only_here: bool = False) -> None:
+        self._roll, self._secret, self._wake = roll, secret, wake
+        self._lock = threading.Lock()
+        self._lines: dict[int, Line] = {}
+        self._ports: dict[int, int] = {}
+        self._told_to_change = 0  # the generation
+        self._token = secrets.token_hex(8)
+        self._visitors: list[socket.socket] = []
+        self._closed = False
+        both = socket.has_dualstack_ipv6() and not only_here
+        place = ("127.0.0.1" if only_here else "", 0)
+        self._listener = socket.create_server(place, family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
+        threading.Thread(target=self._welcome, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """At which it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def holding(self) -> threading.Lock:
+        """For ``with``: the roll is changed by nobody else meanwhile."""
+        return self._lock
+
+    def settle(self) -> tuple[list[Seat], list[int]]:
+        """Does what it is time for; returns the seats of a new generation, if there is one, and workers that are overdue."""
+        with self._lock:
+            now = time.monotonic()
+            for worker in self._roll.dismissed():
+                self._say(worker, kind="leave")
+            seats = self._roll.form(now)
+            place = self._meeting_place([seat.worker for seat in seats])
+            for seat in seats:
+                self._say(seat.worker, kind="seat", rank=seat.rank, size=seat.size, store=place, generation=self._roll.generation)
+            if self._roll.should_change() and self._told_to_change != self._roll.generation:
+                self._told_to_change = self._roll.generation
+                for worker in self._roll.working:
+                    self._say(worker, kind="change")
+            return seats, self._roll.overdue(now)
+
+    def close(self) -> None:
+        """Ends all lines: whoever still waits for a seat learns that there is none."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for callers
+        self._listener.close()
+        with self._lock:
+            for each in self._lines.values():
+                each.close()
+            for visitor in self._visitors:
+                _drop(visitor)
+
+    def _say(self, worker: int, **message: Any) -> None:
+        # A worker that is gone is noticed by its process's end.
+        with contextlib.suppress(OSError, KeyError):
+            self._lines[worker].send(**message)
+
+    def _meeting_place(self, workers: list[int]) -> str:
+        """Where the ranks of a generation meet: at rank 0, at the address at which the assembly sees it."""
+        if not workers:
+            return ""
+        hosts = self._roll.workers
+        if len({hosts.get(worker) for worker in workers}) == 1:
+            return f"local:{self._token}.{self._roll.generation}"
+        first = workers[0]
+        address = _plain(self._lines[first].addresses[1])
+        if address in ("127.0.0.1", "::1"):
+            # It is on this machine: the others reach it at the address at which they reach us.
+            own = [_plain(self._lines[worker].addresses[0]) for worker in workers if worker in self._lines]
+            address = next((each for each in own if each not in ("127.0.0.1", "::1")), address)
+        return f"[{address}]:{self._ports[first]}" if ":" in address else f"{address}:{self._ports[first]}"
+
+    def _welcome(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.1)  # too many files, or a caller that has hung up again
+                continue
+            with self._lock:
+                if len(self._visitors) >= MOST_VISITORS:
+                    _drop(self._visitors.pop(0))
+                self._visitors.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        proven = line.answer(connection, self._secret.encode())
+        with self._lock:
+            if connection in self._visitors:
+                self._visitors.remove(connection)
+            if proven is None or proven.worker in self._lines or proven.worker not in self._roll.workers:
+                _drop(connection)
+                return
+            self._lines[proven.worker] = proven
+        while True:
+            said = proven.receive()
+            if said is None:
+                break
+            with self._lock:
+                self._ports[proven.worker] = int(said["port"])
+                self._roll.come(proven.worker, time.monotonic(), tuple(said["lost"]))
+            self._wake()
+        with self._lock:
+            self._lines.pop(proven.worker, None)
+            self._roll.lose(proven.worker, time.monotonic())
+        proven.close()
+        self._wake()
+
+
+def _drop(connection: socket.socket) -> None:
+    """Closes it also for the thread that waits for its next word."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address as such, also where a socket of IPv6 shows it."""
+    return address[len("::ffff:") :] if address.startswith("::ffff:") else address

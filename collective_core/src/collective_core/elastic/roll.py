@@ -1,0 +1,133 @@
+"""Who belongs to an elastic job, and when those who are there make a new generation of ranks. Pure: no sockets, no clock of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Seat(NamedTuple):
+    """A worker's place in a generation."""
+
+    worker: int
+    rank: int
+    size: int
+
+
+class Roll:
+    """Keeps workers by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
+
+    ``fewest``: ranks without which the job waits. ``patience``: seconds for which workers that were started, but have not come yet, are
+    waited for before the first generation. ``suspicion``: seconds for which one is waited for that the others have lost, but that has not
+    gone yet: it may be busy with the end of its own work.
+    """
+
+    def __init__(self, fewest: int, patience: float, suspicion: float = 30.0) -> None:
+        self.generation = 0
+        self._fewest = fewest
+        self._patience = patience
+        self._suspicion = suspicion
+        self._host_of: dict[int, str] = {}
+        self._ready: set[int] = set()
+        self._seated: list[int] = []  # by rank, of the generation that works now
+        self._suspected: dict[int, float] = {}  # until when they may still come
+        self._started: dict[int, float] = {}
+        self.leaving: set[int] = set()
+        self.closed = False  # some have finished: nobody new may join, who would begin the work again
+        self._slot_of: dict[int, int] = {}
+
+    def start(self, worker: int, host: str, now: float, slot: int = 0) -> None:
+        """A worker was started in a slot of a host; it has not come yet."""
+        self._host_of[worker] = host
+        self._slot_of[worker] = slot
+        self._started[worker] = now
+
+    def come(self, worker: int, now: float, lost: tuple[int, ...] = ()) -> None:
+        """A worker asks for its rank: for the first time, or again because the generation ended for it. ``lost``: ranks it blames."""
+        if worker not in self._host_of:
+            return
+        self._ready.add(worker)
+        self._suspected.pop(worker, None)
+        if worker in self._seated:
+            for rank in lost:
+                if rank < len(self._seated) and self._seated[rank] not in self._ready:
+                    self._suspected.setdefault(self._seated[rank], now + self._suspicion)
+
+    def lose(self, worker: int, now: float, patience: float = 5.0) -> None:
+        """The line to a worker is gone; its process's end will tell, or it must be ended."""
+        if worker in self._host_of:
+            self._ready.discard(worker)
+            self._suspected[worker] = min(self._suspected.get(worker, now + patience), now + patience)
+
+    def go(self, worker: int) -> None:
+        """A worker is gone."""
+        for place in (self._host_of, self._suspected, self._started):
+            place.pop(worker, None)
+        self._ready.discard(worker)
+        self.leaving.discard(worker)
+
+    def send_away(self, worker: int) -> None:
+        """The worker's place is no longer the job's: it is in no later generation."""
+        if worker in self._host_of:
+            self.leaving.add(worker)
+
+    def overdue(self, now: float) -> list[int]:
+        """Workers that the others have lost and that have not come or gone in time: their hosts may be."""
+        return [worker for worker, until in self._suspected.items() if now >= until]
+
+    @property
+    def workers(self) -> dict[int, str]:
+        """Worker → host, of all that have been started and are not gone."""
+        return dict(self._host_of)
+
+    @property
+    def working(self) -> list[int]:
+        """The workers of the generation that works now and are not gone, by rank."""
+        return [worker for worker in self._seated if worker in self._host_of]
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the generation still works: not all of its members have come back or gone."""
+        return bool(set(self.working) - self._ready)
+
+    def slots_of(self, host: str) -> dict[int, int]:
+        """Slot → worker, of those of a host that are to stay."""
+        return {self._slot_of[each]: each for each, there in self._host_of.items() if there == host and each not in self.leaving}
+
+    def should_change(self) -> bool:
+        """Whether the generation that works now should end at its next chance: somebody waits to join it, or has to leave it."""
+        working = set(self.working) - self._ready
+        return not self.closed and bool(working) and bool((self._ready - set(self._seated) - self.leaving) or (working & self.leaving))
+
+    def waits_for(self) -> int:
+        """How many workers more it would take to go on; 0 when there are enough."""
+        return max(0, self._fewest - len(self._ready - self.leaving))
+
+    def form(self, now: float) -> list[Seat]:
+        """The seats of a new generation, or none while it is not time for one.
+
+        It is when all that worked in the last one have come or gone and there are enough; before the first one, also all that were
+        started, for as long as patience lasts. Hosts stand together, those that have been there for longest first; on a host the order
+        is that of the slots, so that a worker's place on its host stays as far as it can.
+        """
+        ready = self._ready - self.leaving
+        if self.closed:
+            ready &= set(self._seated)
+        if len(ready) < self._fewest or not ready:
+            return []
+        if set(self.working) - self._ready:
+            return []
+        if self.generation == 0 and any(now < begun + self._patience for worker, begun in self._started.items() if worker not in ready):
+            return []
+        oldest: dict[str, int] = {}
+        for worker in sorted(ready):
+            oldest.setdefault(self._host_of[worker], worker)
+        self._seated = sorted(ready, key=lambda worker: (oldest[self._host_of[worker]], self._slot_of[worker], worker))
+        self._ready -= ready
+        self.generation += 1
+        return [Seat(worker, rank, len(self._seated)) for rank, worker in enumerate(self._seated)]
+
+    def dismissed(self) -> list[int]:
+        """Workers that have come and are to leave; each is named once."""
+        found = sorted(self._ready & self.leaving)
+        self._ready -= self.leaving
+        return found

@@ -1,0 +1,87 @@
+"""A worker's side of an elastic job: it asks the assembly for its rank, and learns when the others are to change."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import Any, Sequence
+
+from collective_core import launchers
+from collective_core.elastic import line
+from collective_core.elastic.line import Line
+from collective_core.errors import CollectiveError
+
+#: host:port of the assembly, and this worker's number; set by the driver.
+ASSEMBLY, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
+
+#: Seconds between attempts to reach the assembly.
+RETRY_INTERVAL = 0.2
+
+_line: Line | None = None
+_answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+_change = threading.Event()
+
+
+def is_one() -> bool:
+    """Whether this process belongs to an elastic job."""
+    return ASSEMBLY in os.environ
+
+
+def shall_change() -> bool:
+    """Whether somebody waits to join, or has to leave."""
+    return _change.is_set()
+
+
+def join(timeout: float, lost: Sequence[int] = ()) -> None:
+    """Waits for a seat in the next generation and writes it into the environment, from where launchers.py reads it.
+
+    ``timeout``: seconds for reaching the assembly; the seat itself is waited for as long as the job waits for ranks. ``lost``: ranks of
+    the last generation that are to blame for its end. Raises :class:`CollectiveError` when the job is over, and SystemExit where this
+    worker is to leave it.
+    """
+    from collective_core.launch import this_host  # which needs the engine's own names, and they us
+
+    connected = _connect(timeout)
+    try:
+        connected.send(kind="ready", port=this_host.free_port(), lost=list(lost))
+        answer = _answers.get()
+    except OSError:
+        answer = None
+    if answer is None:
+        _answers.put(None)  # for the next one who asks
+        raise CollectiveError("the job is over: whoever started it does not answer any more", "closed")
+    if answer["kind"] == "leave":
+        raise SystemExit(0)
+    seat = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
+    os.environ.update({name: str(value) for name, value in seat.items()})
+
+
+def _connect(timeout: float) -> Line:
+    global _line
+    if _line is None:
+        host, _, port = os.environ[ASSEMBLY].rpartition(":")
+        end = time.monotonic() + timeout
+        while _line is None:
+            try:
+                _line = line.call((host.strip("[]"), int(port)), int(os.environ[NUMBER]), launchers.read_secret(os.environ), timeout)
+            except (OSError, EOFError) as error:
+                if time.monotonic() > end:
+                    raise CollectiveError(f"the elastic job at {os.environ[ASSEMBLY]} cannot be reached: {error}", "closed") from error
+                time.sleep(RETRY_INTERVAL)
+        threading.Thread(target=_listen, args=(_line,), daemon=True).start()
+    return _line
+
+
+def _listen(connected: Line) -> None:
+    while True:
+        message = connected.receive()
+        if message is not None and message["kind"] == "change":
+            _change.set()
+        else:
+            if message is not None and message["kind"] == "seat":
+                _change.clear()
+            _answers.put(message)
+        if message is None:
+            return

@@ -1,0 +1,178 @@
+"""What an elastic job carries from one set of ranks to the next: saved by every rank in its memory, brought to all from the newest."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Sequence
+
+import torch
+
+from collective_core.elastic import worker
+from collective_core.torch.elastic.sampler import ElasticSampler
+from collective_core.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    load_in_place,
+)
+from collective_core.torch.ops import allreduce
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Raised by ``commit`` and ``check_host_updates`` when ranks are to be added or to leave; ``elastic.run`` catches it.
+
+    ``skip_sync`` is Horovod's; the state is always brought to all ranks here.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the ranks of the job are to change")
+        self.skip_sync = skip_sync
+
+
+class State:
+    """The interface: ``save`` and ``restore`` work in this rank's memory, ``sync`` brings the newest rank's to all."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self._callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Has these called whenever the ranks have changed, before the function goes on: to set the learning rate anew, for example."""
+        self._callbacks += callbacks
+
+    def on_reset(self) -> None:
+        """The ranks have changed."""
+        for callback in self._callbacks:
+            callback()
+        self.reset()
+
+    def commit(self) -> None:
+        """Saves the state, and lets the ranks change where they are to. Collective. Not in every step, if it takes long."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raises :class:`HostsUpdatedInterrupt` on all ranks when ranks are to be added or to leave. Collective."""
+        if not worker.is_one():
+            return
+        flag = torch.tensor([1 if worker.shall_change() else 0], dtype=torch.int32)
+        if int(allreduce.allreduce_(flag, name="elastic.change", op=allreduce.Max)):
+            raise HostsUpdatedInterrupt
+
+    def newest(self) -> tuple[int, int]:
+        """The rank with the most commits, and their number: a failure may have let one commit and another not. Collective."""
+        commits = allgather_object(self.commits, "elastic.commits")
+        return commits.index(max(commits)), max(commits)
+
+    def save(self) -> None:
+        """Keeps the state as it is now, in memory."""
+        self.commits += 1
+
+    def restore(self) -> None:
+        """Sets the state back to the last ``save``."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Brings all ranks to the state of the newest, and saves it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Does what the state's parts need when the ranks have changed."""
+
+
+class ObjectState(State):
+    """Plain values as attributes: ``ObjectState(epoch=0, batch=0)``."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self._names = list(values)
+        self._saved: dict[str, Any] = copy.deepcopy(values)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        super().save()
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        for name, value in self._saved.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        root, commits = self.newest()
+        self._sync_values(root)
+        self.commits = commits + 1  # whoever has this is ahead of those who have only begun
+
+    def _sync_values(self, root: int) -> None:
+        values = broadcast_object({name: getattr(self, name) for name in self._names}, root, "elastic.values")
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._saved = copy.deepcopy(values)
+
+
+class TorchState(ObjectState):
+    """Model, optimizer, samplers and plain values: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
+
+    Anything with ``state_dict`` and ``load_state_dict`` may be given; parts are attributes by their names. What the ranks have done of a
+    sampler's epoch is put together when they change.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **values: Any) -> None:
+        named = {"model": model, "optimizer": optimizer, **values}
+        parts = {name: part for name, part in named.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
+        super().__init__(**{name: value for name, value in values.items() if name not in parts})
+        self.model, self.optimizer = model, optimizer
+        self._part_names = list(parts)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._states = self._copies()
+
+    def save(self) -> None:
+        super().save()
+        self._states = self._copies()
+
+    def restore(self) -> None:
+        super().restore()
+        for name, part in self._parts():
+            state = copy.deepcopy(self._states[name])
+            if isinstance(part, torch.optim.Optimizer):
+                load_in_place(part, state)
+            else:
+                part.load_state_dict(state)
+
+    def sync(self) -> None:
+        root, commits = self.newest()
+        for name, part in self._parts():
+            if isinstance(part, torch.nn.Module):
+                broadcast_parameters(part.state_dict(), root)
+            elif isinstance(part, torch.optim.Optimizer):
+                broadcast_optimizer_state(part, root)
+            elif isinstance(part, ElasticSampler):
+                part.load_state_dict(_together(part))
+            else:
+                part.load_state_dict(broadcast_object(part.state_dict(), root, f"elastic.part.{name}"))
+        self._sync_values(root)
+        self._states = self._copies()
+        self.commits = commits + 1
+
+    def reset(self) -> None:
+        for _, part in self._parts():
+            if isinstance(part, torch.optim.Optimizer):
+                part.zero_grad(set_to_none=True)  # of a step that was cut off
+            elif isinstance(part, ElasticSampler):
+                part.reset()
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """What the attributes are now: a program may have put others in their place."""
+        return [(name, getattr(self, name)) for name in self._part_names]
+
+    def _copies(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(part.state_dict()) for name, part in self._parts()}
+
+
+def _together(sampler: ElasticSampler) -> dict[str, Any]:
+    """The position of all ranks: each knows which samples it has done since they last met."""
+    found = allgather_object(sampler.state_dict(), "elastic.sampler")
+    epoch = max(each["epoch"] for each in found)
+    return {"epoch": epoch, "processed_indices": set().union(*(each["processed_indices"] for each in found if each["epoch"] == epoch))}

@@ -1,0 +1,435 @@
+"""Elastic jobs: ranks are killed, hosts come and go, and no committed step is lost; what decides it, without processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from collective_core.elastic import line
+from collective_core.elastic.assembly import Assembly
+from collective_core.elastic.cooldown import FORGIVEN, Cooldown
+from collective_core.elastic.roll import Roll, Seat
+from collective_core.errors import CollectiveError
+from collective_core.launch.elastic import limits_of
+from collective_core.launch.hosts import Host, ask
+from conftest import WORKERS
+from processes import processes_with
+
+from collective_core import Runner
+
+SCRIPT = WORKERS / "elastic_training.py"
+#: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
+PATIENCE = 90.0
+ENDLESS = 1_000_000
+#: One process that does so many steps.
+ALONE = """
+import sys
+from elastic_training import learn, make, values
+
+model, optimizer = make()
+for step in range(int(sys.argv[1])):
+    learn(model, optimizer, step)
+print(values(model))
+"""
+
+
+class Job:
+    """A training that runs, and what its ranks note."""
+
+    def __init__(self, folder: Path, *words: str, steps: int = ENDLESS, ssh: tuple[str, ...] = (), failing: int = -1) -> None:
+        self.folder = folder
+        options = ["--ssh-config", ssh[2]] if ssh else []
+        command = [sys.executable, "-m", "collective_core.launch", *options, *words, sys.executable, str(SCRIPT)]
+        self.process = subprocess.Popen(
+            [*command, str(folder), str(steps), str(failing)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def notes(self, key: str = "step") -> list[dict]:
+        """All that was noted with this key, in order."""
+        lines = [line for path in self.folder.glob("log.*") for line in path.read_text().splitlines() if line.endswith("}")]
+        return sorted((note for note in map(json.loads, lines) if key in note), key=lambda note: note["time"])
+
+    def wait_for_size(self, size: int, without: frozenset[int] = frozenset()) -> dict[int, int]:
+        """The process of each rank, once so many ranks have done a step together and none of them is one of ``without``."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            notes = self.notes()
+            last = {note["rank"]: note["pid"] for note in notes if notes and note["step"] == notes[-1]["step"] and note["size"] == size}
+            if len(last) == size and not without.intersection(last.values()):
+                return last
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        self.process.kill()
+        raise AssertionError(f"{size} ranks did not come together:\n{self.process.communicate()[0][-3000:]}\n{self.notes()[-5:]}")
+
+    def finish(self) -> str:
+        """Has the training end; what was printed."""
+        (self.folder / "stop").touch()
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, out[-3000:]
+        return out
+
+    def must_have_lost_nothing(self) -> None:
+        """The result is that of one process that did every step once, on all ranks alike."""
+        best, own = 0, {}
+        for note in self.notes():
+            assert note["step"] >= best, f"{note} after step {best} was committed"
+            assert note["step"] > own.get(note["pid"], 0), f"{note}: done twice"
+            best = own[note["pid"]] = note["step"]
+        ends = self.notes("end")
+        assert {note["end"] for note in ends} <= {best, best + 1}, "ranks that change after a commit note nothing"
+        best = ends[0]["end"]
+        assert {note["end"] for note in ends} == {best}
+        expected = subprocess.run(
+            [sys.executable, "-c", ALONE, str(best)],
+            cwd=WORKERS,
+            env={**os.environ, "PYTHONPATH": str(WORKERS)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert expected.returncode == 0, expected.stderr
+        for note in ends:
+            assert note["values"] == ends[0]["values"]
+            assert note["values"] == pytest.approx(json.loads(expected.stdout), rel=1e-9)
+
+
+@pytest.fixture
+def job(tmp_path):
+    made: list[Job] = []
+
+    def start(*words: str, **more) -> Job:
+        made.append(Job(tmp_path, *words, **more))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.communicate()
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job):
+    running = job("-np", "3", "--min-np", "2")
+    before = running.wait_for_size(3)
+    os.kill(before[2], signal.SIGKILL)
+    running.wait_for_size(2)
+    after = running.wait_for_size(3)
+    assert {rank: after[rank] for rank in (0, 1)} == {rank: before[rank] for rank in (0, 1)}
+    os.kill(after[0], signal.SIGKILL)  # the second failure of the host: a new one comes a little later
+    running.wait_for_size(3, without=frozenset({after[0]}))
+    out = running.finish()
+    assert "Traceback" not in out
+    running.must_have_lost_nothing()
+    assert max(len(note["resets"]) for note in running.notes("end")) >= 3
+    assert processes_with(str(running.folder)) == []
+
+
+def test_hosts_come_and_go_as_a_script_says(job, tmp_path):
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    hosts.write_text("localhost:1\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    running = job("--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script))
+    running.wait_for_size(1)
+    hosts.write_text("localhost:4\n")
+    three = running.wait_for_size(3)
+    hosts.write_text("localhost:2\n")
+    two = running.wait_for_size(2)
+    assert two == {rank: three[rank] for rank in (0, 1)}, "the last slot is given back"
+    hosts.write_text("this is no list\n")
+    time.sleep(1.5)
+    hosts.write_text("localhost:3\n")
+    running.wait_for_size(3)
+    out = running.finish()
+    assert "the hosts cannot be asked for, those of before stay" in out
+    running.must_have_lost_nothing()
+
+
+def test_a_lost_host_is_waited_for_when_too_few_are_left(job, ssh):
+    running = job("-H", "other:1,third:1", "-np", "2", "--min-np", "2", "--wdir", "/", ssh=ssh)
+    before = running.wait_for_size(2)
+    done = running.notes()[-1]["step"]
+    (client,) = [
+        int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"\0third\0" in _read(path) and b"ssh" in _read(path)
+    ]
+    os.kill(client, signal.SIGKILL)  # the way to the host is gone; its agent then ends its rank
+    after = running.wait_for_size(2, without=frozenset({before[1]}))
+    assert after[0] == before[0]
+    assert running.notes()[-1]["step"] > done
+    running.finish()
+    running.must_have_lost_nothing()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_program_that_fails_by_itself_ends_the_job_and_is_named(job):
+    running = job("-np", "2", "--min-np", "1", failing=5)
+    out, _ = running.process.communicate(timeout=PATIENCE)
+    assert running.process.returncode == 1
+    assert "ValueError: the data of this step are broken" in out
+    assert out.rstrip().splitlines()[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 1"
+    assert processes_with(str(running.folder)) == []
+
+
+def test_under_another_launcher_it_trains_with_the_ranks_that_are_there(launch, tmp_path):
+    launch("elastic_training.py", 2, 1, (str(tmp_path), "8")).must_succeed()
+    notes = [json.loads(text) for path in tmp_path.glob("log.*") for text in path.read_text().splitlines()]
+    assert sorted(note["step"] for note in notes if "step" in note) == sorted([*range(1, 9)] * 2)
+
+
+def test_a_function_returns_what_its_last_ranks_returned():
+    def train():
+        import collective_core.torch as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def go(state):
+            while state.step < 3:
+                state.step += 1
+                state.commit()
+            return hvd.rank(), state.step
+
+        return go(hvd.elastic.ObjectState(step=0))
+
+    assert Runner(np=2, min_np=1).run(train) == [(0, 3), (1, 3)]
+
+
+def test_hosts_that_can_never_be_enough_are_an_error_at_once(ssh):
+    with pytest.raises(CollectiveError, match=r"host no\.such\.host\.invalid cannot be used: .+"):
+        Runner(np=2, min_np=1, hosts="no.such.host.invalid:2", ssh=ssh, start_timeout=20).run(int)
+
+
+def test_a_rank_that_dies_before_the_others_have_met_it_costs_no_job(tmp_path):
+    def train(mark):
+        import os
+        import signal
+
+        from collective_core import launchers
+
+        if not os.path.exists(mark):  # the first of them, between its seat and the meeting
+            open(mark, "x").close()
+            launchers.find_launcher = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        import collective_core.torch as hvd
+
+        hvd.init()
+        return hvd.elastic.run(lambda _: hvd.size())(hvd.elastic.ObjectState(step=0))
+
+    assert set(Runner(np=3, min_np=2).run(train, str(tmp_path / "mark"))) <= {2, 3}
+
+
+def test_too_few_slots_are_an_error_at_once():
+    with pytest.raises(CollectiveError, match="3 ranks do not fit into the 1 slots"):
+        Runner(min_np=3, hosts="localhost:1").run(int)
+
+
+def test_a_job_without_a_rank_that_knows_its_state_is_over(job):
+    running = job("-np", "1", "--min-np", "1")
+    os.kill(running.wait_for_size(1)[0], signal.SIGKILL)
+    out, _ = running.process.communicate(timeout=PATIENCE)
+    assert running.process.returncode == 1
+    assert "begin again from a checkpoint" in out
+
+
+def test_what_a_state_holds():
+    from collective_core.torch import elastic
+
+    state = elastic.TorchState(best=None, step=1)
+    assert (state.model, state.best) == (None, None)
+    state.best = 7
+    state.save()
+    state.best, state.step = 8, 2
+    state.restore()
+    assert (state.best, state.step, state.commits) == (7, 1, 1)
+    sampler = elastic.ElasticSampler(range(5), shuffle=False)
+    sampler.record_batch(0, 4)
+    sampler.num_replicas = 1
+    sampler.reset()
+    assert list(sampler) == [4]
+
+
+# --- what decides --------------------------------------------------------------------------------------------------------------------
+
+
+def roll_of(fewest: int, *hosts: str) -> Roll:
+    roll = Roll(fewest, patience=10.0, suspicion=3.0)
+    for worker, host in enumerate(hosts):
+        roll.start(worker, host, now=0.0, slot=worker)
+    return roll
+
+
+def come(roll: Roll, *workers: int, now: float = 1.0, lost: tuple[int, ...] = ()) -> list[Seat]:
+    for worker in workers:
+        roll.come(worker, now, lost)
+    return roll.form(now)
+
+
+def test_the_first_generation_waits_for_all_that_were_started_and_then_for_enough():
+    roll = roll_of(2, "a", "b", "a")
+    assert come(roll, 0, 1) == []
+    assert [seat.worker for seat in come(roll, 2)] == [0, 2, 1], "hosts stand together"
+    late = roll_of(2, "a", "b", "a")
+    assert come(late, 0, now=9.0) == []
+    assert come(late, now=11.0) == []
+    assert [seat.size for seat in come(late, 1, now=11.0)] == [2, 2]
+
+
+def test_a_generation_ends_when_all_its_members_have_come_or_gone():
+    roll = roll_of(1, "a", "a", "b")
+    come(roll, 0, 1, 2)
+    assert come(roll, 0, lost=(2,)) == []
+    assert come(roll, 1, lost=(2,)) == []
+    assert roll.overdue(now=1.0) == []
+    assert roll.overdue(now=9.0) == [2], "its host may be gone: nobody has told us"
+    roll.go(2)
+    assert [(seat.worker, seat.rank, seat.size) for seat in roll.form(9.0)] == [(0, 0, 2), (1, 1, 2)]
+
+
+def test_hosts_that_have_been_there_for_longest_come_first():
+    roll = roll_of(1, "b", "a")
+    come(roll, 0, 1)
+    roll.go(0)
+    roll.start(2, "a", now=2.0, slot=2)
+    roll.start(3, "c", now=2.0)
+    roll.come(3, 3.0)
+    assert [seat.worker for seat in come(roll, 1, now=3.0)] == [1, 3]
+    roll.come(2, 4.0)
+    assert roll.should_change()
+    assert [seat.worker for seat in come(roll, 1, 3, now=5.0)] == [1, 2, 3]
+
+
+def test_a_workers_place_on_its_host_stays():
+    roll = roll_of(1, "a", "a", "a")
+    come(roll, 0, 1, 2)
+    roll.go(0)
+    roll.start(3, "a", now=2.0, slot=0)
+    assert [seat.worker for seat in come(roll, 3, 1, 2)] == [3, 1, 2], "who had the second GPU has it still"
+
+
+def test_a_worker_whose_line_is_gone_has_no_seat_and_is_ended_if_it_does_not_end():
+    roll = roll_of(1, "a", "b")
+    come(roll, 0, 1)
+    roll.come(1, 2.0)
+    roll.lose(1, now=2.0)
+    assert come(roll, 0, now=3.0) == []
+    assert roll.overdue(now=8.0) == [1]
+    roll.go(1)
+    assert [seat.worker for seat in roll.form(8.0)] == [0]
+
+
+def test_nobody_new_joins_a_job_of_which_some_have_finished():
+    roll = roll_of(1, "a", "a")
+    come(roll, 0, 1)
+    roll.closed = True
+    roll.go(0)
+    roll.start(2, "a", now=2.0)
+    assert come(roll, 2, now=3.0) == []
+    assert [seat.worker for seat in come(roll, 1, now=4.0)] == [1]
+    roll.go(1)
+    assert come(roll, 2, now=5.0) == [], "it would begin the work again"
+
+
+def test_who_waits_is_not_at_work():
+    roll = roll_of(2, "a", "b")
+    come(roll, 0, 1)
+    assert roll.is_working
+    roll.go(1)
+    come(roll, 0)
+    assert not roll.is_working
+
+
+def test_a_worker_that_is_sent_away_is_dismissed_when_it_comes():
+    roll = roll_of(1, "a", "a")
+    come(roll, 0, 1)
+    roll.send_away(1)
+    assert roll.should_change()
+    roll.come(1, 2.0)
+    assert [seat.worker for seat in come(roll, 0)] == [0]
+    assert roll.dismissed() == [1]
+    assert roll.dismissed() == []
+
+
+def test_too_few_are_waited_for():
+    roll = roll_of(2, "a", "b")
+    come(roll, 0, 1)
+    roll.go(1)
+    assert come(roll, 0) == []
+    assert roll.waits_for() == 1
+    roll.start(2, "b", now=5.0)
+    assert [seat.worker for seat in come(roll, 2)] == [0, 2]
+
+
+def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
+    cooldown = Cooldown()
+    waits = []
+    for number in range(9):
+        cooldown.note("a", now=100.0 + number)
+        waits.append(max(0.0, cooldown.until("a") - (100.0 + number)))
+    assert waits == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0]
+    assert cooldown.until("b") == 0.0
+    cooldown.note("a", now=109.0 + FORGIVEN)
+    assert cooldown.until("a") == 0.0
+
+
+@pytest.mark.parametrize(("np", "least", "most"), [(2, 3, None), (5, None, 4), (None, 0, None), (None, 4, 3)])
+def test_numbers_that_make_no_sense(np, least, most):
+    with pytest.raises(CollectiveError, match="1 <= min-np <= np <= max-np"):
+        limits_of(np, least, most, 60.0)
+
+
+def test_a_script_that_lists_the_hosts(tmp_path):
+    script = tmp_path / "discover"
+    for text, expected in (("echo a:2; echo; echo b", [Host("a", 2), Host("b", 1)]), ("true", [])):
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        assert ask(str(script)) == expected
+    script.write_text("#!/bin/sh\necho no such cloud >&2\nexit 3\n")
+    with pytest.raises(CollectiveError, match="no such cloud"):
+        ask(str(script))
+
+
+def test_strangers_learn_nothing_and_disturb_nobody():
+    roll = roll_of(1, "here")
+    settled: list[int] = []
+    assembly = Assembly(roll, "the job's own secret", lambda: settled.append(1), only_here=True)
+    place = ("127.0.0.1", assembly.port)
+    try:
+        strangers = [socket.create_connection(place) for _ in range(300)]
+        for stranger in strangers[::3]:
+            stranger.sendall(os.urandom(200))
+        with pytest.raises((OSError, EOFError, CollectiveError)):
+            line.call(place, 0, b"another secret, as long", 5.0)
+        mine = line.call(place, 0, b"the job's own secret", 5.0)
+        mine.send(kind="ready", port=1234, lost=[])
+        end = time.monotonic() + 5
+        while not settled and time.monotonic() < end:
+            time.sleep(0.01)
+        assert [seat.worker for seat in assembly.settle()[0]] == [0]
+        answer = mine.receive()
+        assert answer is not None
+        assert (answer["kind"], answer["rank"], answer["size"]) == ("seat", 0, 1)
+        # The same worker a second time, and one that nobody has started: proven, and still turned away.
+        for number in (0, 7):
+            again = line.call(place, number, b"the job's own secret", 5.0)
+            assert again.receive() is None
+        for stranger in strangers:
+            stranger.close()
+    finally:
+        assembly.close()
+    assert mine.receive() is None

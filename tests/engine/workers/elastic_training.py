@@ -1,0 +1,60 @@
+"""Trains until the folder holds a file `stop`, or for so many steps; arguments: the folder, the steps, and the step at which rank 1 fails.
+
+Every rank notes each step after its commit. The data of a step are the same on all ranks, so that the result does not depend on who
+was there; a step that was lost or done twice shows in it.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import collective_core.torch as hvd
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def learn(model, optimizer, step):
+    x = torch.arange(6, dtype=torch.float64).reshape(2, 3).add(step).sin()
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def values(model):
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+if __name__ == "__main__":
+    folder, steps, failing = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else -1
+    hvd.init()
+    torch.set_num_threads(1)
+    model, optimizer = make()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    log = (folder / f"log.{os.getpid()}").open("a", buffering=1)
+    resets = []
+
+    def note(**what):
+        log.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < steps and not hvd.broadcast_object((folder / "stop").exists(), 0):
+            learn(model, optimizer, state.step)
+            state.step += 1
+            if hvd.rank() == 1 and state.step == failing:
+                raise ValueError("the data of this step are broken")
+            state.commit()
+            note(step=state.step, rank=hvd.rank(), size=hvd.size())
+            time.sleep(0.02)
+        return state.step
+
+    state = hvd.elastic.TorchState(model, optimizer, step=0)
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    note(end=train(state), values=values(model), resets=resets)
