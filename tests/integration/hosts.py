@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +39,15 @@ def report(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The JSON document of a ``--json`` run, which must be all of standard output."""
     document: dict[str, Any] = json.loads(result.stdout)
     return document
+
+
+def images_of_image_tests(engine: docker.DockerClient) -> set[str]:
+    """What the tests of `provision image` build meanwhile, in another process: everything that stands on one of their own names."""
+    listed = engine.api.images(all=True)
+    found = {entry["Id"] for entry in listed if any(re.match(r"it\d+-image/", tag) for tag in entry["RepoTags"] or ())}
+    while more := {entry["Id"] for entry in listed if entry["ParentId"] in found} - found:
+        found |= more
+    return found
 
 
 def container(host: SandboxHost) -> Container:

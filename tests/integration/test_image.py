@@ -23,6 +23,7 @@ import docker
 import docker.errors
 import pytest
 from conftest import PREFIX
+from hosts import images_of_image_tests
 from registry import Registry
 
 from provision import cli
@@ -56,7 +57,7 @@ def base(engine: docker.DockerClient) -> Iterator[str]:
 
 def remove_with_what_stands_on_it(engine: docker.DockerClient, image: str) -> None:
     """An image and all that was built on it: also the stages without a name, which are the next build's cache and nobody's here."""
-    parents = {str(each.id): str(each.attrs["Parent"]) for each in engine.images.list(all=True)}
+    parents = {str(each["Id"]): str(each["ParentId"]) for each in engine.api.images(all=True)}
     doomed = [image]
     for each in doomed:
         doomed += [child for child, parent in parents.items() if parent == each]
@@ -127,8 +128,8 @@ def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerC
 def test_no_layer_holds_what_the_build_needed_to_get_through(engine: docker.DockerClient, image: str, secrets: dict[str, str]) -> None:
     known = {"ours": "# Written by provision."}  # what is there is found, so that what is not found is not there
     assert found_in_layers(engine, image, {**secrets, **known}) == {"ours"}
-    for each in engine.images.list(all=True):  # those of earlier stages, too
-        with_history = json.dumps([each.attrs, each.history()])
+    for each in images_of_image_tests(engine):  # those of earlier stages, too
+        with_history = json.dumps([engine.api.inspect_image(each), engine.api.history(each)])
         assert [name for name, secret in secrets.items() if secret in with_history] == []
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hosts import images_of_image_tests
 
 from provision import paths
 from provision import sandbox as sandboxes
@@ -361,18 +362,22 @@ def name(request) -> Iterator[str]:
 
 @pytest.fixture
 def world(engine, own_state, name):
-    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; sandboxes beside the one under test are left out."""
+    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests make beside is left out."""
 
     def foreign(labels: dict[str, str] | None) -> bool:
-        return (labels or {}).get(names.LABEL, name) != name
+        of_images = any(label.startswith("org.provision.") for label in labels or ())
+        return of_images or (labels or {}).get(names.LABEL, name) != name
 
     def take() -> dict[str, object]:
+        others = images_of_image_tests(engine)
+        containers = [one for one in engine.api.containers(all=True) if one["ImageID"] not in others and not foreign(one["Labels"])]
+        images = [one for one in engine.api.images(all=True) if one["Id"] not in others and not foreign(one["Labels"])]
         ssh_folder = Path("~/.ssh").expanduser()
         partial = paths.cache() / "sandbox" / "partial"
         return {
-            "containers": {one.name for one in engine.containers.list(all=True, ignore_removed=True) if not foreign(one.labels)},
+            "containers": {name for one in containers for name in one["Names"]},
             "networks": {one.name for one in engine.networks.list() if not foreign(one.attrs.get("Labels"))},
-            "images": {(one.id, *one.tags) for one in engine.images.list(all=True) if not foreign(one.labels)},
+            "images": {(one["Id"], *(one["RepoTags"] or ())) for one in images},
             "volumes": {one.name for one in engine.volumes.list()},
             "state": (own_state / "sandbox" / name).exists(),
             "partial": sorted(map(str, partial.glob("*"))) + sorted(map(str, partial.parent.glob(f"*partial-{name}"))),
