@@ -1,7 +1,7 @@
-"""What a run costs by the number of hosts, on sandbox hosts of this machine: the first installation, and a run with nothing to do.
+"""What a run costs by the number of hosts, on sandbox hosts of this machine: the first installation, a run with nothing to do, doctor.
 
 Run by `make bench-hosts`; it needs a container engine and takes half an hour. The sides of a comparison alternate where they can be
-repeated (runs with nothing to do); a first installation is done once per number of hosts. All hosts share this machine's
+repeated (runs with nothing to do, doctor); a first installation is done once per number of hosts. All hosts share this machine's
 processors, so the ratios also show what is computed on hosts and does not overlap; the seconds of computing are printed beside them.
 """
 
@@ -22,11 +22,11 @@ from provision.sandbox import Sandbox
 BAR = 2.0
 
 
-def run(*words: str) -> float:
-    """Seconds of ``provision WORDS…``, which must succeed."""
+def run(*words: str, also: int = 0) -> float:
+    """Seconds of ``provision WORDS…``, which must end with 0 or ``also``."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "provision", *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    if done.returncode not in (0, also):
         sys.exit(f"provision {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return time.perf_counter() - began
 
@@ -63,19 +63,22 @@ def main() -> int:
             spent = f"of these {busy:.0f} s of computing on {os.cpu_count()} processors"
             print(f"first installation on {count} hosts: {first[count]:.0f} s, {spent}", flush=True)
         again: dict[int, list[float]] = {count: [] for count in wanted.again}
+        doctor: dict[int, list[float]] = {count: [] for count in wanted.again}
         for _ in range(wanted.rounds):
             for count in wanted.again:
                 again[count].append(run("up", str(made[count].inventory), "--no-smoke", *extra))
+                doctor[count].append(run("doctor", str(made[count].inventory), also=1))  # 1: it has found something
     finally:
         for count in made:
             sandboxes.down(f"bench-{count}", say=lambda _line: None)
-    medians = {count: statistics.median(times) for count, times in again.items()}
-    for count, seconds in medians.items():
-        print(f"nothing to do on {count} hosts: {seconds:.1f} s (median of {wanted.rounds})")
     few, many = wanted.first
     ratios = {f"first installation, {many} hosts beside {few}": first[many] / first[few]}
     few, many = wanted.again
-    ratios[f"nothing to do, {many} hosts beside {few}"] = medians[many] / medians[few]
+    for what, times in (("nothing to do", again), ("doctor", doctor)):
+        medians = {count: statistics.median(seconds) for count, seconds in times.items()}
+        for count, seconds in medians.items():
+            print(f"{what} on {count} hosts: {seconds:.1f} s (median of {wanted.rounds})")
+        ratios[f"{what}, {many} hosts beside {few}"] = medians[many] / medians[few]
     for what, ratio in ratios.items():
         print(f"{what}: {ratio:.2f} x{'' if ratio <= BAR else f', more than the {BAR:g} x aimed at'}")
     return 0 if all(ratio <= BAR for ratio in ratios.values()) else 1
