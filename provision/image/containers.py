@@ -83,7 +83,10 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
 
 def sweep(client: DockerClient) -> None:
     """Remove what a run left that was killed."""
-    things = [*client.networks.list(filters={"label": LABEL}), *client.containers.list(all=True, filters={"label": LABEL})]
+    things = [
+        *client.networks.list(filters={"label": LABEL}),
+        *client.containers.list(all=True, ignore_removed=True, filters={"label": LABEL}),
+    ]
     for owner in {_owner(thing) for thing in things}:
         if not Path(f"/proc/{owner}").exists():
             _remove(client, owner)

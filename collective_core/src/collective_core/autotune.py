@@ -18,6 +18,8 @@ from typing import Callable, NamedTuple, Sequence
 
 #: MB, around the default: many small sums overlap more with the backward pass, few large ones cost less each.
 CANDIDATES_MB = (1, 4, 10, 25, 60, 150)
+#: A size in the cache beyond this is no size.
+MOST_BYTES = 1 << 40
 #: Steps in a turn that are measured, after one in which the new buckets are filled for the first time.
 STEPS, WARM_UP = 4, 1
 #: Steps before the first turn: a program's first steps are its slowest, and the default would pay for them.
@@ -133,7 +135,7 @@ class Cache:
             size = json.loads(self.path.read_text())[key]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return size if isinstance(size, int) and size > 0 else None
+        return size if type(size) is int and 0 < size < MOST_BYTES else None
 
     def write(self, key: str, size: int) -> None:
         """Raises OSError where nothing can be written. Another job that writes at the same moment may win; the file stays whole."""

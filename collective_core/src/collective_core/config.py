@@ -7,7 +7,7 @@ COLLECTIVE_ADDRESS             numeric address of this host that the other hosts
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
-COLLECTIVE_NCCL                off, or the file of the NCCL to use for CUDA tensors (nccl.py)
+COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (nccl.py)
 COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never

@@ -34,6 +34,7 @@ _launcher: Any | None = None
 _pid = 0  # the process that met the others: not a child that was forked from it
 _healthy = True
 _generation = 0
+_joins: dict[int, int] = {}
 _lost: tuple[int, ...] = ()  # ranks that are to blame for the end of the last generation
 _counters: dict[tuple[str, int], int] = {}
 
@@ -229,6 +230,12 @@ def forget_names(process_set: int) -> None:
     with _lock:
         for key in [key for key in _counters if key[1] == process_set]:
             del _counters[key]
+        _joins[process_set] = _joins.get(process_set, 0) + 1
+
+
+def joins(process_set: int) -> int:
+    """How often all ranks of the set have joined: before that, they may have done different numbers of steps."""
+    return _joins.get(process_set, 0)
 
 
 def is_initialized() -> bool:

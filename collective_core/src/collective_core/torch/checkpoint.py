@@ -49,7 +49,8 @@ class _Found(NamedTuple):
 
 
 class Checkpoints:
-    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only.
+    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only, and is this job's alone:
+    what was saved for a later step than the newest one goes with the next ``save``.
 
     ``parts``: what is saved, by name: anything with ``state_dict`` and ``load_state_dict`` (model, optimizer, scheduler, ShardSampler).
     Raises ValueError for a part without them, and for ``keep`` below 1.
@@ -77,8 +78,9 @@ class Checkpoints:
         if context.rank() == ROOT:
             try:
                 self._write(header)
-            except OSError as failure:
-                error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {failure.strerror}"
+            except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
+                why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
+                error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
         error = broadcast_object(error, ROOT)
         if error:
             raise CollectiveError(error, "invalid", (ROOT,))
@@ -126,13 +128,16 @@ class Checkpoints:
                 draft.unlink()
             raise
         _bring_to_disk(self._folder)
-        for old in self._files()[self._keep :]:
+        # Those of later steps are of a line that was given up: they were passed over, or another job's.
+        others = [path for path in self._files() if path != target]
+        older = [path for path in others if _step_of(path) < header["step"]]
+        for old in {*others} - {*older[: self._keep - 1]}:
             old.unlink()
 
     def _files(self) -> list[Path]:
         """The last first."""
         named = [path for path in self._folder.glob("step-*.checkpoint") if re.fullmatch(r"step-\d+\.checkpoint", path.name)]
-        return sorted(named, key=lambda path: int(path.name[len("step-") : -len(".checkpoint")]), reverse=True)
+        return sorted(named, key=_step_of, reverse=True)
 
     def _last_valid(self) -> _Found | None:
         try:
@@ -144,6 +149,10 @@ class Checkpoints:
         except OSError as error:
             return _Found({}, b"", f"the checkpoints cannot be read on {socket.gethostname()}: {error}")
         return None
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name[len("step-") : -len(".checkpoint")])
 
 
 def _read(path: Path) -> _Found:

@@ -4,15 +4,16 @@ The ranks agree on an operation on the host, as on every other; then each puts i
 stream had to do (an event). The operation counts as done when it is under way; taking its result makes the caller's stream wait for
 another event. So the host never waits for the GPU, and work on the GPU keeps the order of the program.
 
-NCCL is used in a process set when every member has a GPU and the same NCCL, which they tell each other when the set is made
-(rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory. The first operation of a set joins
-NCCL's communicator, in a thread of its own, so that a rank that dies meanwhile is noticed.
+NCCL is used when COLLECTIVE_NCCL asks for it, in a process set whose members all have a GPU and the same NCCL, which they tell each other
+when the set is made (rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory. The first operation
+of a set joins NCCL's communicator, in a thread of its own, so that a rank that dies meanwhile is noticed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import warnings
 import weakref
 from collections import defaultdict, deque
 from typing import Any, Callable
@@ -21,6 +22,7 @@ import torch
 
 from collective_core import _native, arrays, nccl, rendezvous
 from collective_core.arrays import Average, Max, Min, Product, Sum
+from collective_core.errors import CollectiveError
 from collective_core.process_sets import Members, ProcessSet, members
 from collective_core.torch.ops.handles import Work
 
@@ -62,10 +64,14 @@ _sets: dict[int, _Set] = {}
 
 def offer(is_first: bool) -> dict[str, Any] | None:
     """What this rank tells the others of a new process set."""
-    library = nccl.library() if torch.cuda.is_available() else None
+    library = nccl.library() if nccl.is_wanted() and torch.cuda.is_available() else None
     if library is None:
         return None
-    return {"version": library.version, "id": library.unique_id().hex() if is_first else ""}
+    try:
+        return {"version": library.version, "id": library.unique_id().hex() if is_first else ""}
+    except CollectiveError as error:
+        warnings.warn(f"CUDA tensors go through host memory: {error}", stacklevel=2)
+        return None
 
 
 def learn(process_set: int, rank: int, offers: list[Any]) -> None:
@@ -178,7 +184,7 @@ def _launch(own: _Set, facts: dict[str, Any]) -> None:
             with torch.cuda.stream(own.stream):
                 _put_on_stream(library, own, facts, launch)
     except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
-        own.problem = f"{failure}; COLLECTIVE_NCCL=off sends CUDA tensors through host memory"
+        own.problem = f"{failure}; without COLLECTIVE_NCCL CUDA tensors go through host memory"
 
 
 def _asked_for(own: _Set, source: int | None, target: int | None) -> Launch | None:
@@ -223,6 +229,9 @@ def _identity(facts: dict[str, Any], device: Any) -> torch.Tensor:
     if facts["kind"] == _native.BROADCAST:
         return torch.empty(facts["count"], dtype=torch.uint8, device=device)
     dtype = getattr(torch, _NAMES[facts["dtype"]])
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    neutral = {nccl.SUM: 0, nccl.PRODUCT: 1, nccl.MIN: limits.max, nccl.MAX: limits.min}
+    if dtype.is_floating_point:
+        most, least = float("inf"), float("-inf")
+    else:
+        most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+    neutral = {nccl.SUM: 0, nccl.PRODUCT: 1, nccl.MIN: most, nccl.MAX: least}
     return torch.full((facts["count"],), neutral[_REDUCTIONS[facts["reduce"]]], dtype=dtype, device=device)

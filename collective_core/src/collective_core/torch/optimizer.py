@@ -66,23 +66,32 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
         self._generation = context.generation()
         self._hook_handles: list[Any] = []
-        wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained)
+        self._joins = context.joins(self._set_number())
+        # Ranks that come to an elastic job later would begin to tune when the others have chosen.
+        wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._make_buckets()
         if not self._alone or worker.is_one():
             for parameter in self._trained:
                 self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
 
+    def _set_number(self) -> int:
+        return (self._process_set.process_set_id if self._process_set is not None else 0) or 0
+
     def _notice_others(self) -> None:
-        """In an elastic job, when the ranks have changed: perhaps from one or to one, and whatever was under way is not."""
-        if self._generation == context.generation():
-            return
-        self._generation = context.generation()
-        self._begin_anew()
-        self._synchronized = False
-        self._alone = is_alone(self._process_set)
-        self._sparse = [] if self._sparse_as_dense else None
-        self._make_buckets()
+        """Before anything of a step: in an elastic job the ranks may have changed, and after a join their tuning may differ."""
+        if self._generation != context.generation():
+            # Perhaps from one or to one; and whatever was under way is not.
+            self._generation = context.generation()
+            self._begin_anew()
+            self._synchronized = False
+            self._alone = is_alone(self._process_set)
+            self._sparse = [] if self._sparse_as_dense else None
+            self._make_buckets()
+        elif self._tuner and self._joins != context.joins(self._set_number()):
+            self._joins = context.joins(self._set_number())
+            if self._tuner.give_up():
+                self._make_buckets()
 
     def _make_buckets(self) -> None:
         dense = [p for p in self._trained if p not in set(self._sparse or ())]
@@ -125,11 +134,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise AssertionError(f"{call} was called after loss.backward() but before optimizer.step() or optimizer.synchronize()")
 
     def _gradient_ready(self, parameter: torch.nn.Parameter) -> None:
-        if self._generation != context.generation():
-            self._notice_others()
-        if self._alone:
-            return
         with self._lock:
+            self._notice_others()
+            if self._alone:
+                return
             if self._passes_left[parameter] <= 0:
                 raise AssertionError(
                     "Gradients were computed more than backward_passes_per_step times before call to step(). "

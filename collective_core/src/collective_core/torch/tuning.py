@@ -36,6 +36,7 @@ class BucketTuner:
         # All sizes that hold the whole model are the same. On GPUs the host does not see what is exposed.
         whole = [] if settings.fusion_bytes >= total else [size for size in sizes if size >= total][:1]
         candidates = [] if found or gpu.is_used(process_set) else [size for size in sizes if size < total] + whole
+        self._found = bool(found)
         self._tuner = Tuner(found or settings.fusion_bytes, candidates, self._agree)
         self.size = self._tuner.size
         if found:
@@ -51,6 +52,18 @@ class BucketTuner:
             self._say(self._tuner.report())
             if self._speaks:
                 self._remember(self._tuner.chosen)
+        return self.size != before
+
+    def give_up(self) -> bool:
+        """Takes the default, because ranks that join do fewer steps than others and would have their turns at other times.
+
+        Returns whether the size changes. What an earlier job has chosen stays: all ranks have it from the beginning.
+        """
+        before = self.size
+        if not self._found:
+            if self._tuner.chosen is None:
+                self._say("autotune: given up, because ranks with less data join: the default stays")
+            self.size = self._tuner.size = self._tuner.chosen = self._tuner.default
         return self.size != before
 
     def _agree(self, figures: list[float]) -> list[float]:
