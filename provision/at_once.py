@@ -21,6 +21,7 @@ from provision.session import Session
 
 PATIENCE_S = 60.0
 _MOST_AT_ONCE = 64
+_SSH_ITSELF = 255
 _POLL_S = 0.2  # how soon an interrupt is noticed
 
 
@@ -57,14 +58,18 @@ def ask(session: Session, scripts: Mapping[str, str], *, stdin: bytes = b"", pat
 
 
 def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    ) as process:
+    try:
+        started = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    except OSError as error:  # no ssh here, or no sshpass where a password is to be given
+        return Answer(_SSH_ITSELF, "", str(error))
+    with started as process:
         given: bytes | None = stdin
         while True:
             try:

@@ -5,6 +5,7 @@ Source of sections and keys: Horovod 0.28, horovod/runner/common/util/config_par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ _SWITCHES = (
     *(("params", "hierarchical_allreduce"), ("params", "hierarchical_allgather"), ("timeline", "mark_cycles"), ("stall_check", "enabled")),
     *(("library_options", "mpi_threads_disable"), ("logging", "with_timestamp")),
 )
+#: Whose variable says the contrary.
+_TURNED = (("stall_check", "enabled"), ("logging", "with_timestamp"))
 _LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
 
 
@@ -99,7 +102,7 @@ def _value(key: tuple[str, str], value: Any, path: Path) -> str:
     if key in _SWITCHES:
         if not isinstance(value, bool):
             raise UsageError(f"{value!r} is neither true nor false", where=where)
-        return str(int(not value if key == ("stall_check", "enabled") else value))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        return str(int(not value if key in _TURNED else value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise UsageError(f"{value!r} is no number from 0", where=where)
     return str(int(value * _MB) if key == ("params", "fusion_threshold_mb") else value)

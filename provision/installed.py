@@ -16,7 +16,7 @@ from provision.resolve.wishes import DEFAULT_PREFIX, HOME_PREFIX
 from provision.session import Session
 
 _MARK = "===PROVISION-MANIFEST==="  # a login may print something first
-_NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
+_NO_PYTHON, _NO_ENGINE, _SSH_ITSELF = 71, 72, 255  # exit codes
 #: A folder that only has the engine's name, as a checkout has, is no package: it has no origin.
 _FIND = f'import sys, importlib.util as u; sys.exit(0 if getattr(u.find_spec("collective_core"), "origin", None) else {_NO_ENGINE})'
 _TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -c {shlex.quote(_FIND)}'
@@ -63,6 +63,9 @@ def _complain(host: Host, answer: at_once.Answer, todo: str) -> None:
         raise ProvisionError(f"there is no Python at {python}", where=host.name, todo=todo)
     if answer.code == _NO_ENGINE:
         raise ProvisionError(f"the engine is not installed for {python}", where=host.name, todo=todo)
+    if answer.code not in (0, _SSH_ITSELF):
+        said = answer.err.strip() or "it said nothing"
+        raise ProvisionError(f"looking at it ended with exit code {answer.code}: {said}", where=host.name, todo=todo)
     if answer.code != 0:
         problem = survey.connection_problem(host, answer.err)
         raise ProvisionError(problem.what, where=host.name, todo=problem.todo)

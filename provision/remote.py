@@ -82,7 +82,7 @@ def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable
 
     SIGINT and SIGTERM close the job's standard input, on which it ends itself; so does the death of this process.
     """
-    command = f"env PROVISION_RUN_ID={run_id} " + resources.inline_command("job.py", interpreter=python)
+    command = f"env PROVISION_RUN_ID={run_id} " + resources.inline_command("job.py", interpreter=shlex.quote(python))
     argv, environment = login(host, command, password)
     order = {"argv": list(job.argv), "environment": dict(job.environment), "files": dict(job.files), "report": job.report}
     report: dict[str, Any] | None = None

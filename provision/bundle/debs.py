@@ -64,7 +64,13 @@ class Apt:
         self._command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
     def know(self, repository: Repository, keyring_package: Path) -> None:
-        """Tell it of a vendor's repository, as the host would be told: believed by the key in ``keyring_package`` alone."""
+        """Tell it of a vendor's repository, as the host would be told: believed by the key in ``keyring_package`` alone.
+
+        One that the host knows already stays as it is there: apt refuses two keys for one repository.
+        """
+        lists = [self._root / "etc/apt/sources.list", *(self._root / "etc/apt/sources.list.d").iterdir()]
+        if any(repository.url.rstrip("/") in path.read_text(encoding="utf-8", errors="replace") for path in lists if path.exists()):
+            return
         content = _run(["dpkg-deb", "--fsys-tarfile", str(keyring_package)], f"{keyring_package.name} cannot be read")
         with tarfile.open(fileobj=io.BytesIO(content)) as packed:
             key = packed.extractfile(f".{repository.keyring}")

@@ -98,8 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
                     self.send_header("Connection", "close")
                     self.close_connection = True
                 self.end_headers()
+                sent = 0
                 while self.command != "HEAD" and (chunk := answer.read(_CHUNK)):
                     self.wfile.write(chunk)
+                    sent += len(chunk)
+                if self.command != "HEAD" and length is not None and sent < int(length):
+                    self.close_connection = True  # or what comes next would be taken for the rest of it
         except Unavailable as error:
             self._refuse(error.status, f"{_shown(self.path)}: {error}")
 

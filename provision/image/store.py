@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,12 @@ _COMPARED = {"arch", "prefix", "python", "openmpi", "nccl", "torch", "numpy", "m
 def listed(client: DockerClient) -> list[Told]:
     """All images of ours that have a name, by it."""
     with engine.explained("looking at the images"):
-        found = client.images.list(filters={"label": LABEL})
-        return sorted((labels.read(tag, image.attrs) for image in found for tag in image.tags), key=lambda each: each.name)
+        found = []
+        for each in client.api.images(filters={"label": LABEL}):
+            with contextlib.suppress(docker.errors.ImageNotFound):  # gone since it was listed
+                image = client.images.get(each["Id"])
+                found += [labels.read(tag, image.attrs) for tag in image.tags]
+        return sorted(found, key=lambda each: each.name)
 
 
 def get(client: DockerClient, name: str) -> Told:

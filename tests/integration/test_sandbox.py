@@ -370,14 +370,15 @@ def world(engine, own_state, name):
 
     def take() -> dict[str, object]:
         others = images_of_image_tests(engine)
-        containers = [one for one in engine.api.containers(all=True) if one["ImageID"] not in others and not foreign(one["Labels"])]
-        images = [one for one in engine.api.images(all=True) if one["Id"] not in others and not foreign(one["Labels"])]
+        containers = [one for one in engine.api.containers(all=True) if not foreign(one["Labels"])]
+        images = [one for one in engine.api.images(all=True) if not foreign(one["Labels"])]
+        others |= images_of_image_tests(engine)  # one that came or went while we looked
         ssh_folder = Path("~/.ssh").expanduser()
         partial = paths.cache() / "sandbox" / "partial"
         return {
-            "containers": {name for one in containers for name in one["Names"]},
+            "containers": {name for one in containers if one["ImageID"] not in others for name in one["Names"]},
             "networks": {one.name for one in engine.networks.list() if not foreign(one.attrs.get("Labels"))},
-            "images": {(one["Id"], *(one["RepoTags"] or ())) for one in images},
+            "images": {(one["Id"], *(one["RepoTags"] or ())) for one in images if one["Id"] not in others},
             "volumes": {one.name for one in engine.volumes.list()},
             "state": (own_state / "sandbox" / name).exists(),
             "partial": sorted(map(str, partial.glob("*"))) + sorted(map(str, partial.parent.glob(f"*partial-{name}"))),
