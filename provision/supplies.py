@@ -131,8 +131,11 @@ def _tarball(host: HostPlan, given: Path | None, say: Say) -> Path:
 
 
 def engine_key(host: HostPlan) -> str:
-    """Names a build of the engine. It opens what it needs at run time, so neither Python nor PyTorch nor MPI is part of it."""
-    depends = [host.engine.sha256, host.system, host.arch, catalog.load("python_packages")["build"]]
+    """Names a build of the engine. It opens what it needs at run time, so neither Python nor PyTorch nor MPI is part of it.
+
+    What a login without root has built does not go to hosts where it would be installed by root.
+    """
+    depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.load("python_packages")["build"]]
     digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
     return f"collective_core-{host.engine.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
 

@@ -423,5 +423,20 @@ def test_the_distributions_open_mpi_takes_the_wheels_place(cluster):
     assert root(cluster.hosts[0], "ls /opt/provision/venv/bin/mpirun 2>/dev/null || true") == ""
 
 
+def test_a_host_that_cannot_build_the_engine_stops_nobody_else(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # no build is kept
+    one, two = cluster.hosts
+    for host in (one, two):
+        root(host, "rm /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so")
+    root(one, "rm -rf /opt/provision/src && touch /opt/provision/src")
+    result = provision("up", inventory(cluster), "--no-smoke", "--json")
+    assert result.returncode == 1
+    states = {host["host"]: host["state"] for host in report(result)["hosts"]}
+    assert states == {"node1": "failed", "node2": "installed"}
+    root(two, "/opt/provision/venv/bin/python -c 'import collective_core'")
+    root(one, "rm /opt/provision/src")
+    good(provision("up", inventory(cluster), "--no-smoke"))
+
+
 def test_the_whole_job_after_all_of_that(cluster):
     good(provision("up", inventory(cluster), timeout=RUN_S))
