@@ -65,6 +65,7 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
     client = engine.connect()
     try:
         with interrupts.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
+            _refuse_other_processor(client, host.arch)
             sweep(client)
             base_image(client, asked.target.base.reference, view)
             places = origins.Origins(
@@ -86,6 +87,14 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
     finally:
         client.close()
     return Built(tag, image, size, time.monotonic() - began, path)
+
+
+def _refuse_other_processor(client: DockerClient, arch: str) -> None:
+    """An image is built by running its steps, so the engine's machine must be of its kind."""
+    there = {"amd64": "x86_64", "arm64": "aarch64"}.get(found := str(client.info().get("Architecture", arch)), found)
+    if there != arch:
+        what = f"this machine's container engine runs on {there}, and the image is for {arch}"
+        raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
 
 
 def checked_tag(tag: str) -> str:

@@ -7,6 +7,7 @@ import html
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from html.parser import HTMLParser
@@ -18,6 +19,7 @@ from provision.sandbox.settings import local_path
 #: Reads a page of an index: its text, None where the index does not have it.
 Read = Callable[[str], "str | None"]
 
+_AGAIN_S = 30.0  # after which an index that did not answer is asked again
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
@@ -53,7 +55,8 @@ class Indexes:
         folders = [path for place in pip.get("find-links", ()) if (path := local_path(place))]
         self._folders = [*([wheels] if wheels else []), *folders]
         self._files: dict[str, str] = {}
-        self._silent: dict[str, Unavailable] = {}  # indexes that did not answer: they are not asked again
+        self._silent: dict[str, tuple[float, Unavailable]] = {}  # indexes that never answered: not asked again at once
+        self._answered: set[str] = set()
 
     def page(self, path: str) -> str | None:
         """The page at this path; None for a path that is none. An index that cannot be asked is passed over unless it is the only one."""
@@ -69,12 +72,17 @@ class Indexes:
         pytorch = found[1] == "torch"
         for place in ([self._torch_index] if self._torch_index else []) if pytorch else self._places:
             try:
-                if place in self._silent:
-                    raise self._silent[place]
+                since, silence = self._silent.get(place, (0.0, None))
+                if silence is not None and time.monotonic() - since < _AGAIN_S:
+                    raise silence
                 for filename, url, needs in self._links(place, name):
                     links.setdefault(filename, (url, needs))
+                self._answered.add(place)
             except Unavailable as error:
-                self._silent[place] = error
+                if place in self._answered:
+                    raise  # it works, so pip shall ask again: another index must not stand in for it
+                if silence is None or time.monotonic() - since >= _AGAIN_S:
+                    self._silent[place] = (time.monotonic(), error)
                 failures.append(error)
         if (
             not links and failures

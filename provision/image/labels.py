@@ -1,11 +1,12 @@
 """What an image says of itself: which plan it holds, and whether it was proven. Pure: reads what the engine tells of an image.
 
-An image made from ours inherits its labels; the proof counts only for the very layers that were run.
+An image made from ours inherits its labels; the proof counts only for the very layers and settings that were run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,15 @@ def read(name: str, attributes: Mapping[str, Any]) -> Told:
     return Told(name, str(attributes["Id"]), labels, int(attributes["Size"]), ready)
 
 
+#: What of an image's settings changes how it runs; its labels do not.
+_SETTINGS = ("Env", "Cmd", "Entrypoint", "User", "WorkingDir", "Healthcheck", "Volumes", "ExposedPorts", "StopSignal", "Shell")
+
+
 def layers(attributes: Mapping[str, Any]) -> str:
-    """A digest of the image's layers; labels do not count."""
-    return hashlib.sha256("\n".join((attributes.get("RootFS") or {}).get("Layers") or ()).encode()).hexdigest()
+    """A digest of the image's layers and of the settings with which they run."""
+    config = attributes.get("Config") or {}
+    found = [(attributes.get("RootFS") or {}).get("Layers") or [], {name: config.get(name) or None for name in _SETTINGS}]
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def parted(name: str) -> tuple[str, str]:

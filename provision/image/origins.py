@@ -58,7 +58,9 @@ class Origins:
         self._mirror = _mirror_at(mirror, distribution) if mirror else own
         self._proxies = _proxies(settings)
         context = ssl.create_default_context(cadata=settings.bundle or None)
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(self._proxies), urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(self._proxies), urllib.request.HTTPSHandler(context=context), _Redirects()
+        )
         self._indexes = Indexes(self._read, settings.pip or {}, wheels=wheels, index=index, torch_index=torch_index)
 
     def open(self, method: str, url: str, headers: Mapping[str, str]) -> Any:
@@ -128,6 +130,19 @@ class Origins:
             raise
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows an answer elsewhere without the login, which is for the first place alone, and not to this machine's own addresses."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if made is not None:
+            before, now = urlsplit(req.full_url), urlsplit(newurl)
+            if (before.scheme, before.netloc) != (now.scheme, now.netloc):
+                made.remove_header("Authorization")
+                _refuse_own(now.hostname or "")
+        return made
+
+
 class _Page(io.BytesIO):
     """A page of our own, as an answer."""
 
@@ -146,7 +161,8 @@ def _refuse_own(host: str) -> None:
         addresses = {ipaddress.ip_address(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)}
     except (OSError, ValueError):
         return  # only this machine's proxy may know it
-    if any(address.is_loopback or address.is_link_local for address in addresses):
+    addresses |= {address.ipv4_mapped for address in addresses if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped}
+    if any(address.is_loopback or address.is_link_local or address.is_unspecified for address in addresses):
         raise Unavailable("a build may not reach this machine's own addresses", 403)
 
 

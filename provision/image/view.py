@@ -44,51 +44,61 @@ class View:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_step()
+        self._print(self._end_step())
         if self._live is not None:
             self._live.stop()
 
     def note(self, event: Event) -> None:
         """Show one event."""
+        shown: list[Text] = []
         with self._guard:
             if isinstance(event, Step):
-                self._end_step()
+                shown += self._end_step()
             self._write(event)
             if isinstance(event, Step):
                 self.step, self.tail, self._cached = f"Step {event.number}/{event.total}: {event.instruction}", [], False
                 self._began = self._told = time.monotonic()
                 if self._live is None:
-                    self._console.print(Text(short(self.step)))
+                    shown.append(Text(short(self.step)))
             elif isinstance(event, Cached):
                 self._cached = True
             elif isinstance(event, Line):
                 self.tail = [*self.tail[-(_TAIL - 1) :], event.text]
                 if self._live is None and time.monotonic() - self._told > _PATIENCE_S:
                     self._told = time.monotonic()
-                    self._console.print(Text(f"  … {event.text.strip()[:160]}"))
+                    shown.append(Text(f"  … {event.text.strip()[:160]}"))
             elif isinstance(event, Layer):
                 known = self._layers.get(event.name)
                 self._layers[event.name] = event
                 if self._live is None and (known is None or known.status != event.status) and not event.total:
-                    self._console.print(Text(f"{event.name}: {event.status}"))
+                    shown.append(Text(f"{event.name}: {event.status}"))
+        # Not under the guard: the thread that draws holds the console's own lock while it waits for ours.
+        self._print(shown)
 
     def line(self, text: str) -> None:
         """A remark of ours."""
-        (self._live.console if self._live else self._console).print(Text(text))
+        self._print([Text(text)])
 
-    def _end_step(self) -> None:
+    def _print(self, lines: list[Text]) -> None:
+        for line in lines:
+            (self._live.console if self._live else self._console).print(line)
+
+    def _end_step(self) -> list[Text]:
+        """Closes the step in the log; what is to be shown of it."""
         if not self.step:
-            return
+            return []
         seconds = time.monotonic() - self._began
         if self._log is not None and not self._cached:
             self._log.write(f"({seconds:.0f} s)\n")
+        shown = []
         if self._live is not None:
             how = "cached" if self._cached else f"{seconds:.0f} s"
-            shown = short(self.step, self._console.width - len(how) - 3)
-            self._live.console.print(Text(f"{shown} ({how})", style="dim" if self._cached else ""))
+            text = short(self.step, self._console.width - len(how) - 3)
+            shown.append(Text(f"{text} ({how})", style="dim" if self._cached else ""))
         elif not self._cached and seconds >= 1:
-            self._console.print(Text(f"  {seconds:.0f} s"))
+            shown.append(Text(f"  {seconds:.0f} s"))
         self.step = self.step if not self._live else ""
+        return shown
 
     def _write(self, event: Event) -> None:
         if self._log is None:

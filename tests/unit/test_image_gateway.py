@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import ssl
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from provision.image import origins
+from provision.image import indexes, origins
 from provision.image.gateway import Gateway
 from provision.image.origins import INDEX_URL, TORCH_INDEX_URL, Origins
 from provision.sandbox.settings import Settings
@@ -195,3 +196,35 @@ def test_https_goes_through_as_it_is(upstream: Any, monkeypatch: pytest.MonkeyPa
         connection.request("GET", "/x")
         assert connection.getresponse().read() == b"through"
         connection.close()
+
+
+def test_a_login_does_not_follow_an_answer_elsewhere() -> None:
+    redirects = origins._Redirects()
+    asked = urllib.request.Request("https://me:pw@index.example/simple/", headers={"Authorization": "Basic x"})
+
+    def followed(place: str) -> Any:
+        return redirects.redirect_request(asked, io.BytesIO(), 302, "Found", {}, place)
+
+    assert followed("https://me:pw@index.example/other/").has_header("Authorization")
+    for place in ("https://files.example/a.whl", "http://index.example/simple/", "https://index.example:8443/simple/"):
+        assert not followed(place).has_header("Authorization")
+    with pytest.raises(indexes.Unavailable, match="own addresses"):
+        followed("http://127.0.0.1:1/secret")
+
+
+def test_an_index_that_has_answered_before_is_not_replaced_by_another() -> None:
+    failing: list[str] = []
+
+    def read(url: str) -> str | None:
+        if any(url.startswith(place) for place in failing):
+            raise indexes.Unavailable("503")
+        return f'<a href="{url}pkg-1.0.tar.gz">pkg</a>'
+
+    both = {"extra-index-url": ("https://ours.example/simple",), "index-url": ("https://public.example/simple",)}
+    found = indexes.Indexes(read, both)
+    assert "pkg-1.0" in (found.page("/simple/pkg/") or "")
+    failing.append("https://ours.example")
+    with pytest.raises(indexes.Unavailable):
+        found.page("/simple/pkg/")
+    failing.clear()
+    assert "pkg-1.0" in (found.page("/simple/pkg/") or ""), "it is asked again"

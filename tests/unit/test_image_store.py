@@ -35,6 +35,15 @@ def test_ready_means_that_these_very_layers_were_run() -> None:
     assert not labels.read("derived:1", attributes(["a", "b", "c"], **proven)).ready
 
 
+def test_ready_means_that_they_were_run_with_these_settings() -> None:
+    proven = {labels.VERIFIED_LAYERS: labels.layers(attributes(["a"]))}
+    image = attributes(["a"], **proven)
+    assert labels.read("mine:1", image).ready
+    for name, value in (("Env", ["LD_PRELOAD=/x"]), ("User", "root"), ("Entrypoint", ["sh"])):
+        other = {**image, "Config": {**image["Config"], name: value}}
+        assert not labels.read("mine:1", other).ready
+
+
 def test_an_image_of_somebody_else_is_refused() -> None:
     with pytest.raises(UsageError, match="no image of provision"):
         labels.read("debian:12", {"Id": "sha256:1", "Size": 5, "RootFS": {}, "Config": {"Labels": None}})
