@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from provision import __version__, builds, catalog, resources, supplies
 from provision.bundle.archive import Bundle
 from provision.engine_source import EngineSource
@@ -155,26 +153,13 @@ def render(
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    # Other delimiters than Ansible's own, so that the playbook's templates stay as they are.
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(origin),
-        block_start_string="[%",
-        block_end_string="%]",
-        variable_start_string="[[",
-        variable_end_string="]]",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701  it is YAML, not HTML
-        finalize=_one_line,
-    )
     playbook = folder / "site.yml"
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
     complete = is_complete(plan, inventory)
     wanted = steps(first)
     roles = [role for role in ROLES if role == ROLES[0] or (role in wanted and (complete or role not in OF_THE_SET))]
-    text = environment.get_template("site.yml.j2").render(
+    template = resources.templates(origin, _one_line).get_template("site.yml.j2")
+    text = template.render(
         hosts=plan.hosts,
         roles=roles,
         only_as_root=ONLY_AS_ROOT,

@@ -9,8 +9,12 @@ import ast
 import base64
 import shlex
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from provision.errors import ProvisionError
 
@@ -24,6 +28,24 @@ def folder(name: str) -> Path:
             return place
     raise ProvisionError(
         f"the installation of provision lacks its folder {name!r}", todo="install it again: pip install --force-reinstall provision"
+    )
+
+
+def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
+    """The templates of a folder of ours: playbooks and Dockerfiles. With delimiters of their own, because Ansible, shell and Docker have
+    uses for the usual ones. ``finalize`` is applied to every value that is filled in."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(place),
+        block_start_string="[%",
+        block_end_string="%]",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  none of them is HTML
+        finalize=finalize,
     )
 
 

@@ -203,19 +203,7 @@ def _devcontainer(made: Recipe) -> dict[str, Any]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    # The delimiters of the playbook's template; shell and Docker have uses for the usual ones.
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resources.folder("images")),
-        block_start_string="[%",
-        block_end_string="%]",
-        variable_start_string="[[",
-        variable_end_string="]]",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701  it is no HTML
-    )
+    return resources.templates(resources.folder("images"))
 
 
 def _filled(name: str, values: Mapping[str, Any]) -> File:
