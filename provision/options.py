@@ -136,7 +136,9 @@ def run_options(
     config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
     elastic = Elastic(np, min_np or 1, max_np) if min_np or max_np else None
     if elastic and not elastic.least <= (np or elastic.least) <= (max_np or np or elastic.least):
-        raise UsageError(f"--min-np {elastic.least}, -np {np}, --max-np {max_np}: they must rise", todo="1 <= min-np <= np <= max-np")
+        asked_for = {"--min-np": elastic.least, "-np": np, "--max-np": max_np}
+        said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)
+        raise UsageError(f"{said}: they must rise", todo="1 <= min-np <= np <= max-np")
     asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
     if len(asked) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
