@@ -107,6 +107,10 @@ def run_options(
     workdir: Annotated[
         str | None, typer.Option("--workdir", help="Run in this folder, which is there on every host; nothing is brought.", metavar="DIR")
     ] = None,
+    restart_from: Annotated[
+        str | None,
+        typer.Option(help="Go on from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).", metavar="DIR"),
+    ] = None,
     output_filename: Annotated[
         Path | None, typer.Option(help="Keep each rank's output in DIR/rank.N/stdout and stderr.", metavar="DIR", file_okay=False)
     ] = None,
@@ -154,6 +158,7 @@ def run_options(
         raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
     settings = {
         "COLLECTIVE_TIMELINE": timeline_filename,
+        "COLLECTIVE_RESTART_FROM": restart_from,
         "COLLECTIVE_FUSION_MB": fusion_threshold_mb,
         "COLLECTIVE_START_TIMEOUT": start_timeout,
         "COLLECTIVE_AUTOTUNE": 1 if autotune or config.autotune else None,

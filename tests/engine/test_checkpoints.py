@@ -58,6 +58,83 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(launch, folder, damage, n
     assert str(last) in reports[0]["passed_over"][0]
 
 
+RESTARTED = """
+import sys
+import collective_core.torch as hvd
+import torch
+hvd.init()
+model = torch.nn.Linear(3, 1).double()
+sampler = hvd.elastic.ElasticSampler(range(24), shuffle=False)
+parts = {"model": model, "sampler": sampler}
+folder, task = sys.argv[1:]
+checkpoints = hvd.Checkpoints(folder, keep=2, **parts)
+if task == "save":
+    for step in (1, 2, 3):
+        sampler.record_batch(0, step)
+        torch.nn.init.constant_(model.weight, step)
+        checkpoints.save(step, epoch=7)
+elif task == "restore":
+    found = checkpoints.restore()
+    checkpoints.save(11)
+    assert checkpoints.restore() == {"step": 11}, "what was saved since counts"
+    print(found, model.weight[0, 0].item(), sorted(sampler.processed_indices), flush=True)
+else:
+    def go(state):
+        state.commit()
+        return state.step, state.epoch, state.loss, model.weight[0, 0].item(), sorted(sampler.processed_indices)
+    print(hvd.elastic.run(go)(hvd.elastic.TorchState(sampler=sampler, model=model, step=0, epoch=0, loss=0.25)), flush=True)
+"""
+
+
+def restarted(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """By our own launcher, two ranks; ``words``: its options, the program's folder, and what the program does."""
+    *options, folder, task = map(str, words)
+    command = [sys.executable, "-m", "collective_core.launch", "-np", "2", *options, "python", "-c", RESTARTED, folder, task]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """What an earlier job has left: steps 2 and 3, the latter damaged."""
+    folder = tmp_path_factory.mktemp("earlier")
+    restarted(folder, "save")
+    last = folder / "step-000000000003.checkpoint"
+    last.write_bytes(last.read_bytes()[:-5])
+    return folder
+
+
+def test_a_job_that_is_told_where_to_restart_takes_the_last_valid_checkpoint_with_the_samplers_position(earlier, tmp_path):
+    done = restarted("--restart-from", earlier, tmp_path / "own", "restore")
+    # Each of the two ranks has done its first two samples.
+    expected = "{'step': 2, 'epoch': 7} 2.0 [0, 1, 2, 3]"
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {expected}" for rank in (0, 1)]
+    assert f"[0] collective_core: goes on from {earlier}/step-000000000002.checkpoint (step 2)" in done.stderr
+    assert f"{earlier}/step-000000000003.checkpoint is not used: it holds" in done.stderr
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["step-000000000011.checkpoint"]
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", "1")])
+def test_an_elastic_state_begins_where_it_is_told_to(earlier, tmp_path, options):
+    done = restarted(*options, "--restart-from", earlier, tmp_path, "elastic")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] (2, 7, 0.25, 2.0, [0, 1, 2, 3])" for rank in (0, 1)]
+    assert done.stderr.count("goes on from") == 1
+
+
+@pytest.mark.parametrize("task", ["restore", "elastic"])
+def test_a_folder_without_a_valid_checkpoint_is_one_error(tmp_path, task):
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "step-000000000001.checkpoint").write_bytes(b"nothing")
+    done = restarted("--restart-from", damaged, tmp_path / "own", task, code=1)
+    assert f"--restart-from {damaged}: no valid checkpoint on " in done.stderr
+    assert "step-000000000001.checkpoint is not used: its first line is damaged" in done.stderr
+    done = restarted("--restart-from", tmp_path / "gone", tmp_path / "own", task, code=1)
+    assert "there is no such folder" in done.stderr
+    assert not (tmp_path / "own").exists()
+
+
 def test_wrong_use_and_a_full_disk_are_one_error_on_every_rank_and_nothing_is_lost(launch, folder):
     reports = launch("checkpoints.py", 2, 1, (str(folder), "wrong")).must_succeed().reports()
     expected = ("at least 1, not 0", "has no state_dict", "not JSON serializable", "holds model, optimizer, sampler", "has 24", "-1")
@@ -90,6 +167,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_its_last_checkpoint(tmp_
             if line.startswith("saved") and line.endswith("\n"):
                 saved = int(line.split()[1])
         process.wait()
+        assert len(list(tmp_path.glob(".*.part"))) <= 1, "drafts of processes that were killed pile up"
 
 
 def test_a_checkpoint_that_was_just_saved_is_never_the_one_that_goes(tmp_path):

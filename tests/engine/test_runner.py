@@ -411,10 +411,82 @@ def test_hosts_and_numbers_that_make_no_sense(hosts, np, complaint):
         Runner(np=np, hosts=hosts)
 
 
-def test_an_inventory_is_told_where_it_belongs(tmp_path):
-    (tmp_path / "hosts.ini").write_text("[train]\nnode1\n")
-    with pytest.raises(CollectiveError, match="provision run --hosts"):
+INVENTORY = """
+# a cluster
+gpu[01:02] slots=2            ; both
+[all:vars]
+ansible_user=ann
+[west]
+gpu02 ansible_host=10.0.0.7 ansible_port=2222
+big.site ansible_ssh_common_args="-o 'ProxyJump=gate way'" slots=4
+[far:children]
+west
+[far:vars]
+ansible_user = 'bob'
+ansible_ssh_private_key_file=/keys/far
+[west:vars]
+ansible_ssh_private_key_file=/keys/west
+"""
+
+
+def test_the_hosts_of_an_inventory(tmp_path):
+    file = tmp_path / "hosts.ini"
+    file.write_text(INVENTORY)
+    assert read(str(file)) == [
+        Host("gpu01", 2, ("-l", "ann", "gpu01")),
+        Host("gpu02", 2, ("-p", "2222", "-l", "bob", "-i", "/keys/west", "10.0.0.7")),
+        Host("big.site", 4, ("-l", "bob", "-i", "/keys/west", "-o", "ProxyJump=gate way", "big.site")),
+    ]
+    file.write_text("[ours]\nnode9 ansible_connection=local slots=3\n")
+    assert read(str(file)) == [Host("localhost", 3)]
+    assert read(str(file))[0].is_here
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[a]\nnode1 slots=two\n", "slots of host node1 is 'two'"),
+        ("[a]\nnode1 and more\n", r"hosts.ini:2: 'and' is not NAME=VALUE"),
+        ("[a\nnode1 ansible_user=x\n", r"hosts.ini:1: '\[a' is no section"),
+        ("[a:vars]\nansible_user=x\n", "names no host"),
+        ("node1 ansible_host={{ it }}\n", "hosts.ini:1: ansible_host is a template"),
+        ("node1 ansible_password=secret\n", "host node1: ansible_password is not for Runner"),
+        ("all:\n  hosts:\n    node1:\n", "this is YAML.*provision run --hosts"),
+        ("[a:children]\nb\n[b:children]\na\n[c]\nnode1\n", "children of each other"),
+        ("[a:children]\nb\n[c]\nnode1\n", "names b, and there is no such group"),
+        ("[a]\nnode1 ansible_user='x\n", "hosts.ini:2: .*No closing quotation"),
+    ],
+)
+def test_an_inventory_that_cannot_be_meant(tmp_path, text, complaint):
+    (tmp_path / "hosts.ini").write_text(text)
+    with pytest.raises(CollectiveError, match=complaint):
         Runner(hosts=str(tmp_path / "hosts.ini"))
+
+
+def test_variables_beside_an_inventory_are_not_passed_over(tmp_path):
+    (tmp_path / "hosts.ini").write_text("[a]\nnode1\n")
+    (tmp_path / "group_vars").mkdir()
+    with pytest.raises(CollectiveError, match=r"variables in group_vars beside it.*provision run --hosts"):
+        Runner(hosts=str(tmp_path / "hosts.ini"))
+
+
+def test_ranks_on_all_slots_of_an_inventory(ssh, tmp_path):
+    """With nothing but the inventory saying how the hosts are reached."""
+
+    def train():
+        import collective_core as cc
+
+        cc.init()
+        return cc.rank(), cc.size(), bool(os.environ.get("SSH_CONNECTION"))
+
+    said = dict(line.split(None, 1) for line in Path(ssh[2]).read_text().splitlines())
+    (tmp_path / "hosts.ini").write_text(
+        f"[ours]\nnode1 ansible_host={said['HostName']} slots=2\nnode2 ansible_host={said['HostName']}\n[all:vars]\n"
+        f"ansible_port={said['Port']}\nansible_user={said['User']}\nansible_ssh_private_key_file={said['IdentityFile']}\n"
+        f"ansible_ssh_common_args='-F /dev/null -o UserKnownHostsFile={said['UserKnownHostsFile']} -o IdentitiesOnly=yes'\n"
+    )
+    assert Runner(hosts=str(tmp_path / "hosts.ini")).run(train) == [(0, 3, True), (1, 3, True), (2, 3, True)]
+    assert Runner(np=2, hosts=str(tmp_path / "hosts.ini"), min_np=2).run(train) == [(0, 2, True), (1, 2, True)]
 
 
 @pytest.mark.parametrize("hosts", ["other:2,third:1", "localhost:1,other:2"])

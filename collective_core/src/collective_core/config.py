@@ -13,6 +13,7 @@ COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (flight.py)
+COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
@@ -46,6 +47,8 @@ DEFAULT_FUSION_MB = 25.0
 DEFAULT_STALL_WARNING = 10.0
 
 
+#: The folder from whose last valid checkpoint a job goes on; set by its launcher (``--restart-from``).
+RESTART_FROM = "COLLECTIVE_RESTART_FROM"
 #: Who may carry the tensors.
 BACKENDS = ("engine", "mpi")
 

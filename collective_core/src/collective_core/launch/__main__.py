@@ -13,11 +13,12 @@ import signal
 import sys
 from typing import Any, Callable, Sequence
 
+from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
 from collective_core.launch import program
 from collective_core.launch.elastic import NAME, UNLIMITED, Driver, Limits, limits_of
 from collective_core.launch.frames import Frame
-from collective_core.launch.hosts import Host, ask, place, read
+from collective_core.launch.hosts import Host, ask, place, read, ways
 from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
@@ -26,11 +27,12 @@ from collective_core.launch.remote import SSH
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
-    parser.add_argument("-H", "--hosts", help="a:2,b:2, or a file of lines `host slots=N`; this machine by default")
+    parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
     parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks; -np is how many there should be")
     parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks")
     parser.add_argument("--host-discovery-script", dest="script", help="an elastic job: a program that prints host:slots, a line each")
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
+    parser.add_argument("--restart-from", metavar="DIR", help="go on from the last valid checkpoint there (hvd.Checkpoints, hvd.elastic)")
     parser.add_argument("--wdir", help="where ranks work; the home on other hosts by default")
     parser.add_argument("--ssh-config", help="a configuration file for ssh")
     parser.add_argument("--start-timeout", type=float, default=60.0, help="seconds for hosts to answer and ranks to meet (60)")
@@ -44,7 +46,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
     if missing:
         raise CollectiveError(f"-x {missing[0]}: there is no such variable here", "invalid")
-    return {name: value if is_given else os.environ[name] for name, is_given, value in given}
+    found = {name: value if is_given else os.environ[name] for name, is_given, value in given}
+    return {**found, RESTART_FROM: arguments.restart_from} if arguments.restart_from else found
 
 
 def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[Frame], None]) -> program.Verdict:
@@ -53,8 +56,8 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
     ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
     limits = limits_of(arguments.np, arguments.least, arguments.most, arguments.start_timeout)
     if limits is None and arguments.script is None:
-        here = [host.name for host in hosts if host.is_here]
-        job = Job(place(hosts, arguments.np), here, environment, directory=arguments.wdir, ssh=ssh, start_timeout=arguments.start_timeout)
+        ranks_of, timeout = place(hosts, arguments.np), arguments.start_timeout
+        job = Job(ranks_of, ways(hosts), environment, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
         return program.run(job, command, show)
     script = arguments.script
     return program.run_elastic(

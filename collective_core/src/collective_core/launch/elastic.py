@@ -323,7 +323,7 @@ class Driver:
     def _start_there(self, host: Host, number: int) -> None:
         try:
             with self._doors[host.name]:
-                remote = Remote(host.name, self._python, self._ssh)
+                remote = Remote(host.name, self._python, self._ssh, host.way)
                 if not self._keep(number, remote):
                     return
                 met = remote.meet(time.monotonic() + self._limits.start_timeout)

@@ -1,4 +1,4 @@
-"""Which hosts, and how many ranks on each: ``a:2,b:2``, a list, a dictionary, or a host file of mpirun."""
+"""Which hosts, and how many ranks on each: ``a:2,b:2``, a list, a dictionary, a host file of mpirun, or an inventory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import subprocess
 from typing import Mapping, NamedTuple, Sequence, Union
 
 from collective_core.errors import CollectiveError
+from collective_core.launch import inventory
 
 Hosts = Union[str, Sequence[str], Mapping[str, int], None]
 
 
 class Host(NamedTuple):
+    """``way``: what ssh is given to get there; the name alone where it is empty."""
+
     name: str
     slots: int
+    way: tuple[str, ...] = ()
 
     @property
     def is_here(self) -> bool:
         """Whether it is this machine, which needs no ssh."""
-        return self.name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+        return not self.way and self.name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
 def read(hosts: Hosts) -> list[Host]:
@@ -31,8 +35,7 @@ def read(hosts: Hosts) -> list[Host]:
     if isinstance(hosts, Mapping):
         found = [_host(str(name), str(slots)) for name, slots in hosts.items()]
     elif isinstance(hosts, str) and os.path.isfile(hosts):
-        with open(hosts, encoding="utf-8") as file:
-            found = [_of_line(line) for line in (text.split("#")[0].strip() for text in file) if line]
+        found = _of_file(hosts)
     else:
         words = hosts.split(",") if isinstance(hosts, str) else list(hosts)
         found = [_of_word(word.strip()) for word in words]
@@ -63,13 +66,32 @@ def _of_word(word: str) -> Host:
     return _host(name, slots if ":" in word else "1")
 
 
+def _of_file(path: str) -> list[Host]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CollectiveError(f"the hosts in {path} cannot be read: {error}", "invalid") from error
+    if not inventory.is_one(text):
+        return [_of_line(line) for line in (line.split("#")[0].strip() for line in text.splitlines()) if line]
+    found = []
+    for name, variables in inventory.read(path, text).items():
+        way = inventory.way_to(name, variables)
+        here = not way or (way == (name,) and Host(name, 1).is_here)
+        host = _host(name, variables.get("slots", "1"))
+        found.append(host._replace(name="localhost") if here else host._replace(way=way))
+    return found
+
+
 def _of_line(line: str) -> Host:
-    if line.startswith("[") and line.endswith("]"):
-        text = f"this is a file with groups ({line}), an inventory of Ansible: use `provision run --hosts FILE`, or pass 'host:slots,…'"
-        raise CollectiveError(text, "invalid")
     name, *rest = line.split()
     options = dict(part.split("=", 1) for part in rest if "=" in part)
     return _host(name, options["slots"]) if "slots" in options else _of_word(name)
+
+
+def ways(hosts: Sequence[Host]) -> dict[str, tuple[str, ...]]:
+    """How to get to those that are not this machine, by name."""
+    return {host.name: host.way for host in hosts if not host.is_here}
 
 
 def ask(script: str, timeout: float = 30.0) -> list[Host]:

@@ -26,12 +26,12 @@ Group = Union[Processes, Remote]
 
 
 class Job:
-    """``ranks_of``: the ranks of every host. ``here``: names of hosts that are this machine. The rest as of :class:`Runner`."""
+    """``ranks_of``: the ranks of every host. ``ways``: of hosts that are not this machine, as of Host. The rest as of :class:`Runner`."""
 
     def __init__(
         self,
         ranks_of: Mapping[str, Sequence[int]],
-        here: Sequence[str],
+        ways: Mapping[str, Sequence[str]],
         environment: Mapping[str, str],
         python: str = sys.executable,
         directory: str | None = None,
@@ -40,7 +40,7 @@ class Job:
     ) -> None:
         self.host_of = {rank: host for host, ranks in ranks_of.items() for rank in ranks}
         self._ranks_of = ranks_of
-        self._here = here
+        self._ways = ways
         self._environment = environment
         self._python = python
         self._directory = directory
@@ -52,12 +52,12 @@ class Job:
         """Starts all ranks with a packed call or a program. Raises :class:`CollectiveError` naming the host; then call :meth:`end`."""
         remotes: dict[str, Remote] = {}
         for host in self._ranks_of:
-            if host not in self._here:
-                remotes[host] = Remote(host, self._python, self._ssh)
+            if host in self._ways:
+                remotes[host] = Remote(host, self._python, self._ssh, self._ways[host])
                 self._groups.append(remotes[host])
         meeting = self._meeting_point(remotes, equal_pythons=not program)
         for host, ranks in self._ranks_of.items():
-            path = sys.path if host in self._here else None
+            path = None if host in self._ways else sys.path
             settings = {rank: rank_settings(self._variables(rank, meeting), path) for rank in ranks}
             if host in remotes:
                 remotes[host].start(settings, call, mailbox, self._environment, self._directory, program)

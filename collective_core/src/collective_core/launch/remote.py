@@ -31,16 +31,16 @@ MOST_BANNER, MOST_HELLO = 1 << 16, 1 << 16
 
 
 class Remote:
-    """An agent on ``host``; :meth:`meet` waits for it, :meth:`start` hands it what its ranks get."""
+    """An agent on ``host``; :meth:`meet` waits for it, :meth:`start` hands it what its ranks get. ``way``: as of Host."""
 
-    def __init__(self, host: str, python: str, ssh: Sequence[str] = SSH) -> None:
+    def __init__(self, host: str, python: str, ssh: Sequence[str] = SSH, way: Sequence[str] = ()) -> None:
         self.host = host
         self._ranks: list[int] = []
         self._complaints: list[str] = []
         command = f"exec {shlex.quote(python)} -c {shlex.quote(start_code('agent', here=False))}"
         try:
             self._process = subprocess.Popen(
-                [*ssh, host, command],
+                [*ssh, *(way or [host]), command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Sequence
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, function
 from collective_core.launch.elastic import Driver, Limits, limits_of
-from collective_core.launch.hosts import Host, Hosts, place, read
+from collective_core.launch.hosts import Host, Hosts, place, read, ways
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
@@ -30,10 +30,10 @@ class Runner:
 
     ``np``: how many ranks. Negative: so many processes of this machine, whatever ``hosts`` says. Without it: one per slot of the
     hosts; without hosts, too, all slots of the cluster that this host belongs to (cluster.py). ``hosts``: ``"a:2,b:2"``, a dictionary,
-    a list, or a host file; with ``np`` alone all ranks are on this machine. ``env``: variables for all ranks. ``python``: the
-    interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this machine, the home
-    elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts to answer and ranks to meet.
-    ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one
+    a list, a host file, or an inventory of Ansible's (inventory.py); with ``np`` alone all ranks are on this machine. ``env``: variables
+    for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this
+    machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts to answer and ranks to
+    meet. ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one
     barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
     ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
     joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an elastic job, whose ranks come and go between
@@ -78,7 +78,6 @@ class Runner:
         self._np = np
         self._hosts = named or [Host(THIS_MACHINE, self._limits.most if self._limits else abs(np or 1))]
         self._ranks_of = {} if self._limits else place(self._hosts, None if np is None else abs(np))
-        self._here = [host.name for host in named or [Host(THIS_MACHINE, 1)] if host.is_here]
         self._environment = {str(name): str(value) for name, value in (env or {}).items()}
         self._python = python
         self._directory = directory
@@ -105,7 +104,7 @@ class Runner:
         if self._limits:
             return self._run_elastic(self._limits, call)
         mailbox = Mailbox()
-        job = Job(self._ranks_of, self._here, self._environment, self._python, self._directory, self._ssh, self._start_timeout)
+        job = Job(self._ranks_of, ways(self._hosts), self._environment, self._python, self._directory, self._ssh, self._start_timeout)
         try:
             job.start(mailbox, call)
             return self._follow(mailbox, job.host_of)

@@ -5,6 +5,8 @@
     ...
     checkpoints.save(step, epoch=epoch)
 
+A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
+
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
 the parts' states. It is written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """
@@ -20,6 +22,7 @@ import os
 import pickle
 import re
 import socket
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from collective_core import context
+from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
 from collective_core.torch.functions import broadcast_object, load_in_place
 
@@ -63,6 +67,7 @@ class Checkpoints:
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise ValueError(f"{name} ({type(part).__name__}) has no state_dict and load_state_dict; pass plain values to save()")
         self._folder = Path(folder)
+        self._restart = restart_folder()  # until something is saved or restored
         self._keep = keep
         self._parts = parts
 
@@ -74,23 +79,25 @@ class Checkpoints:
         """
         header = {"schema": SCHEMA, "step": int(step), "more": more}
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
+        gathered = {name: part.collective_state_dict() for name, part in self._parts.items() if hasattr(part, "collective_state_dict")}
         error = ""
         if context.rank() == ROOT:
             try:
-                self._write(header)
+                self._write(header, gathered)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
                 why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
                 error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
         error = broadcast_object(error, ROOT)
         if error:
             raise CollectiveError(error, "invalid", (ROOT,))
+        self._restart = None
 
     def restore(self, trust: bool = False) -> dict[str, Any]:
         """Brings the parts to the last valid checkpoint, on all ranks; returns ``step`` and what ``save`` was given. {} without any.
 
         Collective. A damaged one is passed over, with a :class:`CheckpointWarning` on rank 0. ``trust``: read files with other things in
         them than tensors and plain values, too; reading these can run any code. Raises :class:`CollectiveError` on every rank when the
-        files cannot be read, or hold other parts than these.
+        files cannot be read, or hold other parts than these, and when a job that was started with ``--restart-from`` finds none there.
         """
         found = broadcast_object(self._last_valid() if context.rank() == ROOT else None, ROOT)
         if found is None:
@@ -99,18 +106,20 @@ class Checkpoints:
             raise CollectiveError(found.error, "invalid", (ROOT,))
         states = _load(found.content, trust)
         if set(states) != set(self._parts):
-            text = f"the checkpoint in {self._folder} holds {', '.join(sorted(states))}; asked for are {', '.join(sorted(self._parts))}"
+            folder, asked_for = self._restart or self._folder, ", ".join(sorted(self._parts))
+            text = f"the checkpoint in {folder} holds {', '.join(sorted(states))}; asked for are {asked_for}"
             raise CollectiveError(text, "mismatch")
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
                 load_in_place(part, states[name])
             else:
                 part.load_state_dict(states[name])
+        self._restart = None
         return {"step": found.header["step"], **found.header["more"]}
 
-    def _write(self, header: dict[str, Any]) -> None:
+    def _write(self, header: dict[str, Any], gathered: dict[str, Any]) -> None:
         packed = io.BytesIO()
-        torch.save({name: part.state_dict() for name, part in self._parts.items()}, packed)
+        torch.save({name: gathered.get(name) or part.state_dict() for name, part in self._parts.items()}, packed)
         content = packed.getbuffer()
         line = json.dumps({**header, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -129,26 +138,43 @@ class Checkpoints:
             raise
         _bring_to_disk(self._folder)
         # Those of later steps are of a line that was given up: they were passed over, or another job's.
-        others = [path for path in self._files() if path != target]
+        others = [path for path in _files(self._folder) if path != target]
         older = [path for path in others if _step_of(path) < header["step"]]
-        for old in {*others} - {*older[: self._keep - 1]}:
+        drafts = self._folder.glob(".step-*.checkpoint.part")  # of a process that was killed
+        for old in {*others, *drafts} - {*older[: self._keep - 1]}:
             old.unlink()
 
-    def _files(self) -> list[Path]:
-        """The last first."""
-        named = [path for path in self._folder.glob("step-*.checkpoint") if re.fullmatch(r"step-\d+\.checkpoint", path.name)]
-        return sorted(named, key=_step_of, reverse=True)
-
     def _last_valid(self) -> _Found | None:
+        passed_over = []
         try:
-            for path in self._files():
+            for path in _files(self._restart or self._folder):
                 try:
-                    return _read(path)
+                    found = _read(path)
                 except ValueError as error:
-                    warnings.warn(f"{path} is not used: {error}", CheckpointWarning, stacklevel=3)
+                    passed_over.append(f"{path} is not used: {error}")
+                    warnings.warn(passed_over[-1], CheckpointWarning, stacklevel=3)
+                else:
+                    if self._restart:
+                        print(f"collective_core: goes on from {path} (step {found.header['step']})", file=sys.stderr, flush=True)
+                    return found
         except OSError as error:
             return _Found({}, b"", f"the checkpoints cannot be read on {socket.gethostname()}: {error}")
-        return None
+        if self._restart is None:
+            return None
+        why = "; ".join(passed_over) or ("it holds none" if self._restart.is_dir() else "there is no such folder")
+        return _Found({}, b"", f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}")
+
+
+def restart_folder() -> Path | None:
+    """Where the job is to go on from, as whoever started it said."""
+    named = os.environ.get(RESTART_FROM, "").strip()
+    return Path(named) if named else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the last first."""
+    named = [path for path in folder.glob("step-*.checkpoint") if re.fullmatch(r"step-\d+\.checkpoint", path.name)]
+    return sorted(named, key=_step_of, reverse=True)
 
 
 def _step_of(path: Path) -> int:

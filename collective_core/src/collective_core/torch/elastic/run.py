@@ -8,6 +8,7 @@ from typing import Any, Callable
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
+from collective_core.torch.checkpoint import restart_folder
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, State
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
@@ -21,16 +22,18 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before each call the state is brought to the newest commit of any rank. After a failure of another rank it is first set back to the
     last commit; after a change of hosts it stays as it is. What the function raises by itself is raised, and so are failures in a job that
-    is not elastic.
+    is not elastic. Where the job was started with ``--restart-from`` and no rank has committed anything yet, the state begins from there.
     """
 
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
         context.init()
-        failures, commits = 0, state.commits
+        failures, commits, folder = 0, state.commits, restart_folder()
         while True:
             lost: tuple[int, ...] = ()
             try:
+                if folder is not None and state.newest()[1] == 0:
+                    state.begin_from(folder)
                 state.sync()
                 return func(state, *args, **kwargs)
             except CollectiveError as error:

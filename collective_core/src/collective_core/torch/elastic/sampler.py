@@ -10,6 +10,7 @@ from typing import Any, Iterable, Iterator, Sized
 import torch
 
 from collective_core import context
+from collective_core.torch.functions import allgather_object
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -60,6 +61,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """Epoch, and the samples of it that are done."""
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
+
+    def collective_state_dict(self) -> dict[str, Any]:
+        """The same for all ranks together: each knows which samples it has done since they last met. Collective."""
+        found = allgather_object(self.state_dict(), "elastic.sampler")
+        epoch = max(each["epoch"] for each in found)
+        done = set().union(*(each["processed_indices"] for each in found if each["epoch"] == epoch))
+        return {"epoch": epoch, "processed_indices": done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from such a position."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any, Callable, Sequence
 
 import torch
 
 from collective_core.elastic import worker
+from collective_core.errors import CollectiveError
+from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.functions import (
     allgather_object,
@@ -80,6 +83,11 @@ class State:
     def reset(self) -> None:
         """Does what the state's parts need when the ranks have changed."""
 
+    def begin_from(self, folder: str | os.PathLike[str]) -> None:
+        """Takes the state from the last valid checkpoint there (``--restart-from``). Collective."""
+        text = f"--restart-from {folder}: a {type(self).__name__} cannot begin from a checkpoint; use TorchState or ObjectState"
+        raise CollectiveError(text, "invalid")
+
 
 class ObjectState(State):
     """Plain values as attributes: ``ObjectState(epoch=0, batch=0)``."""
@@ -103,6 +111,16 @@ class ObjectState(State):
         root, commits = self.newest()
         self._sync_values(root)
         self.commits = commits + 1  # whoever has this is ahead of those who have only begun
+
+    def begin_from(self, folder: str | os.PathLike[str]) -> None:
+        """What ``Checkpoints.save`` was given beside its parts goes to the values of the same names, ``step`` too; others stay."""
+        found = Checkpoints(folder, **dict(self._parts())).restore()
+        for name in self._names:
+            if name in found:
+                setattr(self, name, found[name])
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        return []
 
     def _sync_values(self, root: int) -> None:
         values = broadcast_object({name: getattr(self, name) for name in self._names}, root, "elastic.values")
@@ -149,7 +167,7 @@ class TorchState(ObjectState):
             elif isinstance(part, torch.optim.Optimizer):
                 broadcast_optimizer_state(part, root)
             elif isinstance(part, ElasticSampler):
-                part.load_state_dict(_together(part))
+                part.load_state_dict(part.collective_state_dict())
             else:
                 part.load_state_dict(broadcast_object(part.state_dict(), root, f"elastic.part.{name}"))
         self._sync_values(root)
@@ -169,10 +187,3 @@ class TorchState(ObjectState):
 
     def _copies(self) -> dict[str, Any]:
         return {name: copy.deepcopy(part.state_dict()) for name, part in self._parts()}
-
-
-def _together(sampler: ElasticSampler) -> dict[str, Any]:
-    """The position of all ranks: each knows which samples it has done since they last met."""
-    found = allgather_object(sampler.state_dict(), "elastic.sampler")
-    epoch = max(each["epoch"] for each in found)
-    return {"epoch": epoch, "processed_indices": set().union(*(each["processed_indices"] for each in found if each["epoch"] == epoch))}
