@@ -204,7 +204,7 @@ def run(
     if entries is not None and hostfile is not None:
         raise UsageError("-H and --hostfile say the same thing; give one of them")
     wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
-    inventory = run_hosts.choose(hosts, wanted or ([] if hosts else run_hosts.of_slurm(os.environ)))
+    inventory = run_hosts.choose(hosts, wanted or ([] if hosts else run_hosts.of_launcher(os.environ)))
     if check_build:
         with progress.make() as shown:
             found = build_check.look(inventory, options.python, shown, passwords)

@@ -1,4 +1,4 @@
-"""Where `provision run` runs: ``-H``, ``--hostfile``, an inventory, the allocation of Slurm that it was started in, the last run's."""
+"""Where `provision run` runs: ``-H``, ``--hostfile``, an inventory, what Slurm or Kubernetes' MPI operator gave us, the last run's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from provision.errors import UsageError
 from provision.inventory import Inventory
 
 Entry = tuple[str, int]  # a host's name and its slots
+#: How the hosts of a cluster reach each other, as `provision up` has left it on each of them.
+_MESH = "~/.ssh/provision_config"
+#: Where the MPI operator says what its workers are, for Open MPI, Intel MPI and MPICH. Source: github.com/kubeflow/mpi-operator,
+#: pkg/controller/mpi_job_controller.go (v2beta1), looked at on 2026-11-22.
+_OPERATOR = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 
 
 def choose(hosts: str | None, entries: Sequence[Entry]) -> Inventory:
@@ -44,7 +49,18 @@ def choose(hosts: str | None, entries: Sequence[Entry]) -> Inventory:
 
 def _of_entries(entries: Sequence[Entry]) -> Inventory:
     found = inventories.load(",".join(name for name, _ in entries))
-    return replace(found, hosts=tuple(replace(host, slots=slots) for host, (_, slots) in zip(found.hosts, entries, strict=True)))
+    hosts = [replace(host, slots=slots) for host, (_, slots) in zip(found.hosts, entries, strict=True)]
+    known, way = _in_mesh(), {"ansible_ssh_common_args": f"-F {Path(_MESH).expanduser()}"}
+    return replace(found, hosts=tuple(replace(host, variables={**host.variables, **way}) if host.name in known else host for host in hosts))
+
+
+def _in_mesh() -> set[str]:
+    """The hosts of the cluster that this host belongs to: it reaches them with a key of its own. None elsewhere."""
+    try:
+        lines = Path(_MESH).expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {name for line in lines if line.startswith("Host ") for name in line.split()[1:]} - {"*"}
 
 
 def of_list(text: str) -> list[Entry]:
@@ -53,7 +69,7 @@ def of_list(text: str) -> list[Entry]:
 
 
 def of_file(path: Path) -> list[Entry]:
-    """Lines ``host slots=N`` as of mpirun and horovodrun; ``#`` begins a remark. Raises UsageError with the line."""
+    """Lines ``host slots=N`` as of Open MPI and horovodrun, or ``host:N`` as of MPICH; ``#`` begins a remark. Raises UsageError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -65,10 +81,22 @@ def of_file(path: Path) -> list[Entry]:
             match = re.fullmatch(r"slots=(\d+)", words[1]) if len(words) == 2 else None
             if len(words) > 2 or (len(words) == 2 and not match):
                 raise UsageError(f"{line.strip()!r} is not `host slots=N`", where=f"{path}:{number}")
-            found.append(_entry(f"{path}:{number}", words[0], match.group(1) if match else "1"))
+            name, _, slots = words[0].partition(":") if not match and words[0].count(":") == 1 else (words[0], "", "1")
+            found.append(_entry(f"{path}:{number}", name, match.group(1) if match else slots))
     if not found:
         raise UsageError("it names no host", where=str(path))
     return found
+
+
+def of_launcher(environment: Mapping[str, str]) -> list[Entry]:
+    """What whoever started us gave us to run on: an allocation of Slurm, or the workers of an MPIJob; nothing elsewhere."""
+    return of_slurm(environment) or of_operator(environment)
+
+
+def of_operator(environment: Mapping[str, str]) -> list[Entry]:
+    """The workers of an MPIJob and their slots, in its launcher. Raises UsageError where the operator's file cannot be read."""
+    named = next((environment[name] for name in _OPERATOR if environment.get(name)), None)
+    return of_file(Path(named)) if named else []
 
 
 def of_slurm(environment: Mapping[str, str]) -> list[Entry]:

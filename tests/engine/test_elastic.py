@@ -22,7 +22,7 @@ from collective_core.launch.hosts import Host, ask
 from conftest import WORKERS
 from processes import processes_with
 
-from collective_core import Runner
+from collective_core import Runner, flight, recorder
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -119,8 +119,9 @@ def job(tmp_path):
 # --- jobs ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job):
-    running = job("-np", "3", "--min-np", "2")
+def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, capsys):
+    records = tmp_path / "records"
+    running = job("-np", "3", "--min-np", "2", "-x", f"COLLECTIVE_FLIGHT_RECORDER={records}")
     before = running.wait_for_size(3)
     os.kill(before[2], signal.SIGKILL)
     running.wait_for_size(2)
@@ -132,6 +133,9 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job):
     assert "Traceback" not in out
     running.must_have_lost_nothing()
     assert max(len(note["resets"]) for note in running.notes("end")) >= 3
+    assert recorder.read_file(flight.path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
+    assert flight.main([str(records), "--last", "1"]) == 0
+    assert f"generation 1, rank 2 of 3 (host {socket.gethostname()}, pid {before[2]})" in capsys.readouterr().out
     assert processes_with(str(running.folder)) == []
 
 
@@ -290,6 +294,16 @@ def test_the_first_generation_waits_for_all_that_were_started_and_then_for_enoug
     assert [seat.size for seat in come(late, 1, now=11.0)] == [2, 2]
 
 
+def test_the_first_generation_does_not_wait_for_more_than_it_is_to_begin_with():
+    roll = Roll(1, patience=10.0, enough=2)
+    for worker in range(4):
+        roll.start(worker, "a", now=0.0, slot=worker)
+    assert come(roll, 3) == []
+    assert [seat.size for seat in come(roll, 1)] == [2, 2]
+    assert come(roll, 0, 2) == []
+    assert roll.should_change(), "the others join at the next commit"
+
+
 def test_a_generation_ends_when_all_its_members_have_come_or_gone():
     roll = roll_of(1, "a", "a", "b")
     come(roll, 0, 1, 2)
@@ -391,6 +405,13 @@ def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
 def test_numbers_that_make_no_sense(np, least, most):
     with pytest.raises(CollectiveError, match="1 <= min-np <= np <= max-np"):
         limits_of(np, least, most, 60.0)
+
+
+def test_with_how_many_ranks_a_job_begins_and_how_many_it_may_have():
+    assert limits_of(2, 1, 4, 60.0)[:3] == (1, 4, 2)
+    assert limits_of(3, 2, None, 60.0)[:3] == (2, 3, 3)
+    assert limits_of(None, 2, 5, 60.0)[:3] == (2, 5, 5)
+    assert limits_of(4, None, None, 60.0) is None
 
 
 def test_a_script_that_lists_the_hosts(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision import launch, mpirun, run_hosts
+from provision import launch, mpirun, remote, run_hosts
 from provision.errors import UsageError
 from provision.options import run_options
 from provision.rank_output import RankOutput
@@ -75,6 +75,31 @@ def test_hosts_and_slots_of_a_slurm_allocation(nodes: str, tasks: str, found: li
 def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> None:
     with pytest.raises(UsageError, match="SLURM_"):
         run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
+
+
+@pytest.mark.parametrize(
+    ("variable", "line"),
+    [("OMPI_MCA_orte_default_hostfile", "{} slots=2\n"), ("I_MPI_HYDRA_HOST_FILE", "{}:2\n"), ("HYDRA_HOST_FILE", "{}:2\n")],
+)
+def test_the_workers_of_an_mpi_job_on_kubernetes(tmp_path: Path, variable: str, line: str) -> None:
+    names = [f"train-worker-{number}.train.team.svc" for number in range(2)]
+    (tmp_path / "hostfile").write_text("".join(line.format(name) for name in names))
+    environment = {variable: str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
+    assert run_hosts.of_launcher(environment) == [(name, 2) for name in names]
+    assert run_hosts.of_launcher({**environment, "SLURM_JOB_NODELIST": "a"}) == [("a", 1)]
+    assert run_hosts.of_launcher({}) == []
+    with pytest.raises(UsageError, match="cannot read it"):
+        run_hosts.of_launcher({variable: str(tmp_path / "gone")})
+
+
+def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/provision_config").write_text("# ours\nHost node1 10.0.0.1\n    HostName 10.0.0.1\nHost *\n    User ann\n")
+    one, other = run_hosts.choose(None, [("node1", 2), ("elsewhere", 1)]).hosts
+    assert remote.ssh_argv(one)[-3:] == ["-F", f"{tmp_path}/.ssh/provision_config", "node1"]
+    assert "-F" not in remote.ssh_argv(other)
 
 
 def test_ranks_fill_one_host_after_the_other() -> None:

@@ -128,7 +128,7 @@ def _prepare_recorder(settings: config.Config, rank: int) -> None:
             warnings.warn(note, stacklevel=3)
     path = None
     if settings.flight_recorder:
-        path = flight.path_of(settings.flight_recorder, rank)
+        path = flight.path_of(settings.flight_recorder, rank, worker.generation())
         try:
             os.makedirs(settings.flight_recorder, exist_ok=True)
         except OSError as error:

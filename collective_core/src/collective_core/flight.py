@@ -1,7 +1,8 @@
 """Prints what the ranks of a job did last: ``python -m collective_core.flight DIRECTORY``.
 
 With COLLECTIVE_FLIGHT_RECORDER=DIRECTORY every rank keeps its last operations in a file there, which is complete at every
-moment, also after SIGKILL. A file stays until it is removed or a rank of the same number overwrites it.
+moment, also after SIGKILL. A file stays until it is removed or the same rank of another job overwrites it; in an elastic job every
+generation of ranks has its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import datetime
 import glob
 import os
+import re
 import sys
 from typing import Sequence
 
@@ -17,13 +19,23 @@ from collective_core import recorder
 from collective_core.errors import CollectiveError
 
 
-def path_of(directory: str, rank: int) -> str:
-    return os.path.join(directory, f"rank-{rank:04d}.flight")
+def path_of(directory: str, rank: int, generation: int = 0) -> str:
+    """The file of a rank. ``generation``: of an elastic job, 0 in others."""
+    return os.path.join(directory, f"rank-{rank:04d}" + (f".generation-{generation:04d}" if generation else "") + ".flight")
 
 
-def describe(recording: recorder.Recording, last: int) -> list[str]:
+def generation_of(path: str) -> int:
+    """The generation in a file's name."""
+    match = re.search(r"\.generation-(\d+)\.flight$", path)
+    return int(match[1]) if match else 0
+
+
+def describe(recording: recorder.Recording, last: int, generation: int = 0) -> list[str]:
     """The last operations of one rank, a line each."""
-    lines = [f"rank {recording.rank} of {recording.size} (host {recording.host_name}, pid {recording.pid}): {recording.begun} operations"]
+    begin = f"generation {generation}, " if generation else ""
+    lines = [
+        f"{begin}rank {recording.rank} of {recording.size} (host {recording.host_name}, pid {recording.pid}): {recording.begun} operations"
+    ]
     for event in recording.events[-last:]:
         began = datetime.datetime.fromtimestamp((recording.real + event.started - recording.monotonic) / 1e9)
         if event.state == "running":
@@ -41,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", help="that COLLECTIVE_FLIGHT_RECORDER named")
     parser.add_argument("--last", type=int, default=5, metavar="N", help="operations per rank (5)")
     options = parser.parse_args(arguments)
-    paths = sorted(glob.glob(os.path.join(options.directory, "rank-*.flight")))
+    paths = sorted(sorted(glob.glob(os.path.join(options.directory, "rank-*.flight"))), key=generation_of)
     if not paths:
         print(f"no flight recorder in {options.directory}", file=sys.stderr)
         return 2
     try:
         for path in paths:
-            print("\n".join(describe(recorder.read_file(path), options.last)))
+            print("\n".join(describe(recorder.read_file(path), options.last, generation_of(path))))
     except (CollectiveError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

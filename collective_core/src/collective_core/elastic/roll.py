@@ -17,15 +17,16 @@ class Roll:
     """Keeps workers by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
 
     ``fewest``: ranks without which the job waits. ``patience``: seconds for which workers that were started, but have not come yet, are
-    waited for before the first generation. ``suspicion``: seconds for which one is waited for that the others have lost, but that has not
-    gone yet: it may be busy with the end of its own work.
+    waited for before the first generation; ``enough``: with so many it does not wait for more. ``suspicion``: seconds for which one is
+    waited for that the others have lost, but that has not gone yet: it may be busy with the end of its own work.
     """
 
-    def __init__(self, fewest: int, patience: float, suspicion: float = 30.0) -> None:
+    def __init__(self, fewest: int, patience: float, suspicion: float = 30.0, enough: int | None = None) -> None:
         self.generation = 0
         self._fewest = fewest
         self._patience = patience
         self._suspicion = suspicion
+        self._enough = enough
         self._host_of: dict[int, str] = {}
         self._ready: set[int] = set()
         self._seated: list[int] = []  # by rank, of the generation that works now
@@ -106,8 +107,8 @@ class Roll:
         """The seats of a new generation, or none while it is not time for one.
 
         It is when all that worked in the last one have come or gone and there are enough; before the first one, also all that were
-        started, for as long as patience lasts. Hosts stand together, those that have been there for longest first; on a host the order
-        is that of the slots, so that a worker's place on its host stays as far as it can.
+        started, or as many as it is to begin with, for as long as patience lasts. Hosts stand together, those that have been there for
+        longest first; on a host the order is that of the slots, so that a worker's place on its host stays as far as it can.
         """
         ready = self._ready - self.leaving
         if self.closed:
@@ -116,7 +117,8 @@ class Roll:
             return []
         if set(self.working) - self._ready:
             return []
-        if self.generation == 0 and any(now < begun + self._patience for worker, begun in self._started.items() if worker not in ready):
+        may_come = any(now < begun + self._patience for worker, begun in self._started.items() if worker not in ready)
+        if self.generation == 0 and may_come and (self._enough is None or len(ready) < self._enough):
             return []
         oldest: dict[str, int] = {}
         for worker in sorted(ready):

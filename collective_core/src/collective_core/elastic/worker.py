@@ -22,11 +22,17 @@ RETRY_INTERVAL = 0.2
 _line: Line | None = None
 _answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 _change = threading.Event()
+_generation = 0
 
 
 def is_one() -> bool:
     """Whether this process belongs to an elastic job."""
     return ASSEMBLY in os.environ
+
+
+def generation() -> int:
+    """The number of the ranks' generation to which this worker's seat belongs, from 1; 0 where it has none."""
+    return _generation
 
 
 def shall_change() -> bool:
@@ -41,6 +47,7 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
     the last generation that are to blame for its end. Raises :class:`CollectiveError` when the job is over, and SystemExit where this
     worker is to leave it.
     """
+    global _generation
     from collective_core.launch import this_host  # which needs the engine's own names, and they us
 
     connected = _connect(timeout)
@@ -56,6 +63,7 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
         raise SystemExit(0)
     seat = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
     os.environ.update({name: str(value) for name, value in seat.items()})
+    _generation = int(answer["generation"])
 
 
 def _connect(timeout: float) -> Line:

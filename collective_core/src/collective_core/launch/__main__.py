@@ -28,8 +28,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
-    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks; -np is how many there should be")
-    parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks")
+    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks; it begins with -np")
+    parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks; -np by default")
     parser.add_argument("--host-discovery-script", dest="script", help="an elastic job: a program that prints host:slots, a line each")
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     parser.add_argument("--restart-from", metavar="DIR", help="go on from the last valid checkpoint there (hvd.Checkpoints, hvd.elastic)")
@@ -52,7 +52,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[Frame], None]) -> program.Verdict:
     environment = _environment(arguments)
-    hosts = read(arguments.hosts) or [Host("localhost", arguments.np or arguments.most or 1)]
+    hosts = read(arguments.hosts) or [Host("localhost", arguments.most or arguments.np or 1)]
     ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
     limits = limits_of(arguments.np, arguments.least, arguments.most, arguments.start_timeout)
     if limits is None and arguments.script is None:
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
     return program.run_elastic(
         Driver(
             (lambda: ask(script)) if script else None,
-            limits or Limits(1, arguments.np or UNLIMITED, arguments.start_timeout),
+            limits or Limits(1, arguments.np or UNLIMITED, arguments.np or UNLIMITED, arguments.start_timeout),
             show,
             program=command,
             environment=environment,

@@ -47,21 +47,26 @@ Discover = Callable[[], Sequence[Host]]
 
 
 class Limits(NamedTuple):
-    """``least`` and ``most`` ranks; seconds for hosts to answer, and for which the job waits when there are fewer than ``least``."""
+    """``least`` and ``most`` ranks, and with how many it begins; seconds for hosts to answer, and for which fewer than ``least`` wait."""
 
     least: int
     most: int
+    begin: int
     start_timeout: float = 60.0
     waiting: float = 600.0
 
 
 def limits_of(np: int | None, least: int | None, most: int | None, start_timeout: float) -> Limits | None:
-    """Of an elastic job with about ``np`` ranks; None if it is none. Raises :class:`CollectiveError` for numbers that make no sense."""
+    """Of an elastic job that begins with ``np`` ranks, and without ``most`` never has more; None if it is none.
+
+    Raises :class:`CollectiveError` for numbers that make no sense.
+    """
     if least is None and most is None:
         return None
-    limits = Limits(1 if least is None else least, most or np or UNLIMITED, start_timeout)
-    if not 0 < limits.least <= (np or limits.most) <= limits.most:
-        text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {np or limits.most}, {limits.most}"
+    utmost = most or np or UNLIMITED
+    limits = Limits(1 if least is None else least, utmost, np or utmost, start_timeout)
+    if not 0 < limits.least <= limits.begin <= limits.most:
+        text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {limits.begin}, {limits.most}"
         raise CollectiveError(text, "invalid")
     return limits
 
@@ -98,7 +103,7 @@ class Driver:
         self._python, self._directory, self._ssh = python, directory, ssh
         self._secret = secrets.token_hex(32)
         self._mailbox = Mailbox()
-        self._roll = Roll(limits.least, limits.start_timeout)
+        self._roll = Roll(limits.least, limits.start_timeout, enough=limits.begin)
         only_here = discover is None and all(host.is_here for host in hosts)
         self._assembly = Assembly(self._roll, self._secret, self._wake, only_here)
         self._cooldown = Cooldown()

@@ -37,7 +37,8 @@ class Runner:
     barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
     ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
     joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an elastic job, whose ranks come and go between
-    these numbers (collective_core.torch.elastic); ``hosts`` may then be a function without arguments, which is asked every second.
+    these numbers (collective_core.torch.elastic); ``np`` is with how many it begins, and the most where ``max_np`` is not given; ``hosts``
+    may then be a function without arguments, which is asked every second.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
