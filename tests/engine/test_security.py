@@ -26,7 +26,8 @@ def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts):
 def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
     reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()
     assert not any(entry["connected"] for entry in reports.values())
-    assert "does not know this job's secret" in reports[1]["error"]
+    # Over a network both call; who is first has proof that the other is a stranger, and hangs up on the call that is under way.
+    assert any("does not know this job's secret" in entry["error"] for entry in reports.values())
     assert reports[0]["kind"] in ("timeout", "peer_lost")  # it waited for rank 1, or called it and was not convinced either
     assert reports[0]["ranks"] == [1]
 
