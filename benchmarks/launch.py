@@ -2,22 +2,29 @@
 
 Run by `make bench`, on this machine alone. All launchers run the same program on the engine of `.venv-engine`, and take turns, so that
 whatever else the machine does meets them all. The bar is ours: the first collective 2 s after the command with four ranks on one host.
+
+`--many 64` instead starts so many ranks once by each of our two ways, and says how long that takes and what it needs of the machine: the
+open files of the process that has most of them, and by how much the available memory falls.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parent.parent / ".venv-engine" / "bin"
 #: Seconds from the command to the first collective at four ranks on one host.
 BAR = 2.0
+#: Seconds from the command to its end for many ranks.
+MANY_BAR = 60.0
 #: Rank 0 says when the first collective was done, by the clock that all processes of a machine share.
 PROGRAM = """
 import time
@@ -29,7 +36,7 @@ if cc.rank() == 0:
     print(f"FIRST {time.monotonic()}", flush=True)
 cc.shutdown()
 """
-OURS = "provision run --gloo"
+OURS, ALONE = "provision run --gloo", "python -m collective_core.launch"
 
 
 def commands(np: int, program: str) -> dict[str, list[str]]:
@@ -39,7 +46,7 @@ def commands(np: int, program: str) -> dict[str, list[str]]:
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return {
         OURS: [*run, "python", program],
-        "python -m collective_core.launch": [python, "-m", "collective_core.launch", "-np", str(np), "python", program],
+        ALONE: [python, "-m", "collective_core.launch", "-np", str(np), "python", program],
         "mpirun": [str(ENGINE / "mpirun"), *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(np), python, program],
         "torchrun": [str(ENGINE / "torchrun"), "--standalone", "--nproc-per-node", str(np), program],
     }
@@ -58,16 +65,64 @@ def measure(command: list[str]) -> tuple[float, float]:
     return float(said.split("FIRST ", 1)[1].split()[0]) - began, took
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    try:
+        lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [pid, *(each for found in lists for child in found for each in tree(int(child)))]
+
+
+def open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def available_mb() -> int:
+    """Memory that programs could still have."""
+    return next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")) // 1024
+
+
+def many(np: int, todo: dict[str, list[str]]) -> int:
+    """Start ``np`` ranks by each command; print what it took. 0 when all is within the bar."""
+    limit, good = resource.getrlimit(resource.RLIMIT_NOFILE)[0], True
+    for name, command in todo.items():
+        before, over = available_mb(), threading.Event()
+        most = {"files": 0, "memory": 0}
+
+        def look(most: dict[str, int] = most, over: threading.Event = over, before: int = before) -> None:
+            while not over.wait(0.3):
+                most["files"] = max(most["files"], *(open_files(pid) for pid in tree(os.getpid())))
+                most["memory"] = max(most["memory"], before - available_mb())
+
+        watching = threading.Thread(target=look)
+        watching.start()
+        first, whole = measure(command)
+        over.set()
+        watching.join()
+        good = good and whole <= MANY_BAR
+        took = f"first collective {first:.1f} s, end {whole:.1f} s (aim: {MANY_BAR:g} s)"
+        needed = f"at most {most['files']} open files in a process (limit {limit}), {most['memory']} MB of memory"
+        print(f"{np} ranks by {name}: {took}; {needed}", flush=True)
+    return 0 if good else 1
+
+
 def main() -> int:
     """Measure, print, and hold against the bar."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-np", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--many", type=int, metavar="N", help="so many ranks once, by our launchers alone, and what they need")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PROVISION_HOME"] = folder
         program = Path(folder) / "program.py"
         program.write_text(PROGRAM, encoding="utf-8")
+        if wanted.many:
+            return many(wanted.many, {name: words for name, words in commands(wanted.many, str(program)).items() if name in (OURS, ALONE)})
         todo = commands(wanted.np, str(program))
         for command in todo.values():
             measure(command)  # from the disk into memory

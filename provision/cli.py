@@ -204,7 +204,10 @@ def run(
     if entries is not None and hostfile is not None:
         raise UsageError("-H and --hostfile say the same thing; give one of them")
     wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
-    inventory = run_hosts.choose(hosts, wanted or ([] if hosts else run_hosts.of_launcher(os.environ)))
+    script = options.elastic.script if options.elastic else None
+    if not wanted and not hosts:
+        wanted = run_hosts.of_script(script) if script else run_hosts.of_launcher(os.environ)
+    inventory = run_hosts.choose(hosts, wanted)
     if check_build:
         with progress.make() as shown:
             found = build_check.look(inventory, options.python, shown, passwords)

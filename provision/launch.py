@@ -19,6 +19,7 @@ from provision.remote import Job
 from provision.session import Session
 
 LOG_TAIL_LINES = 15  # of a job that gave no report
+_SCRIPT = "discovery"  # its name in the job's folder
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,21 @@ class Environment:
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job whose ranks come and go: about ``np`` of them, at least ``least``, at most ``most`` (None: as many as there are slots)."""
+    """A job whose ranks come and go: it begins with ``np``, has at least ``least``, at most ``most`` (None: ``np``, else all slots).
+
+    ``script``: a program that says which hosts there are; it is brought to the first host, and asked there.
+    """
 
     np: int | None
     least: int
     most: int | None
+    script: Path | None = None
 
     def words(self) -> list[str]:
         """As the engine's own launcher takes them."""
         given = {"-np": self.np, "--min-np": self.least, "--max-np": self.most}
-        return [word for name, number in given.items() if number is not None for word in (name, str(number))]
+        words = [word for name, number in given.items() if number is not None for word in (name, str(number))]
+        return words if self.script is None else [*words, "--host-discovery-script", f"{{job}}/{_SCRIPT}"]
 
 
 def mpi_job(
@@ -253,7 +259,10 @@ def own_job(
         argv += ["-x", name]
     if workdir:
         argv += ["--wdir", workdir]
-    return Job([*argv, "--", *where.program(program)], given, {"hostfile": mpirun.hostfile_text(hosts)}, report=report)
+    files = {"hostfile": mpirun.hostfile_text(hosts)}
+    if elastic is not None and elastic.script is not None:
+        files[_SCRIPT] = elastic.script.read_text(encoding="utf-8")
+    return Job([*argv, "--", *where.program(program)], given, files, report=report)
 
 
 #: How `provision run` starts ranks.

@@ -98,6 +98,12 @@ def run_options(
         int | None, typer.Option("--min-np", min=1, help="An elastic job: goes on while there are so many ranks (our own launcher).")
     ] = None,
     max_np: Annotated[int | None, typer.Option("--max-np", min=1, help="An elastic job: at most so many ranks.")] = None,
+    host_discovery_script: Annotated[
+        Path | None,
+        typer.Option(
+            help="An elastic job: a program that prints `host:slots` lines; asked again and again, on the first host.", exists=True
+        ),
+    ] = None,
     variables: Annotated[
         list[str] | None, typer.Option("-x", metavar="NAME[=VALUE]", help="A variable for every rank; without a value, this shell's.")
     ] = None,
@@ -138,7 +144,7 @@ def run_options(
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
     config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
-    elastic = Elastic(np, min_np or 1, max_np) if min_np or max_np else None
+    elastic = Elastic(np, min_np or 1, max_np, host_discovery_script) if min_np or max_np or host_discovery_script else None
     if elastic and not elastic.least <= (np or elastic.least) <= (max_np or np or elastic.least):
         asked_for = {"--min-np": elastic.least, "-np": np, "--max-np": max_np}
         said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from provision import last_run
 from provision.errors import UsageError
 from provision.inventory import Inventory
 
+_SCRIPT_S = 30.0  # horovodrun waits as long as it takes; a script that hangs would never be noticed
 Entry = tuple[str, int]  # a host's name and its slots
 #: How the hosts of a cluster reach each other, as `provision up` has left it on each of them.
 _MESH = "~/.ssh/provision_config"
@@ -86,6 +88,22 @@ def of_file(path: Path) -> list[Entry]:
     if not found:
         raise UsageError("it names no host", where=str(path))
     return found
+
+
+def of_script(path: Path) -> list[Entry]:
+    """The hosts that a discovery script names now, ``host`` or ``host:slots`` a line. Raises UsageError when it fails or names none."""
+    where = f"--host-discovery-script {path}"
+    try:
+        done = subprocess.run(
+            [str(path.absolute())], capture_output=True, text=True, timeout=_SCRIPT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"it cannot be run: {error}", where=where, todo="is it executable, and does it begin with #! ?") from error
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode != 0 or not lines:
+        said = done.stderr.strip() or "it says nothing"
+        raise UsageError(f"it ended with exit code {done.returncode} and named {len(lines)} hosts: {said}", where=where)
+    return of_list(",".join(lines))
 
 
 def of_launcher(environment: Mapping[str, str]) -> list[Entry]:

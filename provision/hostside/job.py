@@ -2,7 +2,7 @@
 
 The first line of standard input is JSON: ``{"argv": [...], "environment": {...}, "files": {name: text}, "report": name or null}``.
 So nothing of it shows in a process list. ``:{inherited}`` at the end of a variable stands for what it holds already. The job runs in a
-private folder of its own that goes when it ends. When standard input closes (the controller died, was interrupted, or lost the
+private folder of its own that goes when it ends; a file of its that begins with ``#!`` can be run. When standard input closes (the controller died, was interrupted, or lost the
 connection) the job is ended: TERM, a grace, KILL. Exit code: the job's.
 """
 
@@ -51,6 +51,8 @@ def main():
         for name, text in order["files"].items():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
+            if text.startswith("#!"):
+                os.chmod(os.path.join(folder, name), 0o700)
         argv = [part.replace("{job}", folder).replace("{home}", os.path.expanduser("~")) for part in order["argv"]]
         environment = dict(os.environ, **order["environment"])
         for name, value in order["environment"].items():

@@ -63,6 +63,16 @@ def root(host: SandboxHost, command: str) -> str:
     return text.strip()
 
 
+def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
+    """Run a command in one namespace of a host with this machine's rights, which containers do not have."""
+    pid = str(container(host).attrs["State"]["Pid"])
+    elevated = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    done = subprocess.run(
+        [*elevated, "nsenter", "-t", pid, f"--{namespace}", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def no_way_out(host: SandboxHost) -> None:
     """Take its default route. A host may not do that itself, so a container with that right steps into its network for a moment."""
     box = container(host)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tarfile
 
 import pytest
-from hosts import container, good, provision, root
+from hosts import as_machine, container, good, provision, root
 
-from provision.sandbox import Sandbox, SandboxHost
+from provision.sandbox import Sandbox
 
 OPEN_KEY = "chmod 755 /home/trainer/.ssh && install -m 644 -o trainer /dev/null /home/trainer/.ssh/id_ed25519"
 
@@ -32,16 +30,6 @@ def doctor(cluster: Sandbox, *words: str) -> dict[str, list[dict]]:
 
 def hosts_of(found: dict[str, list[dict]], name: str) -> set[str]:
     return {finding["host"] for finding in found.get(name, [])}
-
-
-def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
-    """Run a command in one namespace of a host with this machine's rights, which containers do not have."""
-    pid = str(container(host).attrs["State"]["Pid"])
-    elevated = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    done = subprocess.run(
-        [*elevated, "nsenter", "-t", pid, f"--{namespace}", "sh", "-c", command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_64_megabytes_of_a_container_and_its_1024_files_are_seen(cluster):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import slurm
 import yaml
-from hosts import RUN_S, Running, container, good, marked_processes, provision, report, root, running, wait_until
+from hosts import RUN_S, Running, as_machine, container, good, marked_processes, provision, report, root, running, wait_until
 
 from provision import paths
 from provision.sandbox import Sandbox
@@ -272,16 +274,127 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work):
     assert processes_of_jobs(cluster) == []
 
 
-def test_a_host_that_goes_down_in_the_middle_ends_the_job_and_is_named(cluster, work):
-    box = container(cluster.hosts[1])
-    with at_work(cluster, work) as run:
-        box.kill()
+ELASTIC = """
+import time
+import collective_core.torch as hvd
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    while state.alone < 20:
+        state.step += 1
+        state.alone += hvd.size() == 2
+        state.commit()
+        if state.step % 10 == 0 or hvd.size() == 2:
+            print(f"rank {hvd.rank()} of {hvd.size()} did step {state.step}", flush=True)
+        time.sleep(0.05)
+    return state.step
+
+print("ended after step", train(hvd.elastic.ObjectState(step=0, alone=0)), flush=True)
+"""
+
+
+def test_a_host_that_goes_down_in_the_middle_ends_a_job_and_is_named_and_an_elastic_job_goes_on(cluster, work):
+    (work / "elastic.py").write_text(ELASTIC)
+    two = cluster.hosts[1]
+    elastic_job = running("run", "-np", "4", "--min-np", "2", "--hosts", inventory(cluster), "python", "elastic.py")
+    with at_work(cluster, work) as run, elastic_job as elastic:
+        begun = elastic.wait_for("rank 0 of 4 did step")
+        container(two).kill()
         ended = run.finish(timeout=60)
-    box.start()
+        gone_on = good(elastic.finish(timeout=120))
+    container(two).start()
     wait_until(lambda: provision("survey", inventory(cluster)).returncode == 0)
     assert ended.returncode != 0
-    assert cluster.hosts[1].address in ended.stderr.splitlines()[-1]
+    assert two.address in ended.stderr.splitlines()[-1]
+    steps = [int(step) for step in re.findall(r"rank 0 of 2 did step (\d+)", gone_on.stderr)]
+    assert steps == list(range(steps[0], steps[0] + 20)), "every step once"
+    assert steps[0] > int(begun.split()[-1]), "no committed step is lost"
+    assert gone_on.stderr.count(f"ended after step {steps[-1]}") == 2
+    assert f"host {two.address}: " in gone_on.stderr
     assert processes_of_jobs(cluster) == []
+
+
+ENDURES = """
+import time, sys
+import numpy
+import collective_core as cc
+cc.init()
+begun = last = time.monotonic()
+longest = 0.0
+while cc.broadcast(numpy.array([time.monotonic() - begun < float(sys.argv[1])]), 0)[0]:
+    now = time.monotonic()
+    longest, last = max(longest, now - last), now
+    print(f"rank {cc.rank()} is at work", flush=True)
+    time.sleep(0.2)
+print(f"rank {cc.rank()} waited {longest:.0f} s", flush=True)
+"""
+CUT_S = 20
+SAVES = """
+import sys
+import collective_core.torch as hvd
+import torch
+hvd.init()
+model = torch.nn.Linear(100, 100)
+checkpoints = hvd.Checkpoints(sys.argv[1], keep=1000, model=model)
+step = checkpoints.restore().get("step", 0)
+for step in range(step + 1, step + 1 + int(sys.argv[2])):
+    checkpoints.save(step)
+    print("saved", step, flush=True)
+"""
+
+
+def test_a_network_that_is_cut_ends_an_impatient_job_and_another_goes_on(cluster, work):
+    """Twenty seconds, by the kernel's nftables; meanwhile a job on one host meets a full disk."""
+    (work / "endures.py").write_text(ENDURES)
+    (work / "waits.py").write_text(WAITS)
+    one, two = cluster.hosts
+    words = ("run", "--gloo", "--hosts", inventory(cluster))
+    rules = [("INPUT", "s"), ("OUTPUT", "d")]
+    with (
+        running(*words, "python", "endures.py", str(CUT_S + 8)) as patient,
+        running(*words, "-x", "COLLECTIVE_TIMEOUT=5", "python", "waits.py") as impatient,
+    ):
+        for run in (patient, impatient):
+            for rank in range(4):
+                run.wait_for(f"rank {rank} is at work" if run is patient else "is at work")
+        cut = time.monotonic()
+        try:
+            as_machine(two, "net", " && ".join(f"iptables -A {chain} -{side} {one.address} -j DROP" for chain, side in rules))
+            given_up = impatient.finish(timeout=60)
+            checkpoints_fill_a_disk(cluster, work)
+            time.sleep(max(0.0, cut + CUT_S - time.monotonic()))
+        finally:
+            as_machine(two, "net", " && ".join(f"iptables -D {chain} -{side} {one.address} -j DROP" for chain, side in rules))
+        assert given_up.returncode != 0
+        last = given_up.stderr.splitlines()[-1]
+        assert "CollectiveError" in last
+        assert "host node2" in last
+        gone_on = good(patient.finish(timeout=90))
+    waited = [int(seconds) for seconds in re.findall(r"rank \d waited (\d+) s", gone_on.stderr)]
+    assert len(waited) == 4
+    assert max(waited) >= CUT_S - 1, "it was the cut that they waited for"
+    wait_until(lambda: processes_of_jobs(cluster) == [], timeout=90)
+
+
+def checkpoints_fill_a_disk(cluster: Sandbox, work: Path) -> None:
+    """They fill a small disk of node1: one message, the earlier ones stay, and the next job goes on from the last of them."""
+    (work / "saves.py").write_text(SAVES)
+    one, small = cluster.hosts[0], "/home/trainer/small"
+    as_machine(one, "mount", f"mkdir -p {small} && mount -t tmpfs -o size=256k,mode=777 none {small}")
+    try:
+        words = ("run", "--gloo", "--hosts", inventory(cluster), "-H", "node1:2")
+        full = provision(*words, "python", "saves.py", small, "1000")
+        assert full.returncode == 1
+        last = full.stderr.splitlines()[-1]
+        step = int(re.search(rf"checkpoint of step (\d+) cannot be written on node1 into {small}: No space left on device$", last)[1])
+        saved = [f"step-{number:012d}.checkpoint" for number in range(1, step)]
+        assert root(one, f"ls -A {small}").split() == saved, "the earlier ones stay, and no draft"
+        again = good(provision(*words, "--restart-from", small, "python", "saves.py", "elsewhere", "1"))
+        assert f"goes on from {small}/{saved[-1]} (step {step - 1})" in again.stderr
+        assert f"saved {step}" in again.stderr
+    finally:
+        as_machine(one, "mount", f"umount {small} && rmdir {small}")
 
 
 def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
@@ -440,3 +553,72 @@ def test_a_host_that_cannot_build_the_engine_stops_nobody_else(cluster, tmp_path
 
 def test_the_whole_job_after_all_of_that(cluster):
     good(provision("up", inventory(cluster), timeout=RUN_S))
+
+
+SAYS_WHERE = """
+import os, socket, sys
+import numpy
+import collective_core as cc
+cc.init()
+total = cc.allreduce(numpy.ones(1), op=cc.Sum)[0]
+print(f"rank {cc.rank()} sums to {total:g}, {os.environ['WORD']}, {socket.gethostname()}", flush=True)
+if cc.rank() == int(sys.argv[1]):
+    raise ValueError("a bad batch")
+"""
+
+
+@pytest.fixture(scope="module")
+def launcher_host(cluster, tmp_path_factory) -> Sandbox:
+    """The cluster with the toolkit and a Slurm on it; node1 is where jobs are submitted."""
+    slurm.begin_to_install(cluster)
+    folder = tmp_path_factory.mktemp("wheel")
+    checkout = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(checkout)], check=True)
+    wheel = next(folder.glob("provision-*.whl"))
+    slurm.toolkit(cluster.hosts[0], wheel.read_bytes(), wheel.name)
+    root(cluster.hosts[0], f"install -d -o trainer /home/trainer/work && cat > /home/trainer/work/train.py <<'E'\n{SAYS_WHERE}\nE")
+    return cluster
+
+
+#: Two ranks on each host, in order.
+PLACED = [f"rank {rank} sums to 4, pear, node{1 + rank // 2}" for rank in range(4)]
+
+
+def test_in_an_allocation_of_slurm_ranks_are_where_it_says(launcher_host, ssh):
+    """Real slurmctld and slurmd; the job is a batch script that runs on the first node."""
+    slurm.start(launcher_host)
+    one = launcher_host.hosts[0]
+    try:
+        for failing, code in ((-1, "0:0"), (2, "1:0")):
+            job = f"WORD=pear /opt/toolkit/bin/provision run --gloo -x WORD python train.py {failing}"
+            asked = f"cd work && sbatch --parsable -N 2 --ntasks-per-node=2 -o job.txt --wrap {shlex.quote(job)}"
+            ended = slurm.end_of(one, ssh(launcher_host, one, asked).stdout.strip())
+            said = root(one, "cat /home/trainer/work/job.txt")
+            assert f"ExitCode={code}" in ended, said
+            assert sorted(re.findall(r"rank \d sums to 4, pear, node\d", said)) == PLACED
+            assert failing < 0 or said.endswith("ValueError: a bad batch")
+    finally:
+        slurm.stop(launcher_host)
+
+
+def test_in_the_launcher_of_an_mpi_job_ranks_are_on_its_workers(launcher_host, ssh):
+    """What Kubernetes' MPI operator gives a launcher: its variables and hostfile, names as its service has them, ssh without questions."""
+    workers = [f"train-worker-{at}.train.team.svc" for at in range(2)]
+    names = "".join(f"{host.address} {name}\n" for host, name in zip(launcher_host.hosts, workers, strict=True))
+    login = (
+        "Host *.svc\n IdentityFile ~/.ssh/provision_ed25519\n StrictHostKeyChecking no\n UserKnownHostsFile /dev/null\n LogLevel ERROR\n"
+    )
+    for host in launcher_host.hosts:
+        root(host, f"printf {shlex.quote(names)} >> /etc/hosts; printf {shlex.quote(login)} > /home/trainer/.ssh/config")
+    root(
+        launcher_host.hosts[0],
+        "mkdir -p /etc/mpi && printf " + shlex.quote("".join(f"{name} slots=2\n" for name in workers)) + " > /etc/mpi/hostfile",
+    )
+    given = "K_MPI_JOB_ROLE=launcher OMPI_MCA_orte_keep_fqdn_hostnames=true OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile "
+    given += "OMPI_MCA_plm_rsh_args='-o ConnectionAttempts=10' OMPI_MCA_orte_set_default_slots=2 WORD=pear"
+    for way in ("--gloo --python /opt/provision/venv/bin/python", "--mpi"):
+        done = ssh(
+            launcher_host, launcher_host.hosts[0], f"cd work && {given} /opt/toolkit/bin/provision run {way} -x WORD python train.py -1"
+        )
+        assert done.returncode == 0, done.stderr
+        assert sorted(re.findall(r"rank \d sums to 4, pear, node\d", done.stderr)) == PLACED

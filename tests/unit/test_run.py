@@ -77,6 +77,23 @@ def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> No
         run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
+def test_a_script_says_which_hosts_there_are(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho a:2\necho\necho b\n")
+    with pytest.raises(UsageError, match="it cannot be run"):
+        run_hosts.of_script(script)
+    script.chmod(0o755)
+    assert run_hosts.of_script(script) == [("a", 2), ("b", 1)]
+    job = launch.own_job(
+        launch.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], ["python", "t.py"], elastic=launch.Elastic(2, 1, 4, script)
+    )
+    assert job.argv[job.argv.index("--host-discovery-script") + 1] == "{job}/discovery"
+    assert job.files["discovery"] == script.read_text()
+    script.write_text("#!/bin/sh\necho the cloud is away >&2\nexit 4\n")
+    with pytest.raises(UsageError, match="exit code 4 and named 0 hosts: the cloud is away"):
+        run_hosts.of_script(script)
+
+
 @pytest.mark.parametrize(
     ("variable", "line"),
     [("OMPI_MCA_orte_default_hostfile", "{} slots=2\n"), ("I_MPI_HYDRA_HOST_FILE", "{}:2\n"), ("HYDRA_HOST_FILE", "{}:2\n")],
