@@ -389,6 +389,8 @@ def test_hosts_are_read_in_every_form(tmp_path):
     file.write_text("# two\na slots=2\nb:3  # ours\n\nc\n")
     expected = [Host("a", 2), Host("b", 3), Host("c", 1)]
     assert read("a:2,b:3,c") == read(["a:2", "b:3", "c"]) == read({"a": 2, "b": 3, "c": 1}) == read(str(file)) == expected
+    file.write_text("[fe80::1]:4\n[fe80::3]\n")
+    assert read(str(file)) == [Host("fe80::1", 4), Host("fe80::3", 1)]
     assert read("[fe80::1]:4,fe80::2") == [Host("fe80::1", 4), Host("fe80::2", 1)]
     assert place(expected, None) == {"a": [0, 1], "b": [2, 3, 4], "c": [5]}
     assert place(expected, 3) == {"a": [0, 1], "b": [2]}
@@ -446,6 +448,7 @@ def test_the_hosts_of_an_inventory(tmp_path):
     ("text", "complaint"),
     [
         ("[a]\nnode1 slots=two\n", "slots of host node1 is 'two'"),
+        ("node1 ansible_host=-oProxyCommand=x\n", "'-oProxyCommand=x' is not the name of a host"),
         ("[a]\nnode1 and more\n", r"hosts.ini:2: 'and' is not NAME=VALUE"),
         ("[a\nnode1 ansible_user=x\n", r"hosts.ini:1: '\[a' is no section"),
         ("[a:vars]\nansible_user=x\n", "names no host"),

@@ -77,8 +77,8 @@ def _of_file(path: str) -> list[Host]:
     found = []
     for name, variables in inventory.read(path, text).items():
         way = inventory.way_to(name, variables)
-        here = not way or (way == (name,) and Host(name, 1).is_here)
         host = _host(name, variables.get("slots", "1"))
+        here = not way or (_host(way[-1], "1").is_here and way == (name,))
         found.append(host._replace(name="localhost") if here else host._replace(way=way))
     return found
 

@@ -24,7 +24,7 @@ _MORE = ("ansible_ssh_common_args", "ansible_ssh_extra_args")
 
 def is_one(text: str) -> bool:
     """Whether the text of a file is an inventory, and not a host file of mpirun: it has groups, or variables of Ansible's."""
-    return bool(re.search(r"^\s*\[.+\]|\bansible_\w+\s*=|^---|^all:|\b\w+\[\w+:\w+\]", text, re.MULTILINE))
+    return bool(re.search(r"^\s*\[[^:\]\s]+(:\w+)?\]\s*([#;].*)?$|\bansible_\w+\s*=|^---|^all:|\b\w+\[\w+:\w+\]", text, re.MULTILINE))
 
 
 def read(path: str, text: str) -> dict[str, Variables]:
