@@ -27,100 +27,47 @@
 //
 // Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
 // matter.
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <memory>
 #include <vector>
 
-#include "collectives.h"
+#include "lanes.h"
 
 namespace cc {
 namespace {
 
-// Large enough that a system call's cost vanishes, small enough that a tensor has many in flight and a segment stays in
-// cache.
-constexpr size_t segment_bytes = size_t(128) << 10;
-constexpr size_t window = 8;  // partial sums that are ready and not sent yet
+constexpr size_t window = 4;                              // partial sums that are ready and not sent yet
+constexpr size_t staging_bytes = window * segment_bytes;  // of a lane
 
-// Looks at the sockets before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the peer.
-constexpr int tries_on_own_core = 50;
-
-enum class Part : uint32_t { none = 0, partial = 1, result = 2 };
-
-struct SegmentHead {
-  uint32_t sequence;  // of the operation
-  Part part;
-  uint64_t begin;   // element of the tensor
-  uint64_t length;  // elements
-};
-
-struct Outgoing {
-  SegmentHead head;
-  const char* bytes;
-  size_t size;
-  size_t sent;  // of head and bytes together
-};
-
-// Where a slice lies on this host.
-struct SlicePlace {
-  uint64_t begin;                   // element of the tensor
-  size_t length;                    // elements
-  std::vector<const char*> inputs;  // of this host's ranks, in their order
-  std::vector<char*> outputs;       // where the result goes: may be the inputs
-};
-
-// One worker's slice on its way around the ring.
-class SliceOnRing {
+// A slice on its way around the ring.
+class RingLane : public Lane {
  public:
-  SliceOnRing(Group& group, const Operation& operation, Deadline& deadline, std::vector<char>& staging,
-              const SlicePlace& slice)
-      : group_(group),
-        topology_(group.topology()),
-        operation_(operation),
-        deadline_(deadline),
+  RingLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
+      : Lane(group, operation, number),
         reduction_(reduction_of(operation.header, operation.contributors)),
         element_(size_of(operation.header.dtype)),
         accumulator_(accumulator_size_of(operation.header.dtype)),
-        staging_(staging.data()),
+        staging_(staging),
         slice_(slice),
         sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
-        to_next_(group.connections().to_next.get()),
-        from_previous_(group.connections().from_previous.get()),
         segment_(segment_bytes / accumulator_) {}
 
-  static size_t staging_bytes() { return window * segment_bytes; }
-
-  void run() {
-    const int tries = group_.patience().spins >= own_core.spins ? tries_on_own_core : 1;
-    int idle = 0;
-    for (;;) {
-      bool moved = false;
-      if (host_ == 0 && summed_ < slice_.length && partials_ < window) {
-        add_own(summed_, std::min(segment_, slice_.length - summed_));
-        moved = true;
-      }
-      if (is_receiving()) moved = receive() || moved;
-      if (!queue_.empty()) moved = send() || moved;
-      if (summed_ == slice_.length && !is_receiving() && queue_.empty()) return;
-      if (moved) {
-        deadline_.extend();
-        idle = 0;
-        continue;
-      }
-      if (++idle < tries) continue;
-      if (is_receiving() && !must_send_first()) {
-        group_.wait_for_socket(from_previous_, POLLIN, group_.previous_rank(), deadline_,
-                               queue_.empty() ? -1 : to_next_, POLLOUT);
-      } else {
-        group_.wait_for_socket(to_next_, POLLOUT, group_.next_rank(), deadline_);
-      }
+  bool step() override {
+    bool moved = false;
+    if (host_ == 0 && summed_ < slice_.length && partials_ < window) {
+      add_own(summed_, std::min(segment_, slice_.length - summed_));
+      moved = true;
     }
+    if (is_receiving()) moved = receive() || moved;
+    if (!queue_.empty()) moved = send_first() || moved;
+    return moved;
   }
+  bool done() const override { return summed_ == slice_.length && !is_receiving() && queue_.empty(); }
+  bool wants_to_receive() const override { return is_receiving() && !must_send_first(); }
+  bool wants_to_send() const override { return !queue_.empty(); }
 
  private:
   bool is_receiving() const {
@@ -164,8 +111,8 @@ class SliceOnRing {
 
   bool receive() {
     if (head_got_ < sizeof head_) {
-      const ptrdiff_t n = take(reinterpret_cast<char*>(&head_) + head_got_, sizeof head_ - head_got_);
-      head_got_ += static_cast<size_t>(n);
+      const size_t n = take(reinterpret_cast<char*>(&head_) + head_got_, sizeof head_ - head_got_);
+      head_got_ += n;
       if (head_got_ < sizeof head_) return n > 0;
       check_head();
       body_got_ = 0;
@@ -176,8 +123,8 @@ class SliceOnRing {
     if (must_send_first()) return false;
     char* target = partial ? staged(at) : result(at);
     const size_t size = length * (partial ? accumulator_ : element_);
-    const ptrdiff_t n = take(target + body_got_, size - body_got_);
-    body_got_ += static_cast<size_t>(n);
+    const size_t n = take(target + body_got_, size - body_got_);
+    body_got_ += n;
     if (body_got_ < size) return n > 0;
     head_got_ = 0;
     if (partial) {
@@ -190,49 +137,29 @@ class SliceOnRing {
     return true;
   }
 
-  ptrdiff_t take(char* target, size_t size) {
-    const ptrdiff_t n = receive_some(from_previous_, target, size);
-    if (n < 0) group_.liveness().lost(group_.previous_rank());
-    return n;
-  }
-
-  // The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong
-  // sums.
-  void check_head() {
+  void check_head() const {
     const size_t expected = head_.part == Part::partial ? summed_ : results_;
     if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
         head_.length > slice_.length - expected || head_.length > segment_) {
-      throw Failure(Fault::internal,
-                    topology_.describe(group_.previous_rank()) + " sent a segment out of turn (internal error)",
-                    {group_.previous_rank()});
+      out_of_turn();
     }
   }
 
-  bool send() {
+  bool send_first() {
     Outgoing& out = queue_.front();
-    bool moved = false;
-    while (out.sent < sizeof out.head + out.size) {
-      const ptrdiff_t n = send_some(to_next_, &out.head, sizeof out.head, out.bytes, out.size, out.sent);
-      if (n < 0) group_.liveness().lost(group_.next_rank());
-      if (n == 0) return moved;
-      out.sent += static_cast<size_t>(n);
-      moved = true;
-    }
+    const bool moved = send(out);
+    if (out.sent < sizeof out.head + out.size) return moved;
     partials_ -= out.head.part == Part::partial ? 1 : 0;
     queue_.pop_front();
     return true;
   }
 
-  Group& group_;
-  const Topology& topology_;
-  const Operation& operation_;
-  Deadline& deadline_;
   const Reduction reduction_;
   const size_t element_, accumulator_;
   char* const staging_;
-  const SlicePlace& slice_;
+  const SlicePlace slice_;
   std::vector<const void*> sources_;
-  const int host_, last_, to_next_, from_previous_;
+  const int host_, last_;
   const size_t segment_;
 
   std::deque<Outgoing> queue_;
@@ -242,6 +169,21 @@ class SliceOnRing {
   SegmentHead head_{};
   size_t head_got_ = 0, body_got_ = 0;
 };
+
+// A worker's slice over all its connections.
+void run_slice(Group& group, const Operation& operation, char* staging, const SlicePlace& slice, Deadline& deadline) {
+  const bool pair = group.topology().size == 2;
+  const size_t element = size_of(operation.header.dtype);
+  const int most = static_cast<int>(group.connections().to_next.size());
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int number = 0; number < most; ++number) {
+    char* own = staging + static_cast<size_t>(number) * staging_bytes;
+    const SlicePlace part = slice.part(slice_of(slice.length, number, most, element), element);
+    lanes.push_back(pair ? pair_lane(group, operation, number, own, part)
+                         : std::make_unique<RingLane>(group, operation, number, own, part));
+  }
+  run_lanes(group, lanes, deadline);
+}
 
 // All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
 bool all_within_reach(const Topology& topology, const std::vector<const Header*>& headers) {
@@ -253,12 +195,12 @@ bool all_within_reach(const Topology& topology, const std::vector<const Header*>
   return true;
 }
 
-void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-              std::vector<char>& staging, Deadline& deadline) {
+void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers, char* staging,
+              Deadline& deadline) {
   const Topology& topology = group.topology();
   const size_t element = size_of(operation.header.dtype);
   const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
-  SlicePlace place{slice.begin, slice.length, {}, {}};
+  SlicePlace place{0, operation.header.count, {}, {}};
   if (topology.local_size() == 1) {
     place.inputs = {static_cast<const char*>(operation.input)};
     place.outputs = {static_cast<char*>(operation.output)};
@@ -269,12 +211,10 @@ void in_place(Group& group, const Operation& operation, const std::vector<const 
       place.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place));
     }
   }
-  for (const char*& input : place.inputs) input += slice.begin * element;
-  for (char*& output : place.outputs) output += slice.begin * element;
-  SliceOnRing(group, operation, deadline, staging, place).run();
+  run_slice(group, operation, staging, place.part(slice, element), deadline);
 }
 
-void in_chunks(Group& group, const Operation& operation, std::vector<char>& staging, Deadline& deadline) {
+void in_chunks(Group& group, const Operation& operation, char* staging, Deadline& deadline) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   const size_t element = size_of(header.dtype);
@@ -292,7 +232,7 @@ void in_chunks(Group& group, const Operation& operation, std::vector<char>& stag
       for (int r = 0; r < topology.local_size(); ++r) {
         place.inputs.push_back(group.in(r, chunk) + slice.begin * element);
       }
-      SliceOnRing(group, operation, deadline, staging, place).run();
+      run_slice(group, operation, staging, place, deadline);
     }
     group.step_barrier(deadline);
     std::memcpy(output + begin * element, group.out(chunk), length * element);
@@ -304,7 +244,7 @@ void in_chunks(Group& group, const Operation& operation, std::vector<char>& stag
 void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
                     Deadline& deadline) {
   const Topology& topology = group.topology();
-  std::vector<char> staging(topology.local_rank < topology.channels() ? SliceOnRing::staging_bytes() : 0);
+  char* staging = group.staging(staging_bytes * group.connections().to_next.size());
   if (!all_within_reach(topology, headers)) return in_chunks(group, operation, staging, deadline);
   if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
   group.step_barrier(deadline);

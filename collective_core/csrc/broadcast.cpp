@@ -35,10 +35,10 @@ void broadcast_bytes(Group& group, int root, const void* source, void* target, u
     char* buffer = group.in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
     if (topology.rank == writer && !here) {
-      group.receive_all(group.connections().from_previous.get(), group.previous_rank(), buffer, length, deadline);
+      group.receive_all(group.connections().from_previous[0].get(), group.previous_rank(), buffer, length, deadline);
     }
     group.step_barrier(deadline);
-    if (passes_on) group.send_all(group.connections().to_next.get(), group.next_rank(), buffer, length, deadline);
+    if (passes_on) group.send_all(group.connections().to_next[0].get(), group.next_rank(), buffer, length, deadline);
     if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
   }
 }

@@ -207,13 +207,14 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
 }
 
 int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
-                   uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning) {
+                   uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets) {
   return guarded([&] {
     Process& state = process();
     refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     require(state.engines.count(process_set) == 0, "the engine is initialised already");
-    require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0, "wrong arguments of cc_connect");
+    require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0 && sockets >= 1,
+            "wrong arguments of cc_connect");
     std::vector<cc::Peer> table;
     for (int32_t i = 0; i < size; ++i) {
       const cc_peer& p = peers[i];
@@ -221,7 +222,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     }
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
                                              std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
-                                             start_timeout, process_set == 0 ? nullptr : state.arena);
+                                             start_timeout, sockets, process_set == 0 ? nullptr : state.arena);
     if (process_set == 0) state.arena = group->arena();
     group->warn_after(stall_warning);
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
@@ -283,10 +284,11 @@ int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* hand
   return guarded([&] {
     const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
-    if (blocking) {
+    if (blocking == 1) {
       const WaitClock clock;
       current->run(task);
     } else {
+      task->blocking = blocking == 2;
       current->submit(task);
     }
     Process& state = process();

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 6;
+constexpr int32_t cc_abi = 7;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -59,9 +59,11 @@ CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
 CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
 // Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
 // seconds for connecting.
-// `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never.
+// `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
+// connections to each neighbour on the ring of hosts, the same on all ranks.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
-                          uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning);
+                          uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
+                          int32_t sockets);
 // One transfer of data for a carrier (carrier.h). Ranks are those of the process set; rows as in cc_operation.
 struct cc_transfer {
   int32_t process_set;
@@ -90,7 +92,8 @@ CC_API int32_t cc_close(int32_t process_set);
 
 // Blocking; not for operations with results of their own: allgather, alltoall, join.
 CC_API int32_t cc_run(const cc_operation* operation);
-// Returns at once; *handle > 0. Every handle must be released.
+// blocking 0: returns at once; 1: when it is done; 2: at once, and the caller submits nothing else until it is done, so
+// that ranks that wait for something else learn that it will not come. *handle > 0. Every handle must be released.
 CC_API int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle);
 CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
 // Waits at most `seconds`; then, if *done, returns the operation's own fault.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <memory>
 #include <numeric>
 
 namespace cc {
@@ -42,6 +44,22 @@ Plain plain(const Reduction& reduction) {
   }
 }
 
+// Memory for a transfer. Where an exception ends the transfer, MPI may go on using it: then it is never given back.
+class Lent {
+ public:
+  explicit Lent(uint64_t bytes) : memory_(bytes ? memory_for(bytes) : nullptr) {}
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() {
+    if (std::uncaught_exceptions() > exceptions_) static_cast<void>(memory_.release());
+  }
+  char* data() { return memory_.get(); }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
 // n integers of another width: the low bits, which are all that a sum or a product keeps.
 template <class From, class To>
 void convert(void* out, const void* in, size_t n) {
@@ -67,6 +85,15 @@ std::unique_ptr<Carrier> Carriers::of(Device device, int process_set) const {
   const auto found = known_.find(device == Device::gpu ? Device::host : device);
   if (found == known_.end()) return nullptr;
   return std::make_unique<Carrier>(process_set, found->second.first, found->second.second);
+}
+
+void Carrier::carry_into(Operation& operation, Group& group, const cc_transfer& transfer, Deadline& deadline) const {
+  try {
+    carry(group, transfer, deadline);
+  } catch (...) {
+    static_cast<void>(operation.gathered.release());  // as of Lent
+    throw;
+  }
 }
 
 void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const {
@@ -100,8 +127,8 @@ void Carrier::allreduce(Group& group, const Operation& operation, Deadline& dead
   const bool widened = size_of(carried.dtype) > accumulator;
   const uint64_t most = piece_bytes / size_of(carried.dtype);
   const uint64_t longest = std::min(most, header.count);
-  std::vector<char> staging(as_it_is ? 0 : longest * accumulator);
-  std::vector<char> wide(widened ? longest * size_of(carried.dtype) : 0);
+  Lent staging(as_it_is ? 0 : longest * accumulator);
+  Lent wide(widened ? longest * size_of(carried.dtype) : 0);
 
   for (uint64_t begin = 0; begin < header.count; begin += most) {
     const uint64_t length = std::min(most, header.count - begin);
@@ -127,7 +154,8 @@ void Carrier::allreduce(Group& group, const Operation& operation, Deadline& dead
 }
 
 void Carrier::reducescatter(Group& group, const Operation& operation, Deadline& deadline) const {
-  reduce_whole(group, operation, [&](const Operation& whole) { allreduce(group, whole, deadline); });
+  Lent sum(operation.header.bytes());
+  reduce_whole(group, operation, sum.data(), [&](const Operation& whole) { allreduce(group, whole, deadline); });
 }
 
 void Carrier::broadcast(Group& group, const Operation& operation, Deadline& deadline) const {
@@ -145,7 +173,7 @@ void Carrier::broadcast(Group& group, const Operation& operation, Deadline& dead
   }
 }
 
-void Carrier::allgather(Group& group, const Operation& operation, Deadline& deadline) const {
+void Carrier::allgather(Group& group, Operation& operation, Deadline& deadline) const {
   refuse_too_many(std::accumulate(operation.received.begin(), operation.received.end(), int64_t(0)));
   if (operation.gathered_bytes == 0) return;
   cc_transfer transfer{};
@@ -155,7 +183,7 @@ void Carrier::allgather(Group& group, const Operation& operation, Deadline& dead
   transfer.output = operation.gathered.get();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
-  carry(group, transfer, deadline);
+  carry_into(operation, group, transfer, deadline);
 }
 
 void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const {
@@ -179,7 +207,7 @@ void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits,
   transfer.sent = splits[rank].data();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
-  carry(group, transfer, deadline);
+  carry_into(operation, group, transfer, deadline);
 }
 
 void Carrier::on_gpu(Group& group, const Operation& operation, Deadline& deadline) const {

@@ -7,7 +7,8 @@
 // an average are applied here, by the same kernels as elsewhere.
 //
 // A transfer is started and then asked for until it is done, with a look at the other ranks in between: a rank that
-// dies is named here as elsewhere. The carrier may then still hold the buffers, so it must not be called again.
+// dies is named here as elsewhere. The carrier may then still hold the buffers, so it must not be called again, and
+// they are never given back.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,14 @@ class Carrier {
   void reducescatter(Group& group, const Operation& operation, Deadline& deadline) const;
   void broadcast(Group& group, const Operation& operation, Deadline& deadline) const;
   // Into operation.gathered, which is there; `rows` of each rank.
-  void allgather(Group& group, const Operation& operation, Deadline& deadline) const;
+  void allgather(Group& group, Operation& operation, Deadline& deadline) const;
   void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const;
   // An allreduce or broadcast in the memory of a GPU: the carrier does all of it, factors aside, which are not for it.
   void on_gpu(Group& group, const Operation& operation, Deadline& deadline) const;
 
  private:
   void carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const;
+  void carry_into(Operation& operation, Group& group, const cc_transfer& transfer, Deadline& deadline) const;
 
   int process_set_;
   cc_start start_;

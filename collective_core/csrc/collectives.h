@@ -55,8 +55,9 @@ struct Rows {
   uint64_t begin, length;
 };
 Rows rows_of(uint64_t rows, int rank, int size);
-// The same by way of the whole sum, which `allreduce` forms, in memory of its own.
-void reduce_whole(Group& group, const Operation& operation, const std::function<void(const Operation&)>& allreduce);
+// The same by way of the whole sum, which `allreduce` forms in `sum`.
+void reduce_whole(Group& group, const Operation& operation, char* sum,
+                  const std::function<void(const Operation&)>& allreduce);
 
 // For data of other ranks, at least a byte of it. Throws Failure where there is not so much memory.
 inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {

@@ -36,7 +36,7 @@ struct Expected {
 };
 
 // The higher rank calls the lower one; a data connection is called by its sender.
-Expected plan_calls(const Topology& t) {
+Expected plan_calls(const Topology& t, int sockets) {
   Expected calls;
   const auto pair_with = [&](int peer, Purpose purpose) {
     if (peer < t.rank) calls.outgoing.push_back({peer, purpose, 0});
@@ -53,8 +53,10 @@ Expected plan_calls(const Topology& t) {
   if (t.local_rank < t.channels()) {
     const int next = t.hosts[(t.host + 1) % hosts][t.local_rank];
     const int previous = t.hosts[(t.host + hosts - 1) % hosts][t.local_rank];
-    calls.outgoing.push_back({next, Purpose::data, t.local_rank});
-    calls.incoming.insert({previous, Purpose::data, t.local_rank});
+    for (int number = 0; number < sockets; ++number) {
+      calls.outgoing.push_back({next, Purpose::data, number});
+      calls.incoming.insert({previous, Purpose::data, number});
+    }
   }
   return calls;
 }
@@ -70,9 +72,13 @@ void keep(Connections* connections, const Call& call, bool called_by_me, Fd fd) 
     case Purpose::control:
       connections->control[call.peer] = std::move(fd);
       break;
-    case Purpose::data:
-      (called_by_me ? connections->to_next : connections->from_previous) = std::move(fd);
+    case Purpose::data: {
+      std::vector<Fd>& those = called_by_me ? connections->to_next : connections->from_previous;
+      const auto number = static_cast<size_t>(call.channel);
+      if (those.size() <= number) those.resize(number + 1);
+      those[number] = std::move(fd);
       break;
+    }
   }
 }
 
@@ -180,9 +186,10 @@ Listeners open_listeners(const std::string& address) {
   return listeners;
 }
 
-Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds) {
+Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds,
+                        int sockets) {
   const Deadline deadline(seconds);
-  const Expected calls = plan_calls(topology);
+  const Expected calls = plan_calls(topology, sockets);
   std::atomic<bool> stop{false};
   Acceptor acceptor(topology, std::move(listeners), secret, calls.incoming);
   std::thread listening([&] { acceptor.run(deadline, stop); });
@@ -211,7 +218,7 @@ Connections connect_all(const Topology& topology, Listeners listeners, const std
   Connections all = std::move(acceptor.accepted());
   for (auto& entry : called.local) all.local[entry.first] = std::move(entry.second);
   for (auto& entry : called.control) all.control[entry.first] = std::move(entry.second);
-  if (called.to_next) all.to_next = std::move(called.to_next);
+  all.to_next = std::move(called.to_next);
   return all;
 }
 

@@ -4,7 +4,8 @@
 //   its
 //            hang-up tells that the other process ended
 //   control  between the first ranks ("leaders") of every two hosts (TCP): headers, small payloads, news of failures
-//   data     from local rank k of each host to local rank k of the next host, for k < channels (TCP): slices of tensors
+//   data     from local rank k of each host to local rank k of the next host, for k < channels (TCP): slices of
+//            tensors, over one connection or several
 //
 // Every rank listens in a thread of its own while it connects to others, so no order of arrival can deadlock.
 #pragma once
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "sockets.h"
 #include "topology.h"
@@ -21,8 +23,8 @@ namespace cc {
 struct Connections {
   std::map<int, Fd> local;    // by rank
   std::map<int, Fd> control;  // by the other leader's rank
-  Fd to_next;                 // data to the next host in the ring, where this rank has a channel
-  Fd from_previous;
+  std::vector<Fd> to_next;    // data to the next host in the ring, where this rank has a channel
+  std::vector<Fd> from_previous;
 };
 
 struct Listeners {
@@ -36,6 +38,8 @@ struct Listeners {
 Listeners open_listeners(const std::string& address);
 
 // Throws Failure(timeout) naming the ranks that did not connect within `seconds`.
-Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds);
+// sockets: data connections to the next host.
+Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds,
+                        int sockets);
 
 }  // namespace cc

@@ -20,19 +20,25 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   raise_signal(group_.my_cell().published, sequence_);
 
   const bool alone = topology.host_count() == 1;
+  if (!alone && topology.is_leader()) leaders_.begin(sequence_);
   if (alone || topology.is_leader()) wait_for_local(deadline);
   if (alone) return;
   if (topology.is_leader()) {
-    leaders_.fill_slots(sequence_, deadline);
+    leaders_.fill_slots(deadline);
     raise_signal(group_.control().world, sequence_);
     return;
   }
   const int leader = topology.local_ranks()[0];
+  const auto& naps = group_.control().leader_naps;
+  uint32_t seen = naps.load(std::memory_order_relaxed);
+  Deadline silence(grace_s);  // of the leader, who may have reasons to wait beyond our deadline
   wait_until(group_.control().world, sequence_, group_.patience(), [&] {
     group_.liveness().check_waiting_for(leader);
     const std::vector<int> missing = missing_here();
     group_.warn_if_due(missing, deadline);
-    if (!deadline.passed_by(grace_s)) return;
+    if (naps.load(std::memory_order_relaxed) != seen) silence.extend();
+    seen = naps.load(std::memory_order_relaxed);
+    if (!deadline.passed_by(grace_s) || !silence.passed()) return;
     group_.timed_out(missing.empty() ? std::vector<int>{leader} : missing, deadline);
   });
 }
@@ -53,6 +59,7 @@ void Exchange::wait_for_local(Deadline& deadline) {
       group_.liveness().check_waiting_for(topology.local_ranks()[local]);
       const std::vector<int> missing = missing_here();
       group_.warn_if_due(missing, deadline);
+      if (topology.host_count() > 1) leaders_.still_waiting(deadline);
       if (!deadline.passed()) return;
       if (!missing.empty()) group_.timed_out(missing, deadline);
     });

@@ -239,7 +239,7 @@ std::string announcement(Random& random) {
 void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, const Request& request, bool as_it_is,
                Random random) {
   const cc::Connections connections =
-      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s);
+      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s, 1);
   const std::vector<float> data(request.count, 2.0F);
   for (const auto& entry : connections.control) {
     std::string said = block_of(request, 1, data);
@@ -254,7 +254,7 @@ void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, cons
   if (!as_it_is) {
     std::string noise(below(random, 4096), '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    cc::send_some(connections.to_next.get(), noise.data(), noise.size());
+    cc::send_some(connections.to_next[0].get(), noise.data(), noise.size());
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(as_it_is ? 500 : below(random, 30)));
 }

@@ -1,6 +1,5 @@
 #include "group.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,12 +21,12 @@ constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
 }  // namespace
 
 Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-             std::shared_ptr<Arena> arena)
+             int sockets, std::shared_ptr<Arena> arena)
     : topology_(std::move(topology)),
       layout_(topology_),
       timeout_(timeout),
       patience_(choose_patience(topology_)),
-      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout)),
+      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
       control_(share_memory(start_timeout)),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
       liveness_(topology_, connections_, control_) {}
@@ -96,10 +95,21 @@ void Group::step_barrier(Deadline& deadline) {
   deadline.extend();
 }
 
-void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd,
-                            short other_events) {
-  pollfd waiting[2] = {{fd, events, 0}, {other_fd, other_events, 0}};
-  if (poll(waiting, other_fd >= 0 ? 2 : 1, nap_ms) > 0) return;
+char* Group::staging(size_t bytes) {
+  if (bytes > staging_bytes_) {
+    staging_.reset(new char[bytes]);
+    staging_bytes_ = bytes;
+  }
+  return staging_.get();
+}
+
+void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline) {
+  std::vector<pollfd> waiting{{fd, events, 0}};
+  wait_for_sockets(waiting, rank, deadline);
+}
+
+void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, const Deadline& deadline) {
+  if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
   liveness_.check();
   if (deadline.passed()) timed_out({rank}, deadline);
 }

@@ -2,6 +2,8 @@
 // use.
 #pragma once
 
+#include <poll.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,9 +23,10 @@ class Group {
  public:
   // Connects to all peers; returns when every rank that this one talks to has proven itself.
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
+  // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
   Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-        std::shared_ptr<Arena> arena = nullptr);
+        int sockets = 1, std::shared_ptr<Arena> arena = nullptr);
 
   const Topology& topology() const { return topology_; }
   const Layout& layout() const { return layout_; }
@@ -49,11 +52,14 @@ class Group {
   }
   char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
 
+  // Memory of this rank's own for a data phase, whatever was left in it.
+  char* staging(size_t bytes);
+
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
-  // Waits until the socket of `rank` is ready for `events` (or `other` is for its events). Throws like every wait.
-  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline, int other_fd = -1,
-                       short other_events = 0);
+  // Waits until the socket of `rank`, or any of several, is ready for its events. Throws like every wait.
+  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline);
+  void wait_for_sockets(std::vector<pollfd>& waiting, int rank, const Deadline& deadline);
   void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
   void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
   int next_rank() const;  // at the other end of the data connections of this rank
@@ -78,6 +84,8 @@ class Group {
   ControlBlock& control_;
   std::shared_ptr<Arena> arena_;
   Liveness liveness_;
+  std::unique_ptr<char[]> staging_;
+  size_t staging_bytes_ = 0;
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;
   double warn_after_ = 0;

@@ -18,7 +18,7 @@
 
 namespace cc {
 
-constexpr uint32_t protocol_version = 2;  // raise it with every change of a wire format
+constexpr uint32_t protocol_version = 3;  // raise it with every change of a wire format
 
 enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 

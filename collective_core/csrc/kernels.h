@@ -26,7 +26,7 @@ struct Kernels {
   void (*accumulate)(const Reduction&, void* acc, bool fresh, const void* const* in, int inputs, size_t n);
   // out = acc / divisor * postscale, rounded to the element type. out may be acc where the types are the same.
   void (*finish)(const Reduction&, void* out, const void* acc, size_t n);
-  // Both in one pass, in blocks that stay in the first-level cache. out must not overlap any input but may equal in[0].
+  // Both in one pass, in blocks that stay in the first-level cache. out must not overlap any input but may equal one.
   void (*reduce)(const Reduction&, void* out, const void* const* in, int inputs, size_t n);
   // Copies past the caches: for what is not read again soon. What it wrote is visible to others after stream_done().
   void (*stream)(void* out, const void* in, size_t bytes);

@@ -47,8 +47,9 @@ struct alignas(cache_line) RankCell {
 
 struct ControlBlock {
   FailureRecord failure;
-  Signal world;       // sequence number up to which the other hosts' slots are filled
-  RankCell cells[1];  // local_size of them
+  std::atomic<uint32_t> leader_naps;  // rises while the first rank waits for other hosts
+  Signal world;                       // sequence number up to which the other hosts' slots are filled
+  RankCell cells[1];                  // local_size of them
 };
 
 inline size_t round_up(size_t n, size_t multiple) {

@@ -4,8 +4,9 @@
 // control connection. Blocks of later rounds are taken as they come. Failures, departures and deaths are seen on all
 // control connections, not only on those of the plan, so a death is as near with 200 hosts as with two.
 //
-// With more than one round a host that waits cannot tell from silence who is late: its partner may be waiting too. So
-// a leader that has waited for a moment says so to all others, and whoever neither was heard of nor said it is missing.
+// A host that waits cannot tell from silence who is late: its partner may be waiting too, for another host or for a
+// rank of its own. So a leader that has waited for a moment says so to all others. Whoever neither was heard of nor
+// said it is missing; and one that said it gets the time to find out, and to tell, for whom.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,12 @@ class Leaders {
  public:
   explicit Leaders(Group& group);
 
+  // Before this host's ranks are waited for.
+  void begin(uint32_t sequence);
+  // Now and then while they are.
+  void still_waiting(const Deadline& deadline);
   // With the slots of this host's ranks filled, fills those of all others.
-  void fill_slots(uint32_t sequence, Deadline& deadline);
+  void fill_slots(Deadline& deadline);
   const Traffic& traffic() const { return traffic_; }
 
  private:
@@ -54,7 +59,6 @@ class Leaders {
     bool received = false;
   };
 
-  void begin(uint32_t sequence);
   void start(const Round& round);
   // Moves what can be moved until the first `wanted` blocks are there and, with `all_sent`, no block is left to send.
   void move_until(size_t wanted, bool all_sent, Deadline& deadline);
@@ -65,6 +69,7 @@ class Leaders {
   void say_that_we_wait();
   std::vector<int> ranks_of(const HostRange& range) const;
   std::vector<int> missing() const;
+  std::vector<int> unexplained(size_t wanted, const Deadline& deadline) const;
   std::set<int> in_mid_frame() const;
 
   Group& group_;

@@ -80,7 +80,13 @@ void Liveness::throw_if_left(int rank) const {
 
 bool Liveness::is_waiting(int rank, uint32_t sequence) const {
   const auto found = waiting_.find(rank);
-  return found != waiting_.end() && found->second == sequence;
+  // One that waits in a later exchange has done its part in this one: what it said then may be with somebody else.
+  return found != waiting_.end() && static_cast<int32_t>(found->second.sequence - sequence) >= 0;
+}
+
+bool Liveness::is_waiting(int rank, uint32_t sequence, double seconds) const {
+  if (!is_waiting(rank, sequence)) return false;
+  return Deadline::Clock::now() - waiting_.at(rank).told < std::chrono::duration<double>(seconds);
 }
 
 Failure Liveness::departure_of(int rank) const {
@@ -134,7 +140,7 @@ void Liveness::take_news(int rank, const Frame& frame) {
     return;
   }
   if (frame.type == FrameType::waiting && frame.length == 0) {
-    waiting_[rank] = frame.sequence;
+    waiting_[rank] = {frame.sequence, Deadline::Clock::now()};
     return;
   }
   Announcement news{};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "connections.h"
+#include "deadline.h"
 #include "errors.h"
 #include "layout.h"
 #include "topology.h"
@@ -46,8 +47,10 @@ class Liveness {
   void take_news(int rank, const Frame& frame);
   // For a rank that we need something of, after its news.
   void throw_if_left(int rank) const;
-  // Whether this leader has said that it waits for others in this exchange.
+  // Whether this leader has said that it waits for others in this exchange, or in a later one.
   bool is_waiting(int rank, uint32_t sequence) const;
+  // The same, and said so less than `seconds` ago.
+  bool is_waiting(int rank, uint32_t sequence, double seconds) const;
 
   // Announces a fatal failure to every rank we can reach, once.
   void spread(const Failure& failure);
@@ -73,7 +76,11 @@ class Liveness {
   ControlBlock& control_;
   std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
   std::set<int> muted_;
-  std::map<int, uint32_t> waiting_;  // by leader, the exchange in which it last said so
+  struct Wait {
+    uint32_t sequence;
+    Deadline::Clock::time_point told;
+  };
+  std::map<int, Wait> waiting_;  // by leader, the exchange in which it last said so
   bool spread_ = false;
   std::atomic<bool> leaving_{false};
 };

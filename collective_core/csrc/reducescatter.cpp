@@ -60,25 +60,27 @@ Rows rows_of(uint64_t rows, int rank, int size) {
   return {index * share + std::min(index, more), share + (index < more ? 1 : 0)};
 }
 
-void reduce_whole(Group& group, const Operation& operation, const std::function<void(const Operation&)>& allreduce) {
+void reduce_whole(Group& group, const Operation& operation, char* sum,
+                  const std::function<void(const Operation&)>& allreduce) {
   const Header& header = operation.header;
-  const std::unique_ptr<char[]> sum = memory_for(header.bytes());
   Operation whole;
   whole.header = header;
   whole.input = operation.input;
-  whole.output = sum.get();
+  whole.output = sum;
   whole.contributors = operation.contributors;
   allreduce(whole);
   const auto rows = static_cast<uint64_t>(header.dims[0]);
   const uint64_t row_bytes = header.bytes() / rows;
   const Rows mine = rows_of(rows, group.topology().rank, group.topology().size);
-  if (mine.length) std::memcpy(operation.output, sum.get() + mine.begin * row_bytes, mine.length * row_bytes);
+  if (mine.length) std::memcpy(operation.output, sum + mine.begin * row_bytes, mine.length * row_bytes);
 }
 
 void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
                    Deadline& deadline) {
   if (group.topology().host_count() == 1) return on_host(group, operation, deadline);
-  reduce_whole(group, operation, [&](const Operation& whole) { allreduce_ring(group, whole, headers, deadline); });
+  const std::unique_ptr<char[]> sum = memory_for(operation.header.bytes());
+  reduce_whole(group, operation, sum.get(),
+               [&](const Operation& whole) { allreduce_ring(group, whole, headers, deadline); });
 }
 
 }  // namespace cc

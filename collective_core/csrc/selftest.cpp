@@ -196,7 +196,7 @@ std::string check_rounds(int hosts) {
 }
 
 // Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(int size, int hosts, uint64_t most_elements) {
+void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
   std::vector<cc::Listeners> listeners;
   std::vector<cc::Peer> peers;
   for (int r = 0; r < size; ++r) {
@@ -218,7 +218,7 @@ void run_case(int size, int hosts, uint64_t most_elements) {
     threads.emplace_back([&, r] {
       try {
         auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), std::move(listeners[r]),
-                                                 std::string(32, 's'), timeout_s, timeout_s);
+                                                 std::string(32, 's'), timeout_s, timeout_s, sockets);
         cc::Engine engine(std::move(group));
         for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
           if (count > most_elements) continue;
@@ -241,7 +241,7 @@ void run_case(int size, int hosts, uint64_t most_elements) {
   for (auto& thread : threads) thread.join();
   for (int r = 0; r < size; ++r) {
     if (errors[r].empty()) continue;
-    std::printf("%d ranks on %d hosts, rank %d: %s\n", size, hosts, r, errors[r].c_str());
+    std::printf("%d ranks on %d hosts, %d sockets, rank %d: %s\n", size, hosts, sockets, r, errors[r].c_str());
     ++failures;
   }
 }
@@ -254,9 +254,10 @@ int main() {
     if (!error.empty()) std::printf("rounds of %d hosts: %s\n", hosts, error.c_str());
     failures += error.empty() ? 0 : 1;
   }
-  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {3, 3}, {5, 2}})
-    run_case(place.first, place.second, 1100003);
-  run_case(14, 11, 70001);
+  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
+    run_case(place.first, place.second, 1, 1100003);
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run_case(place.first, place.second, 3, 1100003);
+  run_case(14, 11, 1, 70001);
   std::printf(failures ? "%d failures\n" : "selftest: all well\n", failures);
   return failures ? 1 : 0;
 }

@@ -30,6 +30,12 @@ def test_topology_and_run_do_not_change_a_bit(digests, n, hosts):
     assert digests[n, hosts] == digests[n, 1]
 
 
+def test_the_number_of_connections_changes_no_bit(launch, digests):
+    reports = launch("collectives.py", 3, 3, env={"COLLECTIVE_SOCKETS": "3"}).must_succeed().reports()
+    if (3, 1) in digests:
+        assert reports[0]["digest"] == digests[3, 1]
+
+
 def test_lesser_instruction_sets_give_the_same_bits(launch, digests):
     reports = launch("collectives.py", 3, env={"COLLECTIVE_SIMD": "default"}).must_succeed().reports()
     if (3, 1) in digests:

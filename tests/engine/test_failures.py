@@ -63,6 +63,21 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
         assert reports[rank]["kind"] == "timeout", "a rank that comes too late learns that it did"
 
 
+@pytest.mark.parametrize(("n", "hosts"), [(4, 2), (10, 9)])
+def test_a_rank_that_its_late_leader_waits_for_is_named_by_all(launch, n, hosts):
+    reports = launch("late_leader.py", n, hosts, env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True).reports()
+    assert set(reports) == set(range(n))
+    for rank in set(range(n)) - {1}:
+        assert (reports[rank]["kind"], reports[rank]["ranks"]) == ("timeout", [1]), reports[rank]
+
+
+def test_a_rank_that_exits_alone_under_a_timeline_waits_for_nobody(launch, tmp_path):
+    outcome = launch("exits_alone.py", 2, 1, [str(tmp_path / "timeline.json")])
+    assert set(outcome.reports()) == {0, 1}
+    assert outcome.returncode == 3
+    assert "timeline.json.rank1 (of rank 1 alone" in outcome.stderr
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 3)])
 def test_a_rank_that_shut_down_is_named(launch, n, hosts):
     reports = launch("leaving.py", n, hosts, keep_going=True).reports()

@@ -73,6 +73,25 @@ def test_the_first_failing_rank_gives_the_exit_code_and_the_others_are_ended(ssh
     assert wait_until_gone(mark) == []
 
 
+def test_the_rank_that_ended_first_is_named_although_its_last_words_take_longer():
+    program = """
+import os, subprocess
+import collective_core as cc
+cc.init()
+if cc.rank() == 1:
+    subprocess.Popen(["sleep", "600.0625"])  # holds its output open
+    os.kill(os.getpid(), 9)
+try:
+    cc.barrier()
+except cc.CollectiveError:
+    os._exit(3)
+"""
+    done = launch("-np", "2", "python", "-c", program)
+    assert done.returncode == 137, done.stderr
+    assert done.stderr.splitlines()[-1] == "collective_core.launch: rank 1 on localhost was ended by SIGKILL"
+    assert wait_until_gone("600.0625") == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_launcher(ssh, number, mark):
     words = command("-H", "localhost:2,other:2", "-x", "FRUIT=fig", *python(mark, "-1", "0"), ssh=ssh)

@@ -34,6 +34,14 @@ def test_a_rank_that_dies_while_mpi_works_is_named(launch):
         assert entry["raised_at"] - dead["dies_at"] < NOTICE
 
 
+def test_on_some_ranks_only_it_is_the_same_error_on_all(launch):
+    reports = launch("one_backend.py", 3, keep_going=True).reports()
+    assert set(reports) == {0, 1, 2}
+    for entry in reports.values():
+        assert (entry["kind"], entry["ranks"]) == ("invalid", [1])
+        assert "COLLECTIVE_BACKEND must be the same on all ranks, and is engine on rank 0, 2; mpi on rank 1" in entry["error"]
+
+
 def started_alone(**variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
     program = "import collective_core as cc\ntry:\n    cc.init()\nexcept cc.CollectiveError as error:\n    print(error.kind, error)"
@@ -45,7 +53,8 @@ def started_alone(**variables):
 
 def test_without_mpi_it_is_one_clear_error():
     said = started_alone(**MPI)
-    assert said.startswith("invalid COLLECTIVE_BACKEND=mpi needs ranks that MPI has started")
+    assert said.startswith("invalid rank 0 (host ")
+    assert "cannot start: COLLECTIVE_BACKEND=mpi needs ranks that MPI has started" in said
     assert len(said.splitlines()) == 1
 
 

@@ -6,13 +6,15 @@ The library knows nothing of Python and is not tied to a version of it. ctypes r
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 6  # of csrc/c_api.h
+ABI = 7  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -138,7 +140,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, c_double, c_double, c_double]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, c_int32]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
     lib.cc_use_carrier.argtypes = [c_int32, START, TEST]
@@ -191,6 +193,7 @@ def connect(
     start_timeout: float,
     process_set: int = 0,
     stall_warning: float = 0.0,
+    sockets: int = 1,
 ) -> None:
     """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds."""
     table = (Peer * len(peers))()
@@ -198,7 +201,8 @@ def connect(
         row.rank, row.global_rank, row.port, row.pid = number, peer.rank, peer.port, peer.pid
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
-    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), timeout, start_timeout, stall_warning))
+    times = timeout, start_timeout, stall_warning
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets))
 
 
 def record_to(path: str | None) -> None:
@@ -264,10 +268,10 @@ def plain_run() -> Callable[[Any], int]:
     return _plain_run
 
 
-def submit(op: Operation, blocking: bool = False) -> int:
-    """Queues a collective; with ``blocking``, runs it. Returns its handle."""
+def submit(op: Operation, blocking: bool = False, only: bool = False) -> int:
+    """Queues a collective; with ``blocking``, runs it. ``only``: nothing else is submitted until it is done. Returns its handle."""
     handle = c_int64()
-    check(library().cc_submit(byref(op), int(blocking), byref(handle)))
+    check(library().cc_submit(byref(op), 1 if blocking else 2 if only else 0, byref(handle)))
     return handle.value
 
 
@@ -277,11 +281,12 @@ def is_done(handle: int) -> bool:
     return bool(done.value)
 
 
-def wait(handle: int) -> None:
-    """Waits until the operation is done and raises its error, if any. Ctrl-C works meanwhile."""
-    done = c_int32()
-    while not done.value:
+def wait(handle: int, seconds: float = math.inf) -> bool:
+    """Waits until the operation is done, at most so long, and raises its error, if any; says whether it is. Ctrl-C works meanwhile."""
+    done, end = c_int32(), time.monotonic() + seconds
+    while not done.value and time.monotonic() < end:
         check(library().cc_wait(handle, SIGNAL_INTERVAL, byref(done)))
+    return bool(done.value)
 
 
 def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:

@@ -5,6 +5,7 @@ COLLECTIVE_TIMEOUT             seconds without progress after which a collective
 COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
+COLLECTIVE_SOCKETS             TCP connections to each neighbour over which large allreduces go (1); rank 0's counts
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (nccl.py)
@@ -49,6 +50,8 @@ DEFAULT_STALL_WARNING = 10.0
 
 #: The folder from whose last valid checkpoint a job goes on; set by its launcher (``--restart-from``).
 RESTART_FROM = "COLLECTIVE_RESTART_FROM"
+#: More than any link has been seen to need.
+MOST_SOCKETS = 64
 #: Who may carry the tensors.
 BACKENDS = ("engine", "mpi")
 
@@ -56,6 +59,7 @@ BACKENDS = ("engine", "mpi")
 class Config(NamedTuple):
     timeout: float
     start_timeout: float
+    sockets: int
     fusion_bytes: int
     backend: str
     autotune: bool
@@ -89,6 +93,13 @@ def _switch(environment: Mapping[str, str], name: str) -> bool:
     return text in ("1", "true", "yes", "on")
 
 
+def _sockets(environment: Mapping[str, str]) -> int:
+    number = _number(environment, "COLLECTIVE_SOCKETS", 1.0, least=1.0)
+    if number != int(number) or number > MOST_SOCKETS:
+        raise CollectiveError(f"COLLECTIVE_SOCKETS={number:g} is not a whole number from 1 to {MOST_SOCKETS}", "invalid")
+    return int(number)
+
+
 def from_environment() -> Config:
     """Raises :class:`CollectiveError` (kind ``invalid``) naming the variable that cannot be read."""
     ours, notes = horovod_environment.translate(os.environ)
@@ -103,6 +114,7 @@ def from_environment() -> Config:
     return Config(
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
+        sockets=_sockets(environment),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=backend,
         autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),

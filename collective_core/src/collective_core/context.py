@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -15,6 +16,9 @@ from collective_core.errors import CollectiveError, NotInitialisedError
 
 #: Generations of an elastic job in which this process tries to meet the others before it gives up.
 MOST_MEETINGS = 20
+#: Seconds that the end of a process waits for the other ranks to end, too, for what they do together then. A program that ends alone,
+#: with sys.exit(1), say, looks no different from here.
+EXIT_PATIENCE = 10.0
 
 
 class Membership(NamedTuple):
@@ -86,7 +90,6 @@ def _register() -> None:
 
 def _meet(settings: config.Config) -> list[_native.PeerInfo]:
     assert _launcher is not None  # noqa: S101
-    mpi_carrier.choose(settings.backend, _launcher)
     _prepare_recorder(settings, _launcher.rank)
     return rendezvous.meet(_launcher, settings)
 
@@ -169,8 +172,8 @@ def shutdown() -> None:
     _leave(together=_healthy and sys.exc_info()[0] is None)
 
 
-def _leave(together: bool) -> None:
-    global _membership
+def _leave(together: bool, patience: float = math.inf) -> None:
+    global _membership, _healthy
     if _membership is None:
         return
     if _pid != os.getpid():
@@ -179,8 +182,8 @@ def _leave(together: bool) -> None:
     from collective_core import process_sets as sets
     from collective_core import timeline
 
-    if together:
-        timeline.end_with_engine()
+    if together and not timeline.end_with_engine(patience):
+        _healthy = False
     with _lock:
         sets.end()
         _native.close()
@@ -193,6 +196,7 @@ def note_failure(error: CollectiveError) -> None:
     global _healthy
     if error.kind in ("timeout", "peer_lost", "internal"):
         _healthy = False
+        mpi_carrier.keep(error)
 
 
 def _at_exit() -> None:
@@ -201,8 +205,8 @@ def _at_exit() -> None:
         return
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
     well = _healthy and not hasattr(sys, "last_value")
-    _leave(together=well)
-    _launcher.finish(well)
+    _leave(together=well, patience=EXIT_PATIENCE)
+    _launcher.finish(well and _healthy)
 
 
 def current() -> Membership:

@@ -2,19 +2,20 @@
 
 The engine agrees on every operation as always, then asks here for the transfer (csrc/carrier.h), one at a time per process set. Every
 set has a communicator of its own. Calls do not wait: a transfer is started and then tested until it is done, so that a rank that dies
-meanwhile is noticed. MPI must have been initialised for several threads, which mpi4py asks for unless told otherwise.
+meanwhile is noticed. MPI must have been initialised for several threads at once, which mpi4py asks for unless told otherwise: making a
+communicator waits for ranks whose transfers must go on meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any, Sequence
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
 
 _current: Carrier | None = None
+_kept: list[CollectiveError] = []
 
 
 def choose(backend: str, launcher: Any) -> None:
@@ -45,6 +46,12 @@ def is_chosen() -> bool:
     return _current is not None
 
 
+def keep(error: CollectiveError) -> None:
+    """After a failure that ended the engine MPI may still read and write the tensors: the frames that hold them are never given back."""
+    if _current is not None:
+        _kept.append(error)
+
+
 class Carrier:
     """MPI as the engine sees it: :meth:`start` and :meth:`test`, called from any of its threads."""
 
@@ -58,17 +65,16 @@ class Carrier:
             )
         from mpi4py import MPI
 
-        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise CollectiveError(
-                "COLLECTIVE_BACKEND=mpi calls MPI from several threads, for which it was not initialised: "
-                "leave mpi4py.rc.threads and thread_level as they are",
+                "COLLECTIVE_BACKEND=mpi calls MPI from several threads at once, for which it was not initialised (MPI_THREAD_MULTIPLE): "
+                "leave mpi4py.rc.threads and thread_level as they are, or use an MPI that was built for it",
                 "invalid",
             )
         self._mpi = MPI
         self._whole = communicator
         self._communicators: dict[int, Any] = {}
         self._under_way: dict[int, tuple[Any, list[Any]]] = {}  # request, and the datatypes that it needs
-        self._lock = threading.Lock()  # MPI may allow one thread at a time only
         #: Where the engine allocates its memory: pointers of several gigabytes need MPI's own buffer type.
         self._memory = getattr(MPI, "buffer", None) or MPI.memory
         types = (MPI.UINT8_T, MPI.INT8_T, MPI.UINT16_T, MPI.INT16_T, MPI.UINT32_T, MPI.INT32_T, MPI.UINT64_T, MPI.INT64_T)
@@ -83,26 +89,23 @@ class Carrier:
         group.Free()
 
     def leave(self, process_set: int) -> None:
-        with self._lock:
-            self._communicators.pop(process_set).Free()
+        self._communicators.pop(process_set).Free()
 
     def start(self, transfer: Any, error: int, capacity: int) -> int:
         try:
-            with self._lock:
-                self._start(transfer.contents)
+            self._start(transfer.contents)
         except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
             return _say(failure, error, capacity)
         return 0
 
     def test(self, process_set: int, error: int, capacity: int) -> int:
         try:
-            with self._lock:
-                request, datatypes = self._under_way[process_set]
-                if not request.Test():
-                    return 0
-                for datatype in datatypes:
-                    datatype.Free()
-                del self._under_way[process_set]
+            request, datatypes = self._under_way[process_set]
+            if not request.Test():
+                return 0
+            for datatype in datatypes:
+                datatype.Free()
+            del self._under_way[process_set]
         except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
             return _say(failure, error, capacity)
         return 1

@@ -55,8 +55,11 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         "host_name": socket.gethostname(),
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
+        "backend": config.backend,
+        "sockets": config.sockets,
     }
     everyone = exchange_documents(launcher, mine)
+    _refuse_different_backends(everyone)
     ranks = list(range(launcher.size)) if members is None else members
     included = launcher.rank in ranks
     first_of_host: dict[str, dict[str, Any]] = {}
@@ -67,6 +70,8 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     port, socket_name = 0, ""
     told: dict[str, Any] = {}
     try:
+        if process_set == 0:
+            mpi_carrier.choose(config.backend, launcher)
         if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
@@ -91,9 +96,9 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
                 learn(process_set, ranks.index(launcher.rank), [places[rank]["told"].get(name) for rank in ranks])
             mpi_carrier.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
-            _native.connect(
-                ranks.index(launcher.rank), peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning
-            )
+            sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
+            times = config.timeout, config.start_timeout
+            _native.connect(ranks.index(launcher.rank), peers, secret, *times, process_set, config.stall_warning, sockets)
     except BaseException:
         _native.close(process_set)  # whoever is not in the job does not listen
         raise
@@ -111,6 +116,17 @@ def session_secret(job_secret: bytes, nonce: bytes, process_set: int) -> bytes:
 def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """All ranks' JSON documents, by rank."""
     return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
+
+
+def _refuse_different_backends(everyone: list[dict[str, Any]]) -> None:
+    """Raises the same on all ranks, when COLLECTIVE_BACKEND is set on some of them only."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, info in enumerate(everyone):
+        ranks_of.setdefault(info["backend"], []).append(rank)
+    if len(ranks_of) > 1:
+        wishes = "; ".join(f"{backend} on rank {', '.join(map(str, ranks))}" for backend, ranks in ranks_of.items())
+        text = f"COLLECTIVE_BACKEND must be the same on all ranks, and is {wishes}: set it on all hosts or on none"
+        raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
 
 
 def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from collective_core import arrays, context, recorder
+from collective_core import _native, arrays, context, recorder
 from collective_core.errors import CollectiveError
 
 #: Seconds between two looks at the engine's ring of records, which holds 8192.
 COLLECT_INTERVAL = 0.5
 #: Exchanges that the clocks are compared with: the best one counts.
 CLOCK_ROUNDS = 16
+#: The operation in which the ranks meet before they shut down: ranks that still do other things read it in their error.
+THE_END = "shutdown"
 
 
 class Clock(NamedTuple):
@@ -214,12 +216,19 @@ def stop_timeline() -> None:
     print(f"timeline: {timeline.path}\n{table(parts)}", file=sys.stderr)
 
 
-def end_with_engine() -> None:
-    """Before a shutdown in good order: a timeline that nobody stopped."""
+def end_with_engine(patience: float) -> bool:
+    """Before a shutdown in good order: a timeline that nobody stopped. Waits so many seconds for the other ranks to come; False if not."""
+    if _active is None:
+        return True
+    operation = _native.operation(_native.BARRIER, THE_END, "uint8", (), 0)
     try:
-        stop_timeline()
+        together = _native.wait(_native.submit(operation, only=True), patience)
+        if together:
+            stop_timeline()
+        return together
     except CollectiveError as error:
         print(f"timeline: not all ranks came to its end: {error}", file=sys.stderr)
+        return True
 
 
 def save_alone() -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 #: kind (ASCII, padded with spaces), rank, length of the body.
 _head = struct.Struct("!8siQ")
-_code = struct.Struct("!i")
+_end = struct.Struct("!id")
 #: For messages of no rank in particular.
 NO_RANK = -1
 
@@ -54,11 +54,16 @@ def _exactly(stream: Any, size: int) -> bytes | None:
     return whole  # type: ignore[return-value]  # used as bytes; a copy would need the memory twice
 
 
-def exit_of(rank: int, code: int) -> Frame:
-    """Says that a rank has ended, with this exit code: minus the signal's number if one ended it."""
-    return Frame("exit", rank, _code.pack(code))
+def exit_of(rank: int, code: int, ago: float = 0.0) -> Frame:
+    """Says that a rank has ended so many seconds ago, with this exit code: minus the signal's number if one ended it."""
+    return Frame("exit", rank, _end.pack(code, ago))
 
 
 def code_of(frame: Frame) -> int:
     """The exit code in such a frame."""
-    return int(_code.unpack(frame.body)[0])
+    return int(_end.unpack(frame.body)[0])
+
+
+def seconds_since(frame: Frame) -> float:
+    """How long the rank had ended when the frame was sent: its last output and what it had started came first."""
+    return float(_end.unpack(frame.body)[1])

@@ -90,17 +90,19 @@ class _Rank:
         self.from_rank = os.fdopen(from_rank, "rb", buffering=0)
         self._lock = threading.Lock()
         self._reaped = False
+        self._ended: float | None = None
+        self._end = threading.Thread(target=self._note_end, daemon=True)
+        self._end.start()
 
     def signal(self, number: int) -> None:
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._reaped:
                 os.killpg(self.process.pid, number)
 
-    def wait_for_end(self) -> None:
+    def _note_end(self) -> None:
+        # At once, whoever holds the child's pipes open: the rank that ended first is the one that failed first.
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-
-    def has_ended(self) -> bool:
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        self._ended = time.monotonic()
 
     def reap(self) -> int:
         with self._lock:
@@ -115,16 +117,16 @@ class _Rank:
     def follow(self, mailbox: Mailbox) -> None:
         """Passes on all that the child says, and at last that it has ended."""
         streams = {self.process.stdout: _Lines("out", self.rank, mailbox.put), self.process.stderr: _Lines("err", self.rank, mailbox.put)}
-        ended: float | None = None
+        cleared = False
         with selectors.DefaultSelector() as open_ends:
             for stream in (*streams, self.from_rank):
                 open_ends.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
             while open_ends.get_map():
                 ready = open_ends.select(QUIET)
-                if ended is None and self.has_ended():
-                    ended = time.monotonic()
+                if self._ended is not None and not cleared:
+                    cleared = True
                     self.signal(signal.SIGKILL)  # what it has started and left behind
-                elif ended is not None and (not ready or time.monotonic() > ended + LAST_WORDS):
+                elif self._ended is not None and (not ready or time.monotonic() > self._ended + LAST_WORDS):
                     break
                 for key, _ in ready:
                     if key.fileobj is self.from_rank:
@@ -139,9 +141,10 @@ class _Rank:
                         open_ends.unregister(key.fileobj)
         for lines in streams.values():
             lines.end()
-        self.wait_for_end()
+        self._end.join()
         self.signal(signal.SIGKILL)
-        mailbox.put(frames.exit_of(self.rank, self.reap()))
+        code = self.reap()
+        mailbox.put(frames.exit_of(self.rank, code, ago=time.monotonic() - (self._ended or 0.0)))
         for stream in (*streams, self.from_rank):
             if stream is not None:
                 stream.close()

@@ -44,7 +44,7 @@ def run_elastic(driver: Driver) -> Verdict:
 
 
 def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame], None]) -> Verdict:
-    verdict = Verdict(0, "")
+    verdict, first_end = Verdict(0, ""), 0.0
     left = set(host_of)
     reasons: dict[int, str] = {}
     end: float | None = None
@@ -58,10 +58,11 @@ def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame]
             reasons[frame.rank] = frame.body.decode(errors="replace")
         elif frame.kind == "exit":
             left.discard(frame.rank)
-            code = frames.code_of(frame)
-            if code != 0 and end is None:
+            code, ended = frames.code_of(frame), time.monotonic() - frames.seconds_since(frame)
+            # A rank's last words may take longer than the failure of others that it has caused.
+            if code != 0 and (end is None or ended < first_end):
                 verdict = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
-                end = time.monotonic() + GRACE
+                end, first_end = end or time.monotonic() + GRACE, ended
     return verdict
 
 

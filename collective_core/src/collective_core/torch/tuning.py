@@ -26,7 +26,8 @@ class BucketTuner:
         shapes = [(str(p.dtype), p.numel()) for p in parameters]
         places = [context.current().peers[rank].host_id for rank in who.ranks]
         hosts = [places.count(host) for host in dict.fromkeys(places)]
-        facts = [__version__, shapes, hosts, getattr(compression, "__name__", ""), settings.fusion_bytes, torch.get_num_threads()]
+        how = [settings.backend, gpu.is_used(process_set), getattr(compression, "__name__", ""), settings.fusion_bytes]
+        facts = [__version__, shapes, hosts, *how, torch.get_num_threads()]
         self._key = hashlib.sha256(repr(facts).encode()).hexdigest()
         # The first rank's cache counts: the others' may lie on other disks.
         known = torch.tensor([(self._cache.read(self._key) or 0) if self._speaks else 0], dtype=torch.int64)

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from typing import Any, Callable, Sequence
 
-from collective_core import _native, arrays
+from collective_core import _native, arrays, mpi_carrier
 from collective_core.errors import CollectiveError
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
@@ -64,7 +64,8 @@ class Work:
             try:
                 arrays.wait(self._engine_handle)
             except CollectiveError:
-                _kept.pop(self._engine_handle, None)
+                if not mpi_carrier.is_chosen():  # which may still use it
+                    _kept.pop(self._engine_handle, None)
                 raise
         result = self._finish()
         _kept.pop(self._engine_handle, None)
