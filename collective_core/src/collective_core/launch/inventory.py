@@ -17,7 +17,10 @@ from collective_core.errors import CollectiveError
 Variables = dict[str, str]
 _SECTION = re.compile(r"\[([^:\]\s]+)(?::(vars|children|hosts))?\]")
 #: What only a whole reader of inventories can use.
-_TOO_MUCH = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_executable", "ansible_ssh_args")
+_TOO_MUCH = (
+    *("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_ssh_executable", "ansible_ssh_args"),
+    *("ansible_ssh_host", "ansible_ssh_port", "ansible_ssh_user"),
+)
 _OPTIONS = {"ansible_port": "-p", "ansible_user": "-l", "ansible_ssh_private_key_file": "-i"}
 _MORE = ("ansible_ssh_common_args", "ansible_ssh_extra_args")
 
@@ -75,12 +78,18 @@ def way_to(name: str, variables: Mapping[str, str]) -> tuple[str, ...]:
     """What ssh is given to get to a host; nothing where it is this machine. Raises :class:`CollectiveError` for what we cannot do."""
     if variables.get("ansible_connection") == "local":
         return ()
-    for key in _TOO_MUCH:
-        if key in variables:
-            raise CollectiveError(f"host {name}: {key} is not for Runner: ranks are started by ssh with a key that asks nothing", "invalid")
+    unknown = [key for key in _TOO_MUCH if key in variables]
+    if variables.get("ansible_connection", "ssh") not in ("ssh", "smart"):
+        unknown.append("ansible_connection")
+    if unknown:
+        todo = "write ansible_host, ansible_port, ansible_user and a key that asks nothing, or use `provision run --hosts`"
+        raise CollectiveError(f"host {name}: {unknown[0]} is not read here: {todo}", "invalid")
     words = [word for key, option in _OPTIONS.items() if key in variables for word in (option, os.path.expanduser(variables[key]))]
     for key in _MORE:
-        words += shlex.split(variables.get(key, ""))
+        try:
+            words += shlex.split(variables.get(key, ""))
+        except ValueError as error:
+            raise CollectiveError(f"host {name}: {key}: {error}", "invalid") from error
     return (*words, variables.get("ansible_host", name))
 
 
