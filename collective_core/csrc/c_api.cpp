@@ -144,6 +144,7 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
   task->operation.input = op.input;
   task->operation.output = op.output;
+  task->operation.tag = op.tag;
   return task;
 }
 
@@ -244,6 +245,13 @@ int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
     require((start == nullptr) == (test == nullptr), "a carrier has both functions");
     require(device >= 0 && device < static_cast<int>(cc::Device::count), "unknown device");
     state.carriers->use(static_cast<cc::Device>(device), start, test);
+    return 0;
+  });
+}
+
+int32_t cc_look_around(int32_t process_set) {
+  return guarded([&] {
+    engine(process_set)->look_around();
     return 0;
   });
 }

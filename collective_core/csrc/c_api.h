@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 7;
+constexpr int32_t cc_abi = 8;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -42,7 +42,7 @@ struct cc_operation {
   const int64_t* splits;  // alltoall: rows for each rank; otherwise null
   const char* objection;  // why this rank cannot run it, which every rank is then told; or null
   int32_t device;  // where the caller's tensor lies, a number of types.h; gpu_memory: allreduce and broadcast only
-  int32_t reserved;
+  int32_t tag;     // of the caller's own, for cc_transfer; not 0
 };
 
 CC_API int32_t cc_abi_version();
@@ -72,9 +72,11 @@ struct cc_transfer {
   int32_t reduce;  // allreduce: sum, min, max or product; gpu_memory: as the caller's
   int32_t root;
   int32_t contributors;  // ranks that have not joined: by so many an average divides
-  const void* input;     // broadcast: of the root only; gpu_memory: of all, but both null on a rank that has joined
-  void* output;          // may be input; broadcast: of the others only
-  uint64_t count;        // allreduce: elements; broadcast: bytes
+  int32_t tag;           // of the cc_operation; 0 on a rank that has joined
+  int32_t reserved;
+  const void* input;  // broadcast: of the root only; gpu_memory: of all, but both null on a rank that has joined
+  void* output;       // may be input; broadcast: of the others only
+  uint64_t count;     // allreduce: elements; broadcast: bytes
   uint64_t row_bytes;
   const int64_t* sent;      // alltoall: rows for each rank
   const int64_t* received;  // allgather, alltoall: rows from each rank
@@ -86,6 +88,10 @@ typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
 // Who carries tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
 // other than a carrier, for which an operation is done when it is under way on the GPU's own stream.
 CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
+
+// Between operations: learns of ranks that died and of failures that were announced, which end the engine. An operation
+// that is under way looks itself.
+CC_API int32_t cc_look_around(int32_t process_set);
 
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);

@@ -220,6 +220,7 @@ void Carrier::on_gpu(Group& group, const Operation& operation, Deadline& deadlin
   transfer.reduce = static_cast<int32_t>(header.reduce);
   transfer.root = header.root;
   transfer.contributors = operation.contributors;
+  transfer.tag = operation.tag;
   transfer.input = operation.input;
   transfer.output = operation.output;
   transfer.count = header.kind == Kind::allreduce ? header.count : header.bytes();

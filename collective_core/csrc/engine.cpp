@@ -12,7 +12,7 @@
 namespace cc {
 namespace {
 
-constexpr auto look_around =
+constexpr auto between_looks =
     std::chrono::milliseconds(20);                         // between checks for failures while waiting for a submission
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
@@ -159,27 +159,45 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
     const Lock lock(mutex_);
     current->done = true;
   } catch (const Failure& failure) {
-    if (is_fatal(failure.fault) && stopped_.empty()) {
-      group_->liveness().spread(failure);
-      stopped_ = failure.what();
-      stopped_ranks_ = failure.ranks;
-    }
+    if (is_fatal(failure.fault)) stop(failure);
     const Lock lock(mutex_);
     settle(*current, failure);
   } catch (const std::exception& error) {
     const Failure failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(),
                           {topology().rank});
-    if (stopped_.empty()) {
-      group_->liveness().spread(failure);
-      stopped_ = failure.what();
-      stopped_ranks_ = failure.ranks;
-    }
+    stop(failure);
     const Lock lock(mutex_);
     settle(*current, failure);
   }
   group_->set_current(nullptr);
   event.end(current->fault == Fault::none);
   return current;
+}
+
+void Engine::stop(const Failure& failure) {
+  if (!stopped_.empty()) return;
+  group_->liveness().spread(failure);
+  stopped_ = failure.what();
+  stopped_ranks_ = failure.ranks;
+}
+
+void Engine::look_around() {
+  Lock lock(mutex_);
+  if (busy_ || closing_) return;
+  busy_ = true;  // connections are for one thread at a time
+  lock.unlock();
+  std::unique_ptr<Failure> found;
+  try {
+    if (!stopped_.empty()) throw Failure(Fault::peer_lost, stopped_, stopped_ranks_);
+    group_->liveness().check();
+  } catch (const Failure& failure) {
+    stop(failure);
+    found = std::make_unique<Failure>(failure);
+  }
+  lock.lock();
+  busy_ = false;
+  changed_.notify_all();
+  if (found) throw *found;
 }
 
 void Engine::settle(Task& task, const Failure& failure) {
@@ -257,7 +275,7 @@ std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, co
       task->operation.header.stuck = 1;
       return task;
     }
-    changed_.wait_for(lock, look_around);
+    changed_.wait_for(lock, between_looks);
     lock.unlock();
     group_->liveness().check();
     if (deadline.passed()) {

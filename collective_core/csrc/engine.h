@@ -45,6 +45,9 @@ class Engine {
   void run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);
+  // Throws what ended the engine meanwhile, or would end its next operation, unless one is under way, which looks
+  // itself.
+  void look_around();
   // Returns is_done after at most `seconds`.
   bool wait(const Task& task, double seconds);
   const Topology& topology() const { return group_->topology(); }
@@ -74,6 +77,8 @@ class Engine {
   // Several threads may bring their operations in any order: then none of them is stuck.
   void note_caller();
   void settle(Task& task, const Failure& failure);
+  // Tells the other ranks, and ends this engine.
+  void stop(const Failure& failure);
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Recorder> recorder_;

@@ -103,6 +103,7 @@ struct Operation {
   std::unique_ptr<char[]> gathered;  // allgather, alltoall: the bytes received, in rank order
   uint64_t gathered_bytes = 0;
   std::vector<int64_t> received;  // allgather, alltoall: rows from each rank; join: the rank that joined last
+  int32_t tag = 0;                // of the caller's own
   int contributors = 0;           // ranks that have not joined: by so many an average divides
   std::string describe() const {
     std::string text = name_of(header.kind);

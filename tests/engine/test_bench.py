@@ -32,6 +32,7 @@ def test_sizes_are_binary():
         (["--train", "mnist", "--peers", "mpi"], "'mpi' is not a peer of --train mnist"),
         (["--train", "imagenet"], "--train"),
         (["--batch", "8"], "--batch goes with --train"),
+        (["--overhead", "--train", "mnist"], "--overhead goes without"),
         (["--frobnicate"], "--frobnicate"),
     ],
 )
@@ -100,3 +101,12 @@ def test_training_steps_are_measured():
     assert document["parameters"] == 21840
     assert {r["engine"] for r in document["results"]} == {"collective_core", "ddp", "none"}
     assert all(r["samples_per_second"] > 0 for r in document["results"])
+
+
+def test_what_the_engine_costs_is_measured():
+    done = bench("--np", "2", "--overhead", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [row["side"] for row in document["overhead"]] == ["plain", "timeline", "flight recorder", "autotune"]
+    assert document["init_s"] > 0
+    assert document["gradient_bytes"] <= document["engine_bytes"] <= 1.1 * document["gradient_bytes"] + (64 << 20)

@@ -87,6 +87,18 @@ print(json.dumps([hvd.nccl_built(), hvd.nccl_enabled(), hvd.cuda_built()]))
     assert ask(program, wheel) == [VERSION, False, False]
 
 
+def test_ranks_on_one_gpu_are_found():
+    gpu = pytest.importorskip("collective_core.torch.gpu")
+    assert gpu.ranks_that_share([b"a", b"b", b"c"]) == []
+    assert gpu.ranks_that_share([b"a", b"b", b"a", b"c", b"b", b"a"]) == [[0, 2, 5], [1, 4]]
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 3)])
+def test_a_death_between_operations_is_seen_by_who_looks(launch, n, hosts):
+    reports = launch("idle.py", n, hosts, keep_going=True).reports()
+    assert {(reports[rank]["kind"], *reports[rank]["ranks"]) for rank in set(range(n)) - {1}} == {("peer_lost", 1)}
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 2)])
 def test_the_engine_agrees_and_leaves_the_memory_of_gpus_alone(launch, n, hosts):
     reports = launch("carried_for_gpus.py", n, hosts).must_succeed().reports()

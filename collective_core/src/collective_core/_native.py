@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 7  # of csrc/c_api.h
+ABI = 8  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -75,7 +75,7 @@ class Operation(ctypes.Structure):
         ("splits", POINTER(c_int64)),
         ("objection", c_char_p),
         ("device", c_int32),
-        ("reserved", c_int32),
+        ("tag", c_int32),
     ]
 
 
@@ -89,6 +89,8 @@ class Transfer(ctypes.Structure):
         ("reduce", c_int32),
         ("root", c_int32),
         ("contributors", c_int32),
+        ("tag", c_int32),
+        ("reserved", c_int32),
         ("input", c_void_p),
         ("output", c_void_p),
         ("count", c_uint64),
@@ -151,6 +153,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
+    lib.cc_look_around.argtypes = [c_int32]
     lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
     lib.cc_allocate.argtypes = [c_uint64, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
@@ -217,6 +220,11 @@ def use_carrier(
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
     check(library().cc_use_carrier(device, *chosen))
     _carriers[device] = chosen
+
+
+def look_around(process_set: int) -> None:
+    """Between operations: raises if a rank has died or told of a failure."""
+    check(library().cc_look_around(process_set))
 
 
 def close(process_set: int = 0) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import warnings
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core import _native, config, flight, launchers, mpi_carrier, rendezvous
 from collective_core.elastic import worker
@@ -31,6 +31,9 @@ class Membership(NamedTuple):
     peers: list[_native.PeerInfo]
     config: config.Config
 
+
+#: Called when a failure has ended the engine, from any thread, perhaps more than once.
+after_failure: list[Callable[[], None]] = []
 
 _lock = threading.Lock()
 _membership: Membership | None = None
@@ -197,6 +200,8 @@ def note_failure(error: CollectiveError) -> None:
     if error.kind in ("timeout", "peer_lost", "internal"):
         _healthy = False
         mpi_carrier.keep(error)
+        for told in after_failure:
+            told()
 
 
 def _at_exit() -> None:

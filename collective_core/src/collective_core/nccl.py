@@ -47,6 +47,7 @@ class Library:
         self._calls.ncclGetErrorString.restype = c_char_p
         self._calls.ncclCommInitRank.argtypes = [POINTER(c_void_p), c_int, _Id, c_int]
         self._calls.ncclCommDestroy.argtypes = [c_void_p]
+        self._calls.ncclCommAbort.argtypes = [c_void_p]
         self._calls.ncclAllReduce.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
         self._calls.ncclBroadcast.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
         number = c_int()
@@ -73,6 +74,10 @@ class Library:
 
     def destroy(self, communicator: int) -> None:
         self._check("ncclCommDestroy", self._calls.ncclCommDestroy(communicator))
+
+    def abort(self, communicator: int) -> None:
+        """Ends what it has under way on the GPU, which may wait for a rank that is gone, and the communicator."""
+        self._check("ncclCommAbort", self._calls.ncclCommAbort(communicator))
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, reduction: int, communicator: int, stream: int) -> None:
         """Puts it on the stream; addresses are of this GPU."""

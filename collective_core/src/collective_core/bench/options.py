@@ -33,6 +33,7 @@ class Options(NamedTuple):
     train: str | None
     batch: int | None
     negotiation: tuple[int, ...]
+    overhead: bool
     rounds: int
     json: bool
 
@@ -101,6 +102,7 @@ def parse(arguments: Sequence[str]) -> Options:
         metavar="LIST",
         help=f"what agreeing on an operation costs in worlds of so many ranks, each on a host of its own ({DEFAULT_WORLDS})",
     )
+    parser.add_argument("--overhead", action="store_true", help="what timeline, flight recorder, autotune, init and memory cost")
     parser.add_argument("--rounds", default=str(DEFAULT_ROUNDS), metavar="N", help=f"rounds whose median counts ({DEFAULT_ROUNDS})")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
     given = parser.parse_args(arguments)
@@ -108,6 +110,8 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UsageError("--batch goes with --train")
     if given.negotiation is not None and (given.train or given.np is not None):
         raise UsageError("--negotiation starts its own ranks: leave out --np and --train")
+    if given.overhead and (given.train or given.negotiation is not None):
+        raise UsageError("--overhead goes without --train and --negotiation")
     worlds = [] if given.negotiation is None else given.negotiation.split(",")
     return Options(
         ranks=None if given.np is None else _whole(given.np, "--np", 1, MOST_RANKS),
@@ -116,6 +120,7 @@ def parse(arguments: Sequence[str]) -> Options:
         train=given.train,
         batch=None if given.batch is None else _whole(given.batch, "--batch", 1, 1 << 20),
         negotiation=tuple(_whole(part, "--negotiation", 2, MOST_RANKS) for part in worlds),
+        overhead=given.overhead,
         rounds=_whole(given.rounds, "--rounds", 1, 10_001),
         json=given.json,
     )

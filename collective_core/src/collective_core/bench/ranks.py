@@ -22,6 +22,10 @@ def main(wanted: Options) -> int:
         from collective_core.bench import training
 
         document = training.run(wanted)
+    elif wanted.overhead:
+        from collective_core.bench import overhead
+
+        document = overhead.run(wanted)
     else:
         document = collectives(wanted)
     if cc.rank() == 0:

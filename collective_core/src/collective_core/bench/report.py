@@ -34,8 +34,8 @@ def show(document: dict[str, Any], as_json: bool) -> None:
 
 def text(document: dict[str, Any]) -> str:
     """The document as a table for people."""
-    table = training_table if "train" in document else negotiation_table if "negotiation" in document else collective_table
-    lines = table(document)
+    tables = {"train": training_table, "negotiation": negotiation_table, "overhead": overhead_table, "results": collective_table}
+    lines = next(table for key, table in tables.items() if key in document)(document)
     lines += [f"missing: {name} ({reason})" for name, reason in document["missing"].items()]
     return "\n".join(lines)
 
@@ -101,6 +101,21 @@ def negotiation_table(document: dict[str, Any]) -> list[str]:
         )
     head = f"agreeing on an operation, every rank on a host of its own (TCP over loopback, {os.cpu_count()} cores for all)"
     return [f"{head}, median of {document['rounds']} rounds of measurement", "", *columns(rows)]
+
+
+def overhead_table(document: dict[str, Any]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("side", "step", "beside the plain one", "fastest round")]
+    for row in document["overhead"]:
+        rows.append((row["side"], duration(row["step_us"]), f"{100 * row['cost']:+.2f} %", duration(row["least_us"])))
+    ours, gradients = document["engine_bytes"] / (1 << 20), document["gradient_bytes"] / (1 << 20)
+    return [
+        f"training steps of mnist on {document['np']} ranks, median of {document['rounds']} rounds",
+        "",
+        *columns(rows),
+        "",
+        f"init: {document['init_s']:.3f} s (slowest rank, median)",
+        f"memory: {ours:.1f} MiB with {gradients:.1f} MiB of gradients in it, all ranks of the host together",
+    ]
 
 
 def columns(rows: list[tuple[str, ...]]) -> list[str]:

@@ -6,26 +6,38 @@ another event. So the host never waits for the GPU, and work on the GPU keeps th
 
 NCCL is used when COLLECTIVE_NCCL asks for it, in a process set whose members all have a GPU and the same NCCL, which they tell each other
 when the set is made (rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory. The first operation
-of a set joins NCCL's communicator, in a thread of its own, so that a rank that dies meanwhile is noticed.
+of a set joins NCCL's communicator, in a thread of its own, so that a rank that dies meanwhile is noticed. While a GPU is at work, another
+thread asks the engine now and then whether all ranks live: NCCL itself would wait for a dead one for ever, and with it the program, at the
+next look at a result. When the engine has failed, or the GPU takes longer than COLLECTIVE_TIMEOUT, communicators are aborted.
+
+Two ranks on one GPU cannot use NCCL. The ranks compare their GPUs before the first operation; then all go through host memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
+import sys
 import threading
+import time
 import warnings
 import weakref
-from collections import defaultdict, deque
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
+import numpy as np
 import torch
 
-from collective_core import _native, arrays, nccl, rendezvous
+from collective_core import _native, arrays, context, nccl, rendezvous
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import Members, ProcessSet, members
+from collective_core.process_sets import Members, ProcessSet, members, process_set_by_id
 from collective_core.torch.ops.handles import Work
 
+#: Seconds between looks at the other ranks while a GPU is at work.
+WATCH_INTERVAL = 0.1
+#: Bytes of a GPU's name that are compared.
+GPU_NAME = 64
 _REDUCTIONS = {
     _native.SUM: nccl.SUM,
     _native.AVERAGE: nccl.SUM,  # the division comes after it: ranks that have joined do not count
@@ -43,6 +55,7 @@ class Launch:
         self.source, self.target, self.prescale, self.postscale = source, target, prescale, postscale
         self.ready, self.done = torch.cuda.Event(), torch.cuda.Event()
         self.ready.record(torch.cuda.current_stream(source.device))
+        self.tag = next(_tags) % (1 << 31) or next(_tags) % (1 << 31)
 
 
 class _Set:
@@ -53,13 +66,18 @@ class _Set:
         self.communicator = 0
         self.device: torch.device | None = None
         self.stream: Any = None
-        # What the callers asked for, by its addresses. They hold it for as long as they need it, which ends when it failed.
-        self.asked: dict[tuple[int, int], deque[weakref.ref[Launch]]] = defaultdict(deque)
+        # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
+        self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
+        self.compared = False
+        self.last: tuple[float, Any] | None = None  # what was put on the stream last: when, and the event at its end
         self.joining: threading.Thread | None = None
         self.problem = ""
+        self.broken = ""  # why it can never be used again
 
 
+_tags = itertools.count(1)
 _sets: dict[int, _Set] = {}
+_watching = threading.Lock()  # held by the thread that does
 
 
 def offer(is_first: bool) -> dict[str, Any] | None:
@@ -102,8 +120,35 @@ def carries(tensor: torch.Tensor, op: str, prescale: float, postscale: float, wh
 
 
 def is_within_reach(tensor: torch.Tensor, who: Members) -> bool:
-    """Whether NCCL moves this tensor in this set."""
+    """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
+    if tensor.is_cuda and who.id in _sets and not _sets[who.id].compared:
+        _compare_gpus(tensor.device, who)
     return tensor.is_cuda and who.id in _sets and tensor.layout is torch.strided
+
+
+def _compare_gpus(device: torch.device, who: Members) -> None:
+    _sets[who.id].compared = True
+    mine = str(getattr(torch.cuda.get_device_properties(device), "uuid", f"unknown, of rank {who.rank}"))
+    row = np.frombuffer(mine.encode()[:GPU_NAME].ljust(GPU_NAME), dtype=np.uint8).reshape(1, GPU_NAME)
+    rows = arrays.allgather(row, f"nccl.gpus.{who.id}", process_set=process_set_by_id(who.id))
+    shared = ranks_that_share([bytes(row) for row in rows])
+    if shared:
+        del _sets[who.id]
+        if who.rank == 0:
+            text = "; ".join(" and ".join(str(who.ranks[number]) for number in numbers) for numbers in shared)
+            warnings.warn(
+                f"ranks {text} use the same GPU, which NCCL does not allow: CUDA tensors go through host memory. "
+                "Give every rank its own with torch.cuda.set_device(local_rank())",
+                stacklevel=2,
+            )
+
+
+def ranks_that_share(gpus: Sequence[bytes]) -> list[list[int]]:
+    """The ranks of every GPU that more than one has; ``gpus`` by rank. Pure."""
+    ranks_of: dict[bytes, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks_of.setdefault(gpu, []).append(rank)
+    return [ranks for ranks in ranks_of.values() if len(ranks) > 1]
 
 
 def start(
@@ -121,8 +166,8 @@ def start(
     target = output.detach() if in_place else torch.empty_like(source)
     launch = Launch(source, target, prescale, postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
-    if source.numel():
-        _sets[who.id].asked[source.data_ptr(), target.data_ptr()].append(weakref.ref(launch))
+    asked.tag = launch.tag
+    _sets[who.id].asked[launch.tag] = launch
 
     def finish() -> torch.Tensor:
         if source.numel():
@@ -143,8 +188,10 @@ def _start(transfer: Any, _error: int, _capacity: int) -> int:
     asked = transfer.contents
     own = _sets[asked.process_set]
     # The structure is gone when this call returns.
-    facts = {name: getattr(asked, name) for name in ("kind", "dtype", "reduce", "root", "contributors", "input", "output", "count")}
-    own.problem = ""
+    facts = {name: getattr(asked, name) for name in ("kind", "dtype", "reduce", "root", "contributors", "tag", "count")}
+    own.problem = own.broken
+    if own.broken:
+        return 0
     if own.communicator:
         _launch(own, facts)
     else:
@@ -172,7 +219,7 @@ def _launch(own: _Set, facts: dict[str, Any]) -> None:
         library = nccl.library()
         if library is None:
             raise RuntimeError("NCCL was switched off while it was in use")
-        launch = _asked_for(own, facts["input"], facts["output"])
+        launch = own.asked.pop(facts["tag"]) if facts["tag"] else None  # a rank that has joined has asked for nothing
         if own.device is None:
             own.device = launch.source.device if launch else torch.device("cuda", torch.cuda.current_device())
         if launch and launch.source.device != own.device:
@@ -181,21 +228,51 @@ def _launch(own: _Set, facts: dict[str, Any]) -> None:
             if not own.communicator:
                 own.stream = torch.cuda.Stream(own.device)
                 own.communicator = library.communicator(own.size, own.unique_id, own.rank)
+            if own.broken:  # while it was made
+                raise RuntimeError(own.broken)
             with torch.cuda.stream(own.stream):
                 _put_on_stream(library, own, facts, launch)
+                end = torch.cuda.Event()
+                end.record(own.stream)
+            own.last = time.monotonic(), end
+        if _watching.acquire(blocking=False):
+            threading.Thread(target=_watch, name="collective_core gpu", daemon=True).start()
     except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
         own.problem = f"{failure}; without COLLECTIVE_NCCL CUDA tensors go through host memory"
 
 
-def _asked_for(own: _Set, source: int | None, target: int | None) -> Launch | None:
-    """What this rank's caller asked for; None on a rank that has joined."""
-    waiting = own.asked.get((source or 0, target or 0), deque())
-    while waiting:
-        launch = waiting.popleft()()
-        if launch is not None:
-            return launch
-    own.asked.pop((source or 0, target or 0), None)
-    return None
+def _watch() -> None:
+    """While a GPU is at work for a set: sees that the other ranks live, and that it ends."""
+    try:
+        while True:
+            time.sleep(WATCH_INTERVAL)
+            busy = [(number, own.last[0]) for number, own in list(_sets.items()) if own.last is not None and not own.last[1].query()]
+            if not busy:
+                return
+            for number, since in busy:
+                _native.look_around(number)
+                if time.monotonic() - since > context.current().config.timeout:
+                    raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
+    except CollectiveError as error:
+        if error.kind != "closed":  # the program has left the job
+            print(f"collective_core: operations on GPUs are ended: {error}", file=sys.stderr, flush=True)
+            context.note_failure(error)
+    finally:
+        _watching.release()
+
+
+def _abort() -> None:
+    """After a failure: nothing on this GPU may wait for other ranks any more."""
+    library = nccl.library()
+    for own in list(_sets.values()):
+        communicator, own.communicator = own.communicator, 0
+        own.broken = "its communicator was aborted after a failure"
+        if communicator and library is not None:
+            with contextlib.suppress(CollectiveError):
+                library.abort(communicator)
+
+
+context.after_failure.append(_abort)
 
 
 def _put_on_stream(library: nccl.Library, own: _Set, facts: dict[str, Any], launch: Launch | None) -> None:
