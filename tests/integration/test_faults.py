@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,21 @@ def test_both_debians_ended_with_the_same_open_mpi(mixed):
     assert said == {"mpirun (Open MPI) 4.1.8"}
     sums = {root(host, "sha256sum /opt/provision/venv/lib/libmpi.so.40") for host in mixed.hosts}
     assert len(sums) == 1
+
+
+def test_functions_do_not_travel_between_different_pythons_and_programs_run_on_both(mixed, ssh, tmp_path, monkeypatch):
+    one, python = mixed.hosts[0], "/opt/provision/venv/bin/python"
+    refused = ssh(mixed, one, f"{python} -c 'from collective_core import Runner; Runner().run(int)'")
+    assert refused.returncode == 1
+    said = refused.stderr.splitlines()[-1]
+    assert re.search(r"functions travel between equal Pythons only: this one is 3\.11, \S+ has 3\.13", said), refused.stderr
+    assert mixed.hosts[1].address in said or "node2" in said
+    for host in mixed.hosts:
+        wait_until(lambda host=host: not root(host, f"pgrep -af '^{python}' || true"))
+    (tmp_path / "both.py").write_text("import sys, collective_core as cc\ncc.init()\nprint(cc.size(), sys.version_info[:2], flush=True)\n")
+    monkeypatch.chdir(tmp_path)
+    done = good(provision("run", "--gloo", "--hosts", str(mixed.inventory), "python", "both.py"))
+    assert {"[0] 4 (3, 11)", "[2] 4 (3, 13)"} <= set(done.stderr.splitlines())
 
 
 def test_a_bad_hwloc_went_where_nothing_needs_it_and_stayed_where_something_does(mixed):

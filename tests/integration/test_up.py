@@ -353,7 +353,7 @@ def test_a_network_that_is_cut_ends_an_impatient_job_and_another_goes_on(cluster
     rules = [("INPUT", "s"), ("OUTPUT", "d")]
     with (
         running(*words, "python", "endures.py", str(CUT_S + 8)) as patient,
-        running(*words, "-x", "COLLECTIVE_TIMEOUT=5", "python", "waits.py") as impatient,
+        running(*words, "-x", "COLLECTIVE_TIMEOUT=8", "python", "waits.py") as impatient,
     ):
         for run in (patient, impatient):
             for rank in range(4):
