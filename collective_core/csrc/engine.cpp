@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "collectives.h"
@@ -186,18 +187,18 @@ void Engine::look_around() {
   if (busy_ || closing_) return;
   busy_ = true;  // connections are for one thread at a time
   lock.unlock();
-  std::unique_ptr<Failure> found;
+  std::exception_ptr found;
   try {
     if (!stopped_.empty()) throw Failure(Fault::peer_lost, stopped_, stopped_ranks_);
     group_->liveness().check();
   } catch (const Failure& failure) {
     stop(failure);
-    found = std::make_unique<Failure>(failure);
+    found = std::current_exception();
   }
   lock.lock();
   busy_ = false;
   changed_.notify_all();
-  if (found) throw *found;
+  if (found) std::rethrow_exception(found);
 }
 
 void Engine::settle(Task& task, const Failure& failure) {

@@ -92,7 +92,8 @@ void Leaders::start(const Round& round) {
 
 void Leaders::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
   // Each try looks at all of them.
-  const size_t most = group_.patience().spins >= own_core.spins ? tries_on_own_core : 1, tries = most / wanted;
+  const size_t most = group_.patience().spins >= own_core.spins ? tries_on_own_core : 1,
+               tries = most / std::max<size_t>(wanted, 1);
   for (size_t idle = 0;;) {
     for (size_t i = 0; i < wanted; ++i) incoming_[i].ready = true;
     bool moved = send();
