@@ -34,27 +34,52 @@ class Answer:
     err: str
 
 
-def ask(session: Session, scripts: Mapping[str, str], *, stdin: bytes = b"", patience: float = PATIENCE_S) -> dict[str, Answer]:
-    """Run scripts of /bin/sh, one for each host that is named, each with ``stdin``.
+def ask(
+    session: Session, scripts: Mapping[str, str], *, stdin: bytes | Mapping[str, bytes] = b"", patience: float = PATIENCE_S
+) -> dict[str, Answer]:
+    """Run scripts of /bin/sh, one for each host that is named.
 
     Args:
+        stdin: what each of them reads; by host where they differ.
         patience: seconds after which an answer is no longer waited for.
 
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
-    until = time.monotonic() + patience
-    with catching_interrupts() as interrupted, ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE)) as pool:
-
-        def one(name: str) -> Answer:
-            command = f"env PROVISION_RUN_ID={session.run_id} /bin/sh -c {shlex.quote(scripts[name])}"
-            argv, environment = remote.login(session.inventory.host(name), command, session.passwords.get("connection"))
-            return _run(argv, environment, stdin, until, interrupted)
-
-        answers = dict(zip(scripts, pool.map(one, scripts), strict=True))
+    with catching_interrupts() as interrupted:
+        answers = _all(session, scripts, stdin, patience, interrupted)
     if interrupted.is_set():
         session.abort()
     return answers
+
+
+def tidy(session: Session, scripts: Mapping[str, str], *, patience: float = PATIENCE_S) -> dict[str, Answer]:
+    """The same for what puts things away: no signal ends it half-way."""
+    with catching_interrupts():
+        return _all(session, scripts, b"", patience, threading.Event())
+
+
+def login(session: Session, name: str, script: str) -> tuple[list[str], dict[str, str]]:
+    """The argv that runs a script of /bin/sh on a host, marked as of this run, and what must be added to its environment."""
+    command = f"env PROVISION_RUN_ID={session.run_id} /bin/sh -c {shlex.quote(script)}"
+    return remote.login(session.inventory.host(name), command, session.passwords.get("connection"))
+
+
+def _all(
+    session: Session,
+    scripts: Mapping[str, str],
+    stdin: bytes | Mapping[str, bytes],
+    patience: float,
+    interrupted: threading.Event,
+) -> dict[str, Answer]:
+    until = time.monotonic() + patience
+
+    def one(name: str) -> Answer:
+        argv, environment = login(session, name, scripts[name])
+        return _run(argv, environment, stdin if isinstance(stdin, bytes) else stdin.get(name, b""), until, interrupted)
+
+    with ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE) or 1) as pool:
+        return dict(zip(scripts, pool.map(one, scripts), strict=True))
 
 
 def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:

@@ -46,8 +46,18 @@ class SmokeResult:
     log: Path
 
 
-def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
-    """Push data and script to the hosts, train, and judge the result. Raises Interrupted after Ctrl-C, when the job has been ended."""
+def smoke(
+    session: Session,
+    plan: Plan,
+    options: SmokeOptions,
+    *,
+    bring: Callable[[Session, Plan, mnist.Dataset], None] | None = None,
+    inside: str = "",
+) -> SmokeResult:
+    """Bring data and script to the hosts, train, and judge the result. Raises Interrupted after Ctrl-C, when the job has been ended.
+
+    ``bring``, ``inside``: where the hosts' side is in containers, how things get there and the words that lead into the first host's.
+    """
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     np = options.np or sum(count for _, count in slots)
@@ -55,7 +65,7 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     data = None
     if all(host.torch for host in hosts):
         data = mnist.obtain(options.cache or paths.cache(), say=session.progress.line, source=options.source, data_dir=options.data)
-        _push(session, plan, data)
+        (bring or _push)(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
         script += ["--checkpoint", "{job}/checkpoint.pt", "--report", "{job}/report.json", "--log-interval", "100"]
@@ -73,6 +83,7 @@ def smoke(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         title,
         log,
         lambda line: session.progress.line(mpirun.readable(line)),
+        inside,
     )
     if result.interrupted:
         session.abort()
@@ -269,8 +280,13 @@ def own_job(
 LAUNCHERS: Mapping[str, Callable[..., Job]] = {"mpi": mpi_job, "own": own_job}
 
 
-def run(session: Session, first: str, job: Job, python: str, title: str, log: Path, on_line: Callable[[str], None]) -> remote.JobResult:
-    """Start the job on its first host with that host's ``python``, keep its output in ``log``, and hand on each line as it comes."""
+def run(
+    session: Session, first: str, job: Job, python: str, title: str, log: Path, on_line: Callable[[str], None], inside: str = ""
+) -> remote.JobResult:
+    """Start the job on its first host with that host's ``python``, keep its output in ``log``, and hand on each line as it comes.
+
+    ``inside``: as `remote.run_job` takes it.
+    """
     session.progress.stage(title)
     with log.open("w", encoding="utf-8") as file:
 
@@ -280,7 +296,7 @@ def run(session: Session, first: str, job: Job, python: str, title: str, log: Pa
             on_line(line)
 
         host, password = session.inventory.host(first), session.passwords.get("connection")
-        return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password)
+        return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password, inside=inside)
 
 
 def _no_report(code: int, log: Path) -> str:

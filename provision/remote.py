@@ -77,12 +77,16 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     return [*ssh_argv(host)[:-1], "-o", "BatchMode=yes", host.address, command], {}
 
 
-def run_job(host: Host, job: Job, *, python: str, run_id: str, on_line: Callable[[str], None], password: str | None = None) -> JobResult:
+def run_job(
+    host: Host, job: Job, *, python: str, run_id: str, on_line: Callable[[str], None], password: str | None = None, inside: str = ""
+) -> JobResult:
     """Run ``job`` on ``host`` and hand on each line of its output as it comes.
+
+    ``inside``: words of the shell before the command, with which it runs in a container there.
 
     SIGINT and SIGTERM close the job's standard input, on which it ends itself; so does the death of this process.
     """
-    command = f"env PROVISION_RUN_ID={run_id} " + resources.inline_command("job.py", interpreter=shlex.quote(python))
+    command = f"{inside} env PROVISION_RUN_ID={run_id} ".lstrip() + resources.inline_command("job.py", interpreter=shlex.quote(python))
     argv, environment = login(host, command, password)
     order = {"argv": list(job.argv), "environment": dict(job.environment), "files": dict(job.files), "report": job.report}
     report: dict[str, Any] | None = None

@@ -89,23 +89,34 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
         job = launch.LAUNCHERS[options.launcher](
             where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout, **more
         )
-        ranks = sum(count for _, count in placed)
         if options.verbose:
             _tell_job(progress, seats, placed, job)
-        output = RankOutput(progress.line, options.output, quiet=options.quiet, ranks=ranks)
-        log = session.folder / "run.log"
-        title = f"Run on {len(placed)} host(s), {ranks} rank(s)"
-        try:
-            result = launch.run(session, seats[0].host.name, job, where.interpreter, title, log, output)
-        finally:
-            output.close()
-        if result.interrupted:
-            session.abort()
-        if result.code:
-            _tell_first_failure(output, result.code, progress, log)
-        return result.code
+        return follow(session, seats[0].host.name, job, where.interpreter, placed, options)
     finally:
         session.close()
+
+
+def follow(
+    session: Session, first: str, job: Job, python: str, placed: Sequence[tuple[str, int]], options: RunOptions, *, inside: str = ""
+) -> int:
+    """Start a job on its first host, show what its ranks print and which failed first, and return its exit code.
+
+    Raises:
+        Interrupted: after Ctrl-C, when the job has been ended everywhere.
+    """
+    ranks = sum(count for _, count in placed)
+    output = RankOutput(session.progress.line, options.output, quiet=options.quiet, ranks=ranks)
+    log = session.folder / "run.log"
+    title = f"Run on {len(placed)} host(s), {ranks} rank(s)"
+    try:
+        result = launch.run(session, first, job, python, title, log, output, inside)
+    finally:
+        output.close()
+    if result.interrupted:
+        session.abort()
+    if result.code:
+        _tell_first_failure(output, result.code, session.progress, log)
+    return result.code
 
 
 def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, list[_Seat], list[tuple[str, int]]]:
@@ -131,12 +142,37 @@ def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, li
 
 def _bring(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tuple[str, list[str]]:
     """(the folder in which the ranks run, their command), after the files are there."""
-    command = list(options.command)
     if options.workdir is not None:
-        return options.workdir, command
+        return options.workdir, list(options.command)
     if [seat.host.connection for seat in seats] == ["local"]:
-        return str(Path.cwd()), command
-    files = list(options.bring)
+        return str(Path.cwd()), list(options.command)
+    packed = pack(options)
+    logins = {seat.login for seat in seats}
+    if len(logins) > 1:
+        raise UsageError(
+            f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", todo="name one: --workdir"
+        )
+    ship(session, packed, {seat.host.name: packed.unpack for seat in seats})
+    return f"{{home}}/{packed.place}", packed.command
+
+
+class Packed(NamedTuple):
+    """A program and what goes with it. ``place``: its folder in a home; ``unpack``: the script there that takes ``archive``."""
+
+    names: list[str]
+    place: str
+    command: list[str]
+    archive: bytes
+
+    @property
+    def unpack(self) -> str:
+        """A script of /bin/sh."""
+        return f"cd && mkdir -p {self.place} && tar -x -f - --no-same-owner -C {self.place}"
+
+
+def pack(options: RunOptions) -> Packed:
+    """The program's file and what was named besides, and the command as it is there. Raises UsageError where two have one name."""
+    command, files = list(options.command), list(options.bring)
     at = next((number for number, word in enumerate(command) if Path(word).is_file()), None)
     if at is not None:
         program = Path(command[at])
@@ -145,24 +181,22 @@ def _bring(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tup
     names = [file.resolve().name for file in files]
     if len(set(names)) < len(names):
         raise UsageError("two of the files to bring have the same name", todo="put them into a folder, and bring that")
-    logins = {seat.login for seat in seats}
-    if len(logins) > 1:
-        raise UsageError(
-            f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", todo="name one: --workdir"
-        )
     name = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as packed:
         for file in files:
             packed.add(file.resolve(), file.resolve().name, filter=_wanted)
-    session.progress.stage(f"Bring {', '.join(names) or 'nothing'} to ~/{_PLACE}/{name}", [seat.host.name for seat in seats])
-    script = f"cd && mkdir -p {_PLACE}/{name} && tar -x -f - --no-same-owner -C {_PLACE}/{name}"
-    answers = at_once.ask(session, {seat.host.name: script for seat in seats}, stdin=archive.getvalue(), patience=_BRING_S)
+    return Packed(names, f"{_PLACE}/{name}", command, archive.getvalue())
+
+
+def ship(session: Session, packed: Packed, scripts: Mapping[str, str]) -> None:
+    """Bring it to the hosts, on each by its script. Raises ProvisionError where one of them fails."""
+    session.progress.stage(f"Bring {', '.join(packed.names) or 'nothing'} to ~/{packed.place}", list(scripts))
+    answers = at_once.ask(session, scripts, stdin=packed.archive, patience=_BRING_S)
     for host, answer in answers.items():
         if answer.code != 0:
             said = answer.err.strip() or f"exit code {answer.code}"
             raise ProvisionError("not done in time" if answer.code is None else said, where=f"{host}, bringing the program")
-    return f"{{home}}/{_PLACE}/{name}", command
 
 
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

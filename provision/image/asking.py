@@ -15,7 +15,9 @@ from provision.facts import Problem
 from provision.image import bases, targets
 from provision.image.render import Format
 from provision.image.targets import Target
+from provision.install import Sources
 from provision.inventory import Inventory
+from provision.plan import Plan
 from provision.progress import Progress
 from provision.session import Session
 
@@ -85,9 +87,18 @@ def everything(options: main_job.Options) -> list[Asked]:
     return [Asked(targets.of_system(system, cuda, wishes), engine) for system, cuda in targets.matrix()]
 
 
-def _of_hosts(
-    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
-) -> tuple[list[Asked], list[Problem]]:
+@dataclass(frozen=True)
+class Planned:
+    """Hosts that were planned for: the plan, their facts, what goes into it, and what is odd about them."""
+
+    plan: Plan
+    known: Mapping[str, Mapping[str, Any]]
+    sources: Sources
+    problems: list[Problem]
+
+
+def planned(subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]) -> Planned:
+    """The plan of the subject's hosts. Raises ProvisionError where one of them cannot be looked at, or no plan fits."""
     inventory = subject.inventory
     if subject.facts_file is not None:
         inventory, known, problems = main_job.from_facts(subject.facts_file, inventory, subject.limit)
@@ -105,5 +116,13 @@ def _of_hosts(
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
     plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else lock.read(inventory))
     main_job.refuse_conflicts(plan)
-    made = targets.of_hosts(plan, known, given=subject.base)
-    return [Asked(each, sources.engine, list(sources.locked.get(each.hosts[0], []))) for each in made], list(problems)
+    return Planned(plan, known, sources, list(problems))
+
+
+def _of_hosts(
+    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[list[Asked], list[Problem]]:
+    found = planned(subject, options, progress, passwords)
+    made = targets.of_hosts(found.plan, found.known, given=subject.base)
+    locked = found.sources.locked
+    return [Asked(each, found.sources.engine, list(locked.get(each.hosts[0], []))) for each in made], found.problems

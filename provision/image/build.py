@@ -13,7 +13,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
     host = asked.target.host
     files = context(asked.target, asked.engine, locked=asked.locked)
     client = engine.connect()
+    named = False
     try:
         with interrupts.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
             _refuse_other_processor(client, host.arch)
@@ -80,9 +81,10 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
                 image = _run(client, files, network, gateway, view, path, cache=cache, torch=bool(host.torch and host.torch.index))
             with interrupts.held_back():
                 client.images.get(image).tag(*labels.parted(tag))
+                named = True
             size = int(client.images.get(image).attrs["Size"])
     except KeyboardInterrupt:
-        what = "interrupted; no image was named, and no step of the build runs any more"
+        what = f"interrupted after the build: {tag} is there" if named else "interrupted; no image was named, and no step runs any more"
         raise ProvisionError(what, todo="run the same command again: it goes on from the cache") from None
     finally:
         client.close()
@@ -95,6 +97,14 @@ def _refuse_other_processor(client: DockerClient, arch: str) -> None:
     if there != arch:
         what = f"this machine's container engine runs on {there}, and the image is for {arch}"
         raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
+
+
+def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
+    """Raise UsageError where a mirror is named for a distribution whose packages do not go through it."""
+    others = [each.target.name for each in made if each.target.host.family != "debian"]
+    if mirror is not None and others:
+        what = "--mirror: only Debian's and Ubuntu's packages can be taken from a mirror"
+        raise UsageError(what, where=", ".join(others), todo="leave it out, and begin with an image that names your mirror: --base IMAGE")
 
 
 def checked_tag(tag: str) -> str:

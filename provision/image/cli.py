@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,14 @@ from rich.text import Text
 from provision import installed, launch, main_job, progress, report
 from provision import survey as surveying
 from provision.errors import UsageError
-from provision.image import asking, build, folder, labels, render, store
+from provision.image import asking, build, folder, labels, manifest, render, store
+from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
-from provision.options import Data, Json, Limit, also, inventory_of, passwords, url, wishes
-from provision.sandbox import engine
+from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, run_options, url, wishes
+from provision.run import RunOptions
+from provision.sandbox import bases, engine
 from provision.session import Session
 
 app = typer.Typer(
@@ -55,6 +58,8 @@ def subject(
         raise UsageError("HOSTS and --os, --cuda or --cpu exclude each other", todo="give one of them")
     if cuda and cpu:
         raise UsageError("--cuda and --cpu exclude each other", todo="leave one of them out")
+    if base is not None:
+        bases.checked(base)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     return asking.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
 
@@ -116,8 +121,10 @@ def build_(
     report.show_problems(problems, Console(stderr=True))
     if wanted and len(made) > 1:
         raise UsageError(f"these hosts need {len(made)} images: --tag names one", todo="leave --tag out, or choose hosts: --limit")
-    for each in made:
-        done = build.build(each, wanted or f"provision:{each.target.name}", options, mirror=url("--mirror", mirror), cache=not no_cache)
+    tags = [wanted or build.checked_tag(f"provision:{each.target.name}") for each in made]  # all, before the first is built
+    build.check_mirror(url("--mirror", mirror), made)
+    for each, called in zip(made, tags, strict=True):
+        done = build.build(each, called, options, mirror=mirror, cache=not no_cache)
         typer.echo(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
         typer.echo(f"not proven yet: provision image verify {done.tag}", err=True)
 
@@ -146,6 +153,91 @@ def verify_(
         console.print(Text(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})"))
     if not verdict.ready:
         raise typer.Exit(1)
+
+
+@app.command("run")
+@also(options=run_options, passwords=passwords)
+def run_(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows, or a file that `docker save` wrote.")
+    ],
+    limit: Limit = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Train MNIST, as `provision smoke` does.")] = False,
+    epochs: Epochs = None,
+    data: Data = None,
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option("--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="A folder of the hosts in the containers, for data and results."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the image on hosts where it was not before; without, it is taken off at the end.")
+    ] = False,
+    *,
+    options: RunOptions,
+    passwords: Mapping[str, str],
+) -> None:
+    """Run a job in containers of an image, one on every host, e.g. `provision image run hosts.ini mine:1 -- python train.py`.
+
+    The hosts need a container engine and nothing else. Containers, keys and what was copied are gone at the end, however it ends.
+    """
+    if smoke and options.command:
+        raise UsageError("--smoke and a program exclude each other", todo="leave one of them out")
+    if not smoke and not options.command:
+        raise UsageError("nothing to run", todo="say --smoke, or name a program: provision image run HOSTS IMAGE -- python train.py")
+    if not smoke and (epochs or data):
+        raise UsageError("--epochs and --data are about --smoke", todo="leave them out")
+    if options.python is not None:
+        raise UsageError("--python: the image has its own", todo="leave it out")
+    for volume in volumes or ():
+        if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
+            raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", todo="write it like /data:/data:ro")
+    inventory = inventory_of(hosts, limit)
+    training = launch.SmokeOptions(np=options.np, epochs=epochs, data=data)
+    with progress.make() as shown:
+        wanted = running.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
+        ended = running.run(inventory, image, wanted, shown, passwords)
+    console = _console()
+    if ended.summary:
+        console.print(Text(ended.summary))
+    for fault in ended.faults:
+        console.print(Text(f"fault: {fault}", style="red"))
+    raise typer.Exit(ended.code)
+
+
+@app.command("manifest")
+@also(options=wishes, passwords=passwords)
+def manifest_(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND…]", help="The program; the engine's self-check by default.", show_default=False),
+    ] = None,
+    limit: Limit = None,
+    facts_file: Facts = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="As the cluster's nodes pull it; the name that `build` gives by default.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Of the job.")] = "provision",
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here; without, print it.")] = None,
+    *,
+    options: main_job.Options,
+    passwords: Mapping[str, str],
+) -> None:
+    """A job of Kubernetes' MPI operator (kubeflow.org/v2beta1): a worker per host, with the slots, processors, memory and GPUs of these."""
+    named = subject(hosts, limit, facts_file)
+    manifest.check_names(name, image)
+    with progress.make() as shown:
+        found = asking.planned(named, options, shown, passwords)
+    report.show_problems(found.problems, Console(stderr=True))
+    text = manifest.render(found.plan, found.known, name=name, image=image, program=command)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(out), todo="name another: -o FILE") from error
 
 
 @app.command("ls")

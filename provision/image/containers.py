@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import secrets
 import shutil
 import subprocess
-import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
-import jinja2
 from docker import DockerClient
 from docker.models.containers import Container
 
-from provision import catalog, paths, resources
+from provision import catalog, paths
 from provision.errors import ProvisionError
+from provision.image import mesh
 from provision.sandbox import interrupts, keys
 
 LABEL = "org.provision.verify"  # its value is the process that runs them
@@ -47,29 +45,30 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
     """
     sweep(client)
     run = f"{os.getpid()}-{secrets.token_hex(3)}"
-    folder = paths.home() / "verify" / run
-    folder.mkdir(parents=True, mode=0o700)
+    folder = _keys() / run
     labels = {LABEL: str(os.getpid())}
     try:
+        folder.mkdir(parents=True, mode=0o700)
         with interrupts.held_back():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
         controller = keys.make_pair(folder / "id_ed25519", "provision image verify")
-        mesh = {name: keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
+        theirs = {name: keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
         own = {name: keys.make_pair(folder / f"{name}_host", name) for name in names}
         nodes = []
         for name in names:
             files = {
-                ".provision-sshd/host_ed25519": (folder / f"{name}_host").read_text(encoding="utf-8"),
-                ".provision-sshd/host_ed25519.pub": own[name],
-                ".ssh/authorized_keys": controller + "".join(f"restrict {key}" for key in mesh.values()),
-                ".ssh/provision_ed25519": (folder / f"{name}_mesh").read_text(encoding="utf-8"),
+                mesh.HOST_KEY: (folder / f"{name}_host").read_text(encoding="utf-8"),
+                f"{mesh.HOST_KEY}.pub": own[name],
+                mesh.AUTHORIZED: controller + "".join(f"restrict {key}" for key in theirs.values()),
+                mesh.KEY: (folder / f"{name}_mesh").read_text(encoding="utf-8"),
             }
             nodes.append(_start(client, image, name, network.name or "", labels, files))
-        members = _members(nodes, own)
+        port = catalog.load("images")["ssh_port"]
+        members = {node.name: mesh.member(node.address, port, own[node.name]) for node in nodes}
         for node in nodes:
-            _lay(node.container, {f".ssh/provision_{part}": _mesh_file(part, members) for part in ("known_hosts", "config")})
-        (folder / "known_hosts").write_text(_mesh_file("known_hosts", members), encoding="utf-8")
+            _lay(node.container, mesh.known(members))
+        (folder / "known_hosts").write_text(mesh.text("known_hosts", members), encoding="utf-8")
         inventory = folder / "hosts.ini"
         inventory.write_text(_inventory(nodes, folder, slots, prefix), encoding="utf-8")
         for node in nodes:
@@ -82,7 +81,10 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
 
 
 def sweep(client: DockerClient) -> None:
-    """Remove what a run left that was killed."""
+    """Remove what a run left that was killed: its containers, and its keys here."""
+    for folder in _keys().glob("*-*"):
+        if not Path(f"/proc/{folder.name.partition('-')[0]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
     things = [
         *client.networks.list(filters={"label": LABEL}),
         *client.containers.list(all=True, ignore_removed=True, filters={"label": LABEL}),
@@ -90,6 +92,11 @@ def sweep(client: DockerClient) -> None:
     for owner in {_owner(thing) for thing in things}:
         if not Path(f"/proc/{owner}").exists():
             _remove(client, owner)
+
+
+def _keys() -> Path:
+    """Where runs keep their keys, each in a folder that its process names."""
+    return paths.home() / "verify"
 
 
 def _owner(thing: Any) -> str:
@@ -125,39 +132,8 @@ def _start(client: DockerClient, image: str, name: str, network: str, labels: Ma
 
 
 def _lay(container: Container, files: Mapping[str, str]) -> None:
-    """Files into the home of the image's user, his own and for him alone."""
-    user = catalog.load("images")["user"]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for folder in sorted({path.partition("/")[0] for path in files}):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, user["uid"], user["uid"]
-            tar.addfile(entry)
-        for path, text in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode, entry.uid, entry.gid = len(text.encode()), 0o600, user["uid"], user["uid"]
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    container.put_archive(f"/home/{user['name']}", buffer.getvalue())
-
-
-def _members(nodes: list[Node], own: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    known = catalog.load("images")
-    return {
-        node.name: {
-            "address": node.address,
-            "port": known["ssh_port"],
-            "login": known["user"]["name"],
-            "host_keys": [own[node.name].strip()],
-        }
-        for node in nodes
-    }
-
-
-def _mesh_file(part: str, members: Mapping[str, Any]) -> str:
-    """A file of the mesh, as the playbook's role writes it on hosts."""
-    folder = resources.folder("playbooks") / "roles/ssh_mesh/templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
-    return environment.get_template(f"{part}.j2").render(provision_members=members)
+    """Files into the home of the image's user."""
+    container.put_archive(mesh.home(), mesh.archive(files))
 
 
 def _inventory(nodes: list[Node], folder: Path, slots: int, prefix: str) -> str:

@@ -28,6 +28,7 @@ PACKAGES_HOST = "packages.provision.internal"
 INDEX_URL = f"http://{PACKAGES_HOST}/simple/"
 TORCH_INDEX_URL = f"http://{PACKAGES_HOST}/torch/"
 
+_HTTPS = 443
 _CONNECT_S = 30.0
 _READ_S = 120.0
 
@@ -82,6 +83,8 @@ class Origins:
 
     def tunnel(self, host: str, port: int) -> socket.socket:
         """A connection to where a step wants to speak https by itself, through this machine's proxy if it has one."""
+        if port != _HTTPS:
+            raise Unavailable("a build may open connections of its own for https alone", 403)
         _refuse_own(host)
         proxy = self._proxies.get("https")
         try:
@@ -94,6 +97,8 @@ class Origins:
     def _mirrored(self, url: str) -> str:
         """The mirror's address of a distribution's file; any other address as it is."""
         path = urlsplit(url).path
+        if ".." in unquote(path).split("/"):
+            raise Unavailable("a path may not lead upwards", 403)  # out of a mirror that is a folder of this machine
         for part in ("/dists/", "/pool/"):
             head, found, rest = path.partition(part)
             if found and self._mirror is not None:

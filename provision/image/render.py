@@ -61,9 +61,10 @@ def context(
     if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
-        files["packages/install"] = File((resources.folder("images") / "packages/install").read_bytes(), executable=True)
+        files["packages/install"] = _script("install")
     if locked:
-        files["constraints.txt"] = _lines(sorted({f"{entry['name']}=={entry['version']}" for entry in locked}))
+        files["constraints.txt"] = _lines(sorted({f"{entry['name']}=={entry['version']}  # sha256:{entry['sha256']}" for entry in locked}))
+        files["packages/check-lock"] = _script("check-lock")
     values = _values(made, buildx=buildx, constraints=bool(locked)) | {"installed": sorted(installed)}
     if kind == "apptainer":
         files["provision.def"] = _filled("apptainer.j2", values)
@@ -90,7 +91,7 @@ def _installed(made: Recipe) -> dict[str, File]:
 
 def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
     host, known = made.host, catalog.load("images")
-    commands = _Commands(host.family, host.prefix, buildx)
+    commands = _Commands(host.family, host.prefix, buildx, constraints)
     torch = host.torch
     return {
         "title": f"{host.system} on {host.arch}, " + (f"CUDA {made.target.base.cuda}" if made.target.base.cuda else "without CUDA"),
@@ -153,8 +154,8 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
 class _Commands:
     """The commands that templates are filled with, for one family of distributions."""
 
-    def __init__(self, family: str, prefix: str, buildx: bool) -> None:
-        self.family, self.prefix, self.buildx = family, prefix, buildx
+    def __init__(self, family: str, prefix: str, buildx: bool, locked: bool) -> None:
+        self.family, self.prefix, self.buildx, self.locked = family, prefix, buildx, locked
         self.pip_cache = "--mount=type=cache,target=/root/.cache/pip " if buildx else ""
 
     def install(self, packages: Sequence[str], stage: str) -> str:
@@ -176,14 +177,28 @@ class _Commands:
         """Keep packages at the version that they have."""
         return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
 
-    def pip(self, venv: str, pins: Sequence[str], *, index: str | None = None, constrained: bool = False, options: str = "") -> str:
-        """pip of an environment, for exact pins."""
-        words = [f"{venv}/bin/pip install"]
-        words += [] if self.buildx else ["--no-cache-dir"]
-        words += ["--constraint /build/constraints.txt"] if constrained else []
-        words += ['--extra-index-url "${TORCH_INDEX_URL}"'] if index else []
-        words += [options.strip()] if options else []
-        return " ".join([*words, *(f'"{pin}"' for pin in pins)])
+    def pip(self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None, free: bool = False) -> str:
+        """pip of an environment, for exact pins and wheels alone. With a lock they are brought first, and installed if they are its files.
+
+        Args:
+            index: the default of an index that they may also come from.
+            prefix: install them there, and nothing else with them.
+            free: of what no lock knows.
+        """
+        cache = [] if self.buildx else ["--no-cache-dir"]
+        wanted = [f'"{pin}"' for pin in pins]
+        alone = ["--no-deps"] if prefix else []
+        found = [*cache, "--only-binary :all:", *alone, *(['--extra-index-url "${TORCH_INDEX_URL}"'] if index else [])]
+        there = ["--prefix", prefix] if prefix else []
+        if free or not self.locked:
+            return " ".join([f"{venv}/bin/pip install", *found, *there, *wanted])
+        wheels = "/build/wheels/locked"
+        steps = [
+            [f"{venv}/bin/pip download", *found, "--constraint /build/constraints.txt", "--dest", wheels, *wanted],
+            [f"{venv}/bin/python /build/check-lock {wheels} /build/constraints.txt"],
+            [f"{venv}/bin/pip install --no-cache-dir --no-index", *alone, "--find-links", wheels, *there, *wanted],
+        ]
+        return " \\\n    && ".join(" ".join(words) for words in steps)
 
 
 def _devcontainer(made: Recipe) -> dict[str, Any]:
@@ -212,6 +227,11 @@ def _filled(name: str, values: Mapping[str, Any]) -> File:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+
+
+def _script(name: str) -> File:
+    """A script of ours that runs while an image is built."""
+    return File((resources.folder("images") / "packages" / name).read_bytes(), executable=True)
 
 
 def _json(value: Any) -> File:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,9 @@ from provision.doctor import reach
 from provision.doctor.checks import examine
 from provision.doctor.findings import Finding
 from provision.errors import ProvisionError, UsageError
-from provision.image import containers, labels, store
+from provision.image import containers, fleet, labels, store
 from provision.image.stream import Failed, Made, events
-from provision.installed import plan as installed_plan
 from provision.plan import Plan
-from provision.resolve import network
 from provision.sandbox import engine, interrupts
 from provision.session import Session
 
@@ -82,6 +80,7 @@ def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress
     try:
         with interrupts.also_when_ended(), engine.explained(f"verifying {image}"):
             told = store.get(client, image)
+            _refuse_nameless(client, image)
             verdict = Verdict(image)
             with containers.hosts(client, told.image, count, SLOTS, told.of("prefix")) as inventory:
                 session = Session(inventories.load(str(inventory)), shown)
@@ -93,7 +92,10 @@ def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress
                 finally:
                     session.close()
             if verdict.ready:
-                _label(client, image, told, f"{count} containers; {'; '.join(verdict.summaries)}")
+                layers = labels.layers(client.images.get(told.image).attrs)
+                _label(client, image, told, layers, f"{count} containers; {'; '.join(verdict.summaries)}")
+            elif told.ready:  # it was proven once and does not hold
+                _label(client, image, told, "", f"not ready: {verdict.faults[0]}")
     except KeyboardInterrupt:
         raise ProvisionError("interrupted; the containers are gone, and the image is not proven", where=image) from None
     finally:
@@ -113,23 +115,12 @@ def _run(session: Session, options: launch.SmokeOptions, verdict: Verdict) -> No
     verdict.faults += [
         f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
     ]
-    plan = _plan(session, survey)
+    plan = fleet.plan_of(session.inventory, survey.hosts, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
         result = launch.smoke(session, plan, options)
         verdict.faults += result.faults
         verdict.summaries += [result.summary] if result.summary else []
-
-
-def _plan(session: Session, survey: surveying.Survey) -> Plan:
-    """What the image's manifest says, with what is the containers' own."""
-    made = installed_plan(session.inventory, survey.hosts)
-    hosts = {}
-    for name, host in made.hosts.items():
-        found = survey.hosts[name]
-        place = network.network(name, found, None, alone=False)
-        hosts[name] = replace(host, hostname=str(found["hostname"] or name), network=place, root=False)
-    return replace(made, hosts=hosts)
 
 
 def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
@@ -155,12 +146,24 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     verdict.summaries.append(judging.check_summary(result.report))
 
 
-def _label(client: DockerClient, image: str, told: labels.Told, how: str) -> None:
-    """Give the image its label: nothing in it changes but what it says of itself. Its name moves in one step."""
-    attributes = client.images.get(told.image).attrs
+def _refuse_nameless(client: DockerClient, image: str) -> None:
+    """The proof is a label, and labels make another image: it needs a name that can move there. Raises UsageError for an id or a digest."""
+    repository, tag = labels.parted(image)
+    names = client.images.get(image).tags
+    if f"{repository}:{tag}" not in names:
+        todo = f"provision image verify {names[0]}" if names else f"docker tag {image} mine:1, then provision image verify mine:1"
+        raise UsageError("an image is verified by its name, which carries the proof afterwards", where=image, todo=todo)
+
+
+def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how: str) -> None:
+    """Give the image its label: nothing in it changes but what it says of itself. Its name moves in one step, if it is still this image's.
+
+    Args:
+        layers: what was proven; empty takes an earlier proof away.
+    """
     said = {
         labels.VERIFIED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        labels.VERIFIED_LAYERS: labels.layers(attributes),
+        labels.VERIFIED_LAYERS: layers,
         labels.VERIFIED_BY: " ".join(how.split()),
     }
     dockerfile = io.BytesIO(f"FROM {told.image}\n".encode())
@@ -174,4 +177,9 @@ def _label(client: DockerClient, image: str, told: labels.Told, how: str) -> Non
         raise ProvisionError("the image could not be labelled: the engine made none", where=image)
     repository, tag = labels.parted(image)
     with interrupts.held_back():
+        now = client.images.get(image).id
+        if now != told.image:
+            client.images.remove(made)
+            what = f"while it was verified the name went to another image ({str(now)[7:19]}); the one that ran was {told.image[7:19]}"
+            raise ProvisionError(what, where=image, todo=f"verify that one, too: provision image verify {image}")
         client.images.get(made).tag(repository, tag)

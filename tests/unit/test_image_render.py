@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -117,8 +120,32 @@ def test_the_files_of_a_lock_constrain_pip() -> None:
         {"name": "jinja2", "version": "3.1.6", "url": "u", "sha256": "s"},
     ]
     files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
-    assert files["constraints.txt"].content == b"jinja2==3.1.6\nsympy==1.13.1\n"
-    assert "--constraint /build/constraints.txt" in files["Dockerfile"].content.decode()
+    assert files["constraints.txt"].content == b"jinja2==3.1.6  # sha256:s\nsympy==1.13.1  # sha256:s\n"
+    text = files["Dockerfile"].content.decode()
+    for step in text.split("pip download")[1:]:  # what is brought is compared, and only then installed, from there alone
+        command, checked, installed = step.split("&& ")[:3]
+        assert "--constraint /build/constraints.txt" in command
+        assert "/build/check-lock" in checked
+        assert "--no-index" in installed
+    assert text.count("pip download") == 3
+    assert text.count("pip install --no-cache-dir --only-binary") == 2  # pip itself
+
+
+def test_a_wheel_that_is_not_the_locks_ends_the_build(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"as it was")
+    (tmp_path / "wheels/unknown-1.0-py3-none-any.whl").write_bytes(b"not locked")
+    locked = [{"name": "jinja2", "version": "3.1.6", "url": "u", "sha256": hashlib.sha256(b"as it was").hexdigest()}]
+    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
+    (tmp_path / "constraints.txt").write_bytes(files["constraints.txt"].content)
+    script = tmp_path / "check-lock"
+    script.write_bytes(files["packages/check-lock"].content)
+    command = [sys.executable, str(script), str(tmp_path / "wheels"), str(tmp_path / "constraints.txt")]
+    assert subprocess.run(command, check=False).returncode == 0
+    (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"another")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Jinja2-3.1.6-py3-none-any.whl has checksum" in done.stderr
 
 
 def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
@@ -202,6 +229,26 @@ def test_a_record_that_was_tampered_with_removes_nothing_elsewhere(tmp_path: Pat
     (tmp_path / "out/a").unlink()
     folder.write(tmp_path / "out", {"a": File(b"2")})
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_folder_whose_writing_was_cut_off_is_still_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write(tmp_path, {"a": File(b"1"), "b": File(b"1"), "old": File(b"1")})
+    store, left = folder.downloads.store, 2
+
+    def cut_off(path: Path, content: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        store(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.downloads, "store", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write(tmp_path, {"a": File(b"2"), "b": File(b"2")})
+    assert ((tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()) == (b"2", b"1")
+    folder.write(tmp_path, {"a": File(b"3"), "b": File(b"3")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [render.RECORD, "a", "b"]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

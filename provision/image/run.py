@@ -1,0 +1,165 @@
+"""Runs a job in containers of an image, one on every host: brings the image, starts them, launches over SSH between them, takes all off."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision import at_once, launch, mnist, mpirun, resources
+from provision import run as running
+from provision import survey as surveying
+from provision.errors import ProvisionError, UsageError
+from provision.image import bringing, far, fleet, labels
+from provision.image.far import Engine
+from provision.image.labels import Told
+from provision.inventory import Inventory
+from provision.plan import Plan
+from provision.progress import Progress
+from provision.run import RunOptions
+from provision.sandbox import interrupts
+from provision.session import Session
+
+_BRING_S = 600.0
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # the engines' names for processors
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to run.
+
+    Attributes:
+        program: the user's; None trains MNIST as `provision smoke` does.
+        smoke: how, where that is asked for.
+        volumes: folders of the hosts in the containers.
+        keep: leave the image on the hosts.
+    """
+
+    program: RunOptions | None
+    smoke: launch.SmokeOptions
+    volumes: tuple[str, ...] = ()
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended: the job's exit code, and of the training job its summary and why it does not count."""
+
+    code: int
+    summary: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passwords: Mapping[str, str]) -> Ended:
+    """Run a job in containers of ``image``; nothing of it is left on the hosts, however it ends.
+
+    Args:
+        image: a name, which this machine or a registry knows, or a file that `docker save` wrote.
+
+    Raises:
+        UsageError: it is no image of ours, or not for these hosts' processors.
+        ProvisionError: a host cannot be used; it names it.
+        Interrupted: after Ctrl-C, when everything has been ended.
+    """
+    source = bringing.source(image)
+    if wanted.keep and not source.called:
+        raise UsageError("the image in this file has no name under which it could stay", where=image, todo="leave --keep out")
+    session = Session(inventory, shown, passwords)
+    try:
+        with interrupts.also_when_ended():
+            facts = _facts(session)
+            engines = far.look(session)
+            far.sweep(session, engines)
+            _refuse_np([(name, fleet.slots(inventory, name, facts, engines)) for name in engines], wanted)
+            if source.attributes is not None:
+                _refuse_unfit(source.attributes, labels.read(image, source.attributes), facts, engines)  # before it is brought anywhere
+            with bringing.brought(session, engines, source, keep=wanted.keep) as names:
+                told = labels.read(image, source.attributes or {})
+                _refuse_unfit(source.attributes or {}, told, facts, engines)
+                if not told.ready:
+                    shown.line(f"{image} is not proven: provision image verify")
+                with fleet.up(session, engines, facts, told, names, wanted.volumes) as plan:
+                    return _job(session, plan, engines, wanted)
+    finally:
+        session.close()
+
+
+def _facts(session: Session) -> dict[str, dict[str, Any]]:
+    survey = surveying.look(session)
+    absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
+    for problem in survey.problems:
+        if problem.host in absent:  # the others' problems are about installing, which is not asked for
+            raise ProvisionError(problem.what, where=problem.host, todo=problem.todo)
+    if absent:
+        raise ProvisionError("nothing is known of it", where=", ".join(absent), todo="leave it out: --limit")
+    return {name: dict(found) for name, found in survey.hosts.items()}
+
+
+def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
+    """Raise UsageError for more ranks than there are slots, or too few for all hosts to train, before anything is brought."""
+    if wanted.program is None:
+        mpirun.spread(slots, wanted.smoke.np or sum(count for _, count in slots))
+    elif not wanted.program.elastic:
+        mpirun.fill(slots, wanted.program.np)
+
+
+def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> None:
+    """Raise for hosts on which the image cannot do what it is for."""
+    arch = _MACHINES.get(found := str(attributes.get("Architecture", "")), found)
+    others = [name for name, each in facts.items() if arch and each["arch"] != arch]
+    if others:
+        raise UsageError(f"the image is for {arch}, and they are not", where=", ".join(others), todo="leave them out: --limit")
+    blind = [name for name, each in facts.items() if each["gpus"] and not engines[name].nvidia]
+    if told.of("nccl") and blind:
+        what = "its container engine cannot give its GPUs to a container, which the image is for"
+        raise ProvisionError(what, where=", ".join(blind), todo="install there: nvidia-container-toolkit, then restart docker")
+
+
+def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wanted) -> Ended:
+    first = next(iter(plan.hosts))
+    inside = fleet.inside(session, engines[first])
+    if wanted.program is None:
+
+        def bring(session: Session, plan: Plan, data: mnist.Dataset) -> None:
+            _bring_training(session, plan, data, engines)
+
+        result = launch.smoke(session, plan, wanted.smoke, bring=bring, inside=inside)
+        return Ended(1 if result.faults else 0, result.summary, result.faults)
+    options = wanted.program
+    hosts = list(plan.hosts.values())
+    placed = mpirun.fill([(host.network.address, host.slots) for host in hosts], None if options.elastic else options.np)
+    there = {host.name: host for host in hosts[: len(placed)]}
+    where = launch.Environment.of(replace(plan, hosts=there))
+    where = replace(where, networks=options.networks) if options.networks else where
+    workdir, command = options.workdir, list(options.command)
+    if workdir is None:
+        packed = running.pack(options)
+        command, workdir = packed.command, f"{{home}}/{packed.place}"
+        scripts = {name: f"{fleet.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
+        running.ship(session, packed, scripts)
+    more = {"elastic": options.elastic} if options.elastic else {}
+    job = launch.LAUNCHERS[options.launcher](
+        where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout, **more
+    )
+    return Ended(running.follow(session, first, job, where.interpreter, placed, options, inside=inside))
+
+
+def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: Mapping[str, Engine]) -> None:
+    """The training script and its data, into every container where `launch.smoke` looks for them."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for file in data.files:
+            tar.add(file.path, f"data/{data.digest}/{file.path.name}")
+        tar.add(resources.hostside("train_mnist.py"), "train_mnist.py")
+    session.progress.stage("Bring the training job to the containers", list(plan.hosts))
+    scripts = {
+        name: f"{fleet.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
+        for name, host in plan.hosts.items()
+    }
+    for name, answer in at_once.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():
+        if answer.code != 0:
+            said = " ".join(answer.err.split()) or f"exit code {answer.code}"
+            raise ProvisionError("not done in time" if answer.code is None else said, where=f"{name}, bringing the training job")
