@@ -5,6 +5,7 @@ For looks and small errands of commands that must start at once: a playbook take
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import IO, cast
 
 from provision import remote
 from provision.playbook import catching_interrupts
@@ -95,14 +97,21 @@ def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: 
     except OSError as error:  # no ssh here, or no sshpass where a password is to be given
         return Answer(_SSH_ITSELF, "", str(error))
     with started as process:
-        given: bytes | None = stdin
+        # By a thread of its own: what `communicate` has not sent when its time is over, it never sends.
+        pipe, process.stdin = cast(IO[bytes], process.stdin), None
+        threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
         while True:
             try:
-                out, err = process.communicate(given, timeout=_POLL_S)
+                out, err = process.communicate(timeout=_POLL_S)
                 return Answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
             except subprocess.TimeoutExpired:
-                given = None  # it is on its way
+                pass
             if interrupted.is_set() or time.monotonic() > until:
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too: they hold its output
                 out, err = process.communicate()
                 return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def _feed(pipe: IO[bytes], content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:  # it ended without having read everything
+        pipe.write(content)

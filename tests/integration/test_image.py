@@ -32,7 +32,9 @@ from registry import Registry
 
 from provision import cli
 from provision import inventory as inventories
+from provision.errors import ProvisionError
 from provision.image import bringing, build, containers, far, labels
+from provision.image import verify as verifying
 from provision.image.gateway import Gateway
 from provision.image.origins import Origins
 from provision.progress import Progress
@@ -234,7 +236,15 @@ def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, im
     dockerfile = f"FROM {image}\nUSER 0\nRUN rm /opt/provision/venv/lib/python3.11/site-packages/collective_core/errors.py\nUSER 10001\n"
     engine.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=broken, rm=True)
     try:
-        assert not labels.read(broken, engine.images.get(broken).attrs).ready  # although it has inherited the label
+        attributes = engine.images.get(broken).attrs
+        assert not labels.read(broken, attributes).ready  # although it has inherited the label
+        claim = f'FROM {broken}\nLABEL {labels.VERIFIED_LAYERS}="{labels.layers(attributes)}"\n'  # as if it had been proven once
+        claimed = engine.images.build(fileobj=io.BytesIO(claim.encode()), tag=broken, rm=True)[0]
+        assert labels.read(broken, claimed.attrs).ready
+        assert provision("verify", str(claimed.id)) == 2  # an id can carry no label
+        with pytest.raises(ProvisionError, match="the name went to another image"):
+            verifying._label(engine, broken, labels.read(image, engine.images.get(image).attrs), "", "")
+        capsys.readouterr()
         assert provision("verify", broken) == 1
         assert "is not ready" in capsys.readouterr().out
         assert not labels.read(broken, engine.images.get(broken).attrs).ready

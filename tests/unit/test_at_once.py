@@ -34,6 +34,11 @@ def test_every_host_gets_its_script_and_the_input_and_all_answers_come_back(sess
     assert answers["c"].out.strip() == session.run_id
 
 
+def test_who_begins_to_read_late_gets_all_of_its_own_input(session: Session) -> None:
+    answers = at_once.ask(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, patience=20)
+    assert [answer.out.strip() for answer in answers.values()] == ["300000", "1"]
+
+
 def test_who_does_not_answer_is_not_waited_for(session: Session) -> None:
     answers = at_once.ask(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, patience=1.0)
     assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
