@@ -25,6 +25,7 @@ class Kind:
 
 
 OPENMPI = Kind("openmpi", ".tar.gz")
+NCCL = Kind("nccl", ".tar.gz")
 ENGINE = Kind("engine", ".whl")
 
 
@@ -63,7 +64,7 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict
 
 def adopt(folder: Path) -> None:
     """Keep the builds that a run or a bundle left in ``folder``; what was cut off while it was handed over is left behind."""
-    for kind in (OPENMPI, ENGINE):
+    for kind in (OPENMPI, NCCL, ENGINE):
         for file in sorted((folder / kind.name).glob(f"*{kind.ending}")):
             note, kept = file.with_name(file.name + NOTE), _cache(kind) / file.name
             if kept.exists() or not note.exists() or downloads.digest(file) != _noted(file):

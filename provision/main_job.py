@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import builds, converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths
+from provision import builds, converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths, tarball
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -29,6 +29,7 @@ from provision.resolve import DEFAULT_PREFIX, HostWishes, Wishes, resolve
 from provision.resolve.blocked import some
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
+from provision.supplies import Given
 from provision.survey import Survey
 
 
@@ -48,6 +49,7 @@ class Options:
     nccl_source: NcclSource = "auto"
     nccl_version: str | None = None
     nccl_local: Path | None = None
+    nccl_tarball: Path | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
     openmpi_tarball: Path | None = None
@@ -75,10 +77,13 @@ def wishes_of(options: Options, engine: EngineSource) -> Wishes:
         torch_version=options.torch_version,
         torch_index=options.torch_index,
         wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),
-        nccl_source="local" if options.nccl_local and options.nccl_source == "auto" else options.nccl_source,
+        nccl_source=_nccl_source(options),
         nccl_version=options.nccl_version,
         nccl_local=options.nccl_local.name if options.nccl_local else None,
         nccl_local_sha256=downloads.digest(options.nccl_local) if options.nccl_local else None,
+        nccl_tarball=options.nccl_tarball.name if options.nccl_tarball else None,
+        nccl_tarball_version=tarball.nccl_version(options.nccl_tarball) if options.nccl_tarball else None,
+        nccl_tarball_sha256=downloads.digest(options.nccl_tarball) if options.nccl_tarball else None,
         openmpi=options.openmpi,
         openmpi_version=options.openmpi_version,
         openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
@@ -89,6 +94,13 @@ def wishes_of(options: Options, engine: EngineSource) -> Wishes:
         engine_version=engine.version,
         engine_sha256=engine.sha256,
     )
+
+
+def _nccl_source(options: Options) -> NcclSource:
+    """Who gives a file wants it."""
+    if options.nccl_source != "auto":
+        return options.nccl_source
+    return "local" if options.nccl_local else "source" if options.nccl_tarball else "auto"
 
 
 def make_plan(
@@ -105,7 +117,8 @@ def make_plan(
     if locked is not None:
         wishes = locking.fill_in(wishes, locked)
     plan = resolve(known, wishes, asked)
-    sources = Sources(source, options.wheels, options.index_url, options.nccl_local, options.openmpi_tarball)
+    given = Given(options.nccl_local, options.nccl_tarball, options.openmpi_tarball)
+    sources = Sources(source, options.wheels, options.index_url, given)
     if locked is None:
         return plan, sources
     if plan.conflicts:
@@ -187,8 +200,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             if bundle is not None:
                 bundle.must_hold(plan)
                 builds.adopt(bundle.folder / "supplies")
-                tarball = sources.openmpi_tarball or bundle.supply("openmpi_sources")
-                sources = replace(sources, bundle=bundle, openmpi_tarball=tarball)
+                sources = replace(sources, bundle=bundle, given=_with_sources_of(bundle, sources.given))
             if plan.hosts:
                 files = _make_ready(session, report, plan, usable, sources, options)
                 if options.smoke and not options.check and not report.failures:
@@ -221,7 +233,17 @@ def _with_files_of(bundle: Bundle, options: Options) -> Options:
     return replace(
         options,
         nccl_local=options.nccl_local or bundle.supply("nccl_local"),
+        nccl_tarball=options.nccl_tarball or bundle.supply("nccl_tarball"),
         openmpi_tarball=options.openmpi_tarball or bundle.supply("openmpi_tarball"),
+    )
+
+
+def _with_sources_of(bundle: Bundle, given: Given) -> Given:
+    """What was fetched for the bundle takes the place of fetching it."""
+    return replace(
+        given,
+        nccl_tarball=given.nccl_tarball or bundle.supply("nccl_sources"),
+        openmpi_tarball=given.openmpi_tarball or bundle.supply("openmpi_sources"),
     )
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import downloads, horovod_config, inventory, last_run, main_job
+from provision import downloads, horovod_config, inventory, last_run, main_job, tarball
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.launch import LAUNCHERS, Elastic
@@ -53,6 +53,7 @@ def wishes(
     nccl: Annotated[str | None, typer.Option("--nccl", help="An NCCL version, e.g. 2.21.5.", metavar="VERSION")] = None,
     nccl_source: Annotated[str, typer.Option(help=f"Take NCCL only from here: {', '.join(get_args(NcclSource))}.")] = "auto",
     nccl_local: Annotated[Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb, as downloaded by hand.", dir_okay=False)] = None,
+    nccl_tarball: Annotated[Path | None, typer.Option(help="A tarball of NCCL's sources to build it from.", dir_okay=False)] = None,
     openmpi: Annotated[str, typer.Option(help=f"Take Open MPI only from here: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
     openmpi_version: Annotated[str | None, typer.Option(help="An Open MPI 4.x.", metavar="VERSION")] = None,
     openmpi_tarball: Annotated[
@@ -78,6 +79,7 @@ def wishes(
         nccl_source=nccl_source,  # type: ignore[arg-type]
         nccl_version=_version("--nccl", nccl),
         nccl_local=_nccl_local(nccl_local, nccl_source),
+        nccl_tarball=_nccl_tarball(nccl_tarball, nccl_local, nccl_source, _version("--nccl", nccl)),
         openmpi=_one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
         openmpi_version=_version("--openmpi-version", openmpi_version),
         openmpi_tarball=_openmpi_tarball(openmpi_tarball),
@@ -288,6 +290,19 @@ def _nccl_local(path: Path | None, source: str) -> Path | None:
     if local_repository(name) is None:
         example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
         raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
+    return path.resolve()
+
+
+def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: str | None) -> Path | None:
+    if path is None:
+        return None
+    if source not in ("auto", "source") or local is not None:
+        other = "--nccl-local" if local is not None else f"--nccl-source {source}"
+        raise UsageError(f"--nccl-tarball and {other} exclude each other", todo="leave one of them out")
+    _file("--nccl-tarball", path)
+    inside = tarball.nccl_version(path)
+    if version is not None and inside != version:
+        raise UsageError(f"--nccl-tarball {path}: it holds NCCL {inside}, and --nccl {version} was asked for", todo="leave one of them out")
     return path.resolve()
 
 

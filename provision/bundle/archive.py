@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import downloads, mnist
+from provision import downloads, from_source, mnist
 from provision.errors import UsageError
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
@@ -102,7 +102,7 @@ def requirements_of(host: HostPlan) -> list[str]:
         one.package for one in components if one is not None and "==" in one.package and one.source in ("wheel", "index", "folder", "host")
     ]
     nccl = [] if host.nccl is None else [*host.nccl.packages, *([host.nccl.package] if host.nccl.source == "local_repository" else [])]
-    sources = [f"the sources of Open MPI {host.openmpi.version}"] if host.openmpi.source == "source" else []
+    sources = [f"the sources of {each.title} {found.version}" for each in from_source.RECIPES if (found := each.of(host))]
     return [*pins, *host.packages, *nccl, *sources]
 
 

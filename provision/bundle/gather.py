@@ -63,7 +63,7 @@ def gather(
                 "wheels": [f"{kind}/{file}" for file in brought[kind]],
                 **_packages(host, seen[host.name], work / host.name, folder / "debs", places.apt_mirror, say),
             }
-        carried = supplies.carry(plan, folder / "supplies", nccl_local=sources.nccl_local, openmpi_tarball=sources.openmpi_tarball, say=say)
+        carried = supplies.carry(plan, folder / "supplies", sources.given, say=say)
         dataset = _data(folder / "cache", say) if data else None
         lock = of_plan(plan, {name: _files(folder, entry["wheels"]) for name, entry in hosts.items()}, None, session.inventory)
         archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset, "supplies": carried}, target)

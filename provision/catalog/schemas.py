@@ -91,6 +91,17 @@ FILES: dict[str, Shape] = {
             ),
             "wheels": record({"source": text, "builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
             "distribution": record({"source": text, "builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
+            "tarball": record(
+                {
+                    "url": url,
+                    "sha256": mapping(version, sha256),
+                    "make": listed(word),
+                    "taken": listed(word),
+                    "job_mb": whole,
+                    "packages": mapping(word, listed(word)),
+                    "source": text,
+                }
+            ),
             "known_bad_covers": version,
             "known_bad": _TROUBLES,
             "known_weak": _TROUBLES,
@@ -149,6 +160,7 @@ FILES: dict[str, Shape] = {
                     "verbs": listed(word),
                     "no_verbs": listed(word),
                     "make": listed(word),
+                    "job_mb": whole,
                     "packages": mapping(word, record({"always": listed(word), "verbs": listed(word)})),
                     "sha256": mapping(version, record({"ending": matching("gz|bz2", "ending: gz or bz2"), "value": sha256})),
                     "source": text,

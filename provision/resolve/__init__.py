@@ -149,7 +149,7 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
 
     shared = {
         kind: _Shared(
-            packages=_system_packages(kind, pythons[kind], openmpis[kind]),
+            packages=_system_packages(kind, pythons[kind], openmpis[kind], nccls.get(kind)),
             python=once(python.python(kind, pythons[kind], shared=one_python)),
             openmpi=once(openmpis[kind]),
             cmake=once(cmake.cmake(kind)),
@@ -211,7 +211,7 @@ def _ssh_port(host: Facts) -> int:
     return int(connection.get("server_port") or next(iter(host["ssh"]["ports"]), 22))
 
 
-def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> tuple[str, ...]:
+def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component, nccl: Component | None) -> tuple[str, ...]:
     """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
     if not kind.root:
         return ()
@@ -226,7 +226,9 @@ def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component) -> 
         wanted += known["packages"][kind.family]["always"]
         if set(known["verbs"]) <= set(openmpi.options):
             wanted += known["packages"][kind.family]["verbs"]
-    return tuple(wanted)
+    if nccl is not None and nccl.source == "source":
+        wanted += catalog.load("nccl")["tarball"]["packages"][kind.family]
+    return tuple(dict.fromkeys(wanted))
 
 
 def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWishes]) -> dict[Hashable, Blocked]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from provision import catalog
-from provision.versions import key
+from provision.versions import key, minor
 
 Facts = Mapping[str, Any]
 
 TOOLKIT = "/usr/local/cuda"  # where builds look for it
+COMPILER = f"{TOOLKIT}/bin/nvcc"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Machine:
         cuda_why: where ``cuda`` is known from.
         too_old: whether there are GPUs whose driver is too old for every CUDA that is known.
         cuda_toolkit: whether there is one at ``/usr/local/cuda``; None where that is not known, or needs no asking: without ``cuda``.
+        cuda_compiler: the CUDA of that one's nvcc, e.g. ``12.4``; None without one.
         capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
@@ -56,6 +58,7 @@ class Machine:
     cuda_why: str
     too_old: bool
     cuda_toolkit: bool | None
+    cuda_compiler: str | None
     capabilities: tuple[str, ...]
     python: Interpreter
     others: tuple[Interpreter, ...]
@@ -85,6 +88,7 @@ def machine(facts: Facts) -> Machine:
     driver = facts["driver"] or {}
     cuda, why = _cuda(facts)
     python, others = _interpreters(facts)
+    toolkit = None if cuda is None else next((each for each in facts["cuda"]["toolkits"] if each.get("path", TOOLKIT) == TOOLKIT), None)
     return Machine(
         os_id=os_id,
         os_version=version,
@@ -95,7 +99,8 @@ def machine(facts: Facts) -> Machine:
         cuda=cuda,
         cuda_why=why,
         too_old=has_gpu(facts) and cuda is None and bool(driver.get("version")),
-        cuda_toolkit=None if cuda is None or "cuda" in facts["missing"] else _has_toolkit(facts["cuda"]["toolkits"]),
+        cuda_toolkit=None if cuda is None or "cuda" in facts["missing"] else toolkit is not None,
+        cuda_compiler=minor(toolkit["version"]) if toolkit and toolkit.get("nvcc", True) and toolkit.get("version") else None,
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
         others=others,
@@ -140,10 +145,6 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
             return None, f"driver {driver['version']} is older than every CUDA in NVIDIA's table"
         return cuda, f"driver {driver['version']} runs CUDA {cuda} by NVIDIA's table"
     return None, "neither version nor CUDA of its driver is known"
-
-
-def _has_toolkit(toolkits: Iterable[Mapping[str, Any]]) -> bool:
-    return any(each.get("path", TOOLKIT) == TOOLKIT for each in toolkits)
 
 
 def _repository(os_id: str, version: str) -> str | None:

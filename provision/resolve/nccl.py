@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from provision import catalog
 from provision.plan import Component, Rejected
-from provision.resolve.blocked import Blocked, Way, ask, leave_out, newer_drivers, some
-from provision.resolve.machine import Machine
-from provision.resolve.nccl_builds import SOURCES, Build, builds
+from provision.resolve import nccl_sources
+from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers, some
+from provision.resolve.machine import TOOLKIT, Machine
+from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds
 from provision.resolve.wishes import Wishes
 from provision.versions import key, troubles
 
-_SOURCE_OF_WISH = {"wheel": "wheel", "repository": "repository", "local": "local_repository", "distribution": "distribution"}
+_SOURCE_OF_WISH = {
+    "wheel": "wheel",
+    "repository": "repository",
+    "local": "local_repository",
+    "distribution": "distribution",
+    "source": "source",
+}
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,12 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
     wanting = {kind: names for kind, names in kinds.items() if kind.cuda is not None}
     if not wanting:
         return {}, []
-    known = {kind: builds(kind, wishes) for kind in wanting}
-    fitting = {kind: _fitting(kind, wishes) for kind in wanting}
+    compilers = nccl_sources.compilers(wanting, _runs)
+    known = {kind: builds(kind, wishes, compilers[kind]) for kind in wanting}
+    fitting = {kind: _fitting(kind, wishes, compilers[kind]) for kind in wanting}
     choice = _choose(fitting)
     if choice is None:
-        raise _blocked(wanting, fitting, wishes)
+        raise _blocked(wanting, fitting, wishes, known)
     alone = {kind: {build.version for build in found} for kind, found in fitting.items()}
     everywhere = set.intersection(*alone.values())
     notes = [f"{some(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
@@ -51,12 +59,12 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
 def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
     """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
     known = catalog.load("nccl")
-    asked = build.version == wishes.nccl_version
+    asked = build.version == (wishes.nccl_version or wishes.nccl_tarball_version)
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
         return f"newer than the driver's CUDA {kind.cuda}"
-    if not kind.root and build.source != "wheel":
+    if not kind.root and build.source not in ("wheel", "source"):
         return "it is installed as root, which is not to be had there"
-    unfit = _wrong_gpu(build, kind)
+    unfit = _wrong_gpu(build.cuda, kind)
     if unfit:
         return unfit
     bad = troubles(build.version, known["known_bad"])
@@ -72,13 +80,18 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
 
 
 @lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one wish changed
-def _fitting(kind: Machine, wishes: Wishes) -> list[Build]:
-    return [build for build in builds(kind, wishes)[0] if misfit(build, kind, wishes) is None]
+def _fitting(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> list[Build]:
+    return [build for build in builds(kind, wishes, compilers)[0] if misfit(build, kind, wishes) is None]
 
 
-def _wrong_gpu(build: Build, kind: Machine) -> str | None:
+def _runs(kind: Machine, cuda: str) -> bool:
+    """Whether its driver and GPUs run what is built for this CUDA."""
+    return key(cuda) <= key(kind.cuda or "0") and _wrong_gpu(cuda, kind) is None
+
+
+def _wrong_gpu(cuda: str, kind: Machine) -> str | None:
     known = catalog.load("cuda")
-    floor = known["gpu_floors"]["lowest"].get(build.cuda.split(".")[0])
+    floor = known["gpu_floors"]["lowest"].get(cuda.split(".")[0])
     if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
         return f"its CUDA has no code for compute capability {kind.capabilities[0]} any more (from {floor} on)"
     needed = [
@@ -86,7 +99,7 @@ def _wrong_gpu(build: Build, kind: Machine) -> str | None:
         for capability, oldest in known["gpu_ceilings"]["oldest"].items()
         if kind.capabilities and key(kind.capabilities[-1]) >= key(capability)
     ]
-    if needed and key(build.cuda) < max(map(key, needed)):
+    if needed and key(cuda) < max(map(key, needed)):
         return f"its CUDA does not know compute capability {kind.capabilities[-1]} yet ({max(needed, key=key)} or newer)"
     return None
 
@@ -136,8 +149,15 @@ def _component(
     why = [kind.cuda_why, f"{choice.version} is the one version for all hosts with GPUs"]
     if kind.capabilities:
         why.append(f"the lowest compute capability is {kind.capabilities[0]}")
-    why.append(f"the build for CUDA {build.cuda} is the largest of it that fits" + (f" ({build.evidence})" if build.evidence else ""))
-    if build.weak:
+    sharing: list[Machine] = []
+    builders: tuple[str, ...] = ()
+    if build.source == "source":
+        sharing = [other for other in wanting if _share(choice, kind, other)]
+        builders = nccl_sources.builders(kind, build.cuda, wanting)
+        why += _why_built(kind, build, sharing, builders, wishes)
+    else:
+        why.append(f"the build for CUDA {build.cuda} is the largest of it that fits" + (f" ({build.evidence})" if build.evidence else ""))
+    if build.weak and not sharing:
         why.append("weak: not known for certain to exist; the host's package index decides")
     why += [f"known trouble, fixed only in newer ones: {said}" for said in _known_weak(choice.version)]
     bad = troubles(choice.version, catalog.load("nccl")["known_bad"])
@@ -155,13 +175,13 @@ def _component(
             blocking = next(each for each in wanting if other.version not in alone[each])
             return f"no build of it fits {some(wanting[blocking])}"
         if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
-            return f"weak: known from {other.evidence} only"
+            return _weak(other)
         if key(other.version) < key(choice.version):
             return f"older than {choice.version}"
         if key(other.cuda)[0] < key(build.cuda)[0]:
             return f"{choice.version} has a build for the driver's CUDA major on more hosts"
         if other.weak:
-            return f"weak: known from {other.evidence} only"
+            return _weak(other)
         return f"{choice.version} has builds that are surer, or less known trouble, or comes from a preferred source"
 
     return Component(
@@ -174,7 +194,33 @@ def _component(
         packages=build.packages,
         repository=build.repository,
         sha256=build.sha256,
+        url=build.url,
+        options=nccl_sources.options(sharing) if sharing else (),
+        builders=builders,
     )
+
+
+def _weak(build: Build) -> str:
+    return f"weak: {build.evidence}" if build.source == "source" else f"weak: known from {build.evidence} only"
+
+
+def _share(choice: _Choice, kind: Machine, other: Machine) -> bool:
+    """Whether both kinds of host get the same build of the sources."""
+    return nccl_sources.alike(other) == nccl_sources.alike(kind) and choice.builds[other] == choice.builds[kind]
+
+
+def _why_built(kind: Machine, build: Build, sharing: list[Machine], builders: tuple[str, ...], wishes: Wishes) -> Iterator[str]:
+    on = f"one of {some(builders)}" if len(builders) > 1 else builders[0]
+    yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
+    if wishes.nccl_tarball:
+        official = catalog.load("nccl")["tarball"]["sha256"].get(build.version)
+        same = {None: "no checksum of that release is known", build.sha256: "it is the official one"}
+        yield f"from the file that was given; {same.get(official, 'its checksum is not that of the official one')}"
+    if all(other.capabilities for other in sharing):
+        found = sorted({each for other in sharing for each in other.capabilities}, key=key)
+        yield f"for compute capability {', '.join(found)}, and newer ones by way of PTX"
+    else:
+        yield "for every GPU that its CUDA knows: the facts do not say which there are"
 
 
 def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Callable[[Build], str]) -> Iterable[Rejected]:
@@ -197,12 +243,15 @@ def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Ca
 # --- when nothing fits ---------------------------------------------------------------------------------------------------------------
 
 
-def _blocked(wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes) -> Blocked:
+_Known = Mapping[Machine, tuple[list[Build], list[Rejected], list[str]]]
+
+
+def _blocked(wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes, known: _Known) -> Blocked:
     """The conflict: the kind of host without which the others would have a version, else the one with the oldest driver."""
     order = sorted(wanting, key=lambda kind: (bool(fitting[kind]), len(wanting[kind]), key(kind.cuda or "0"), wanting[kind][0]))
     blocking = next((kind for kind in order if _works({other: fitting[other] for other in wanting if other != kind})), order[0])
     if not fitting[blocking] or len(wanting) == 1:
-        constraint = f"no build of NCCL fits {_described(blocking)}: {_main_reason(blocking, wishes)}"
+        constraint = f"no build of NCCL fits {_described(blocking)}: {_main_reason(blocking, wishes, *known[blocking][:2])}"
     else:
         others = {other: fitting[other] for other in wanting if other != blocking}
         rest = sorted({build.version for found in others.values() for build in found} & _shared(others), key=key)
@@ -216,15 +265,23 @@ def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[W
     """Cheapest first: an option less, hosts less, a newer driver."""
     options = {
         "--nccl": wishes.nccl_version,
-        "--nccl-source": wishes.nccl_source not in ("auto", "local"),
+        "--nccl-source": wishes.nccl_source not in ("auto", "local") and not wishes.nccl_tarball,
         "--nccl-local": wishes.nccl_local,
+        "--nccl-tarball": wishes.nccl_tarball,
     }
     given = [option for option, value in options.items() if value]
     if given:
         text = f"leave {' and '.join(given)} out: the plan finds one that fits"
-        yield ask(text, nccl_version=None, nccl_source="auto", nccl_local=None)
-    if wishes.nccl_version and not wishes.allow_bad:
-        yield ask(f"--allow-bad takes {wishes.nccl_version} all the same", allow_bad=True)
+        yield ask(text, nccl_version=None, nccl_source="auto", nccl_local=None, nccl_tarball=None, nccl_tarball_version=None)
+    if wishes.nccl_source == "source" and not (blocking.cuda_compiler and _runs(blocking, blocking.cuda_compiler)):
+        text = f"install a CUDA toolkit of {blocking.cuda} or older on {some(names)}, with nvcc, so that it lies at {TOOLKIT}"
+        with_compiler = replace(blocking, cuda_toolkit=True, cuda_compiler=blocking.cuda)
+        yield become(text, lambda kind: with_compiler if kind == blocking else kind)
+    if wishes.nccl_source == "source" and wishes.nccl_version and not wishes.nccl_tarball:
+        name = f"nccl-{wishes.nccl_version}-1.tar.gz"
+        yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=wishes.nccl_version)
+    if (asked := wishes.nccl_version or wishes.nccl_tarball_version) and not wishes.allow_bad:
+        yield ask(f"--allow-bad takes {asked} all the same", allow_bad=True)
     yield leave_out(names)
     yield from newer_drivers(blocking, names)
     yield Way(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
@@ -243,9 +300,12 @@ def _described(kind: Machine) -> str:
     return f"{kind.system} on {kind.arch} with a driver for CUDA {kind.cuda}{gpu}"
 
 
-def _main_reason(kind: Machine, wishes: Wishes) -> str:
+def _main_reason(kind: Machine, wishes: Wishes, known: list[Build], lost: list[Rejected]) -> str:
     """What stands in the way of the builds that the driver would run, of the newest first; without any, the driver itself."""
-    known = builds(kind, wishes)[0]
+    if wishes.nccl_source == "source":
+        if no_build := next((each.reason for each in lost if each.candidate == FROM_SOURCE), None):
+            return no_build
+        known = [build for build in known if build.source == "source"]
     if wishes.nccl_version is not None:
         known = [build for build in known if build.version == wishes.nccl_version]
         if not known:

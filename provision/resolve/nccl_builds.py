@@ -1,4 +1,6 @@
-"""Which builds of NCCL there are for a kind of host: wheels, NVIDIA's repository, a local repository package, the distribution's own."""
+"""Which builds of NCCL there are for a kind of host: wheels, NVIDIA's repository, a local repository package, the distribution's own, and
+what can be built of its sources.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from typing import Any
 
 from provision import catalog
 from provision.plan import Rejected, Repository, Source
-from provision.resolve.machine import Machine
+from provision.resolve.machine import COMPILER, Machine
 from provision.resolve.repositories import repository
 from provision.resolve.wishes import Wishes
-from provision.versions import key
+from provision.versions import key, minor
+
+FROM_SOURCE = "a build from source"
 
 # In the order in which they are preferred, all else being equal.
-SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution")
+SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution", "source")
 
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
@@ -45,11 +49,12 @@ class Build:
     packages: tuple[str, ...] = ()
     repository: Repository | None = None
     sha256: str | None = None
+    url: str | None = None
 
     @property
     def name(self) -> str:
         """As the user would ask for it."""
-        return f"{self.package} (CUDA {self.cuda})" if self.source in ("wheel", "local_repository") else self.package
+        return self.package if self.source in ("repository", "distribution") else f"{self.package} (CUDA {self.cuda})"
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,17 @@ def local_repository(name: str) -> LocalRepository | None:
 
 
 @lru_cache(maxsize=256)
-def builds(kind: Machine, wishes: Wishes) -> tuple[list[Build], list[Rejected], list[str]]:
-    """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)"""
+def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[list[Build], list[Rejected], list[str]]:
+    """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)
+
+    Args:
+        compilers: the CUDAs for which it can be built from its sources (see `nccl_sources.compilers`).
+    """
     found: list[Build] = []
     lost: list[Rejected] = []
     differences: list[str] = []
-    for each in (*_wheels(kind), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind)):
+    prebuilt = (*_wheels(kind), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind))
+    for each in (*prebuilt, *_sources(kind, wishes, compilers)):
         if isinstance(each, Build):
             found.append(each)
         else:
@@ -197,6 +207,62 @@ def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
     strings = _strings(kind, version)
     number = ".".join(map(str, key(version)))
     yield Build(number, entry["cuda"], "distribution", version, strings[0], "the distribution's list of files", weak=True, packages=strings)
+
+
+def _sources(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
+    """What can be built: the release of the tarball that was given, else those whose tarball is known. Only where it was asked for."""
+    if not compilers:
+        yield Rejected(FROM_SOURCE, without_compiler(kind))
+    elif wishes.nccl_source != "source":
+        yield Rejected(FROM_SOURCE, "it takes long, and is built only when asked for: --nccl-source source")
+    elif wishes.nccl_tarball and wishes.nccl_tarball_version:
+        for cuda in compilers:
+            yield _buildable(wishes.nccl_tarball_version, cuda, wishes.nccl_tarball, sha256=wishes.nccl_tarball_sha256)
+    else:
+        known = catalog.load("nccl")["tarball"]
+        for version, checksum in known["sha256"].items():
+            url = known["url"].format(version=version)
+            for cuda in compilers:
+                yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256=checksum, url=url)
+        if wishes.nccl_version and wishes.nccl_version not in known["sha256"]:
+            yield Rejected(FROM_SOURCE, without_checksum(wishes.nccl_version))
+
+
+def _buildable(version: str, cuda: str, name: str, *, sha256: str | None, url: str | None = None) -> Build:
+    """A build that does not exist yet; weak where NVIDIA has built releases of that series for other CUDAs only."""
+    majors = sorted({key(each)[0] for each in _cudas(version)})
+    weak = bool(majors) and key(cuda)[0] not in majors
+    evidence = "the CUDA of the compiler there"
+    if weak:
+        evidence += f"; NVIDIA has built {minor(version)} for CUDA {' and '.join(f'{each}.x' for each in majors)} only"
+    return Build(version, cuda, "source", version, name, evidence, weak, sha256=sha256, url=url)
+
+
+def _cudas(version: str) -> Iterator[str]:
+    """The CUDAs for which prebuilt ones of this release's series are known."""
+    known = catalog.load("nccl")
+    for revision, by_cuda in known["repository"]["builds"].items():
+        if minor(revision) == minor(version):
+            yield from by_cuda
+    for wheels in known["wheels"]["builds"].values():
+        yield from (cuda for release, cuda in wheels.items() if minor(release) == minor(version))
+
+
+def without_compiler(kind: Machine) -> str:
+    """Why it cannot be built for this kind of host."""
+    if kind.cuda_toolkit is None:
+        return f"the facts do not say whether there is a CUDA compiler at {COMPILER}"
+    if kind.cuda_compiler is not None and kind.cuda is not None and key(kind.cuda_compiler) > key(kind.cuda):
+        return f"the CUDA compiler at {COMPILER} is of {kind.cuda_compiler}, newer than the driver's CUDA {kind.cuda}"
+    if kind.cuda_compiler is not None:
+        return f"the CUDA compiler at {COMPILER}, of {kind.cuda_compiler}, knows not all of its GPUs"
+    return f"it needs the CUDA compiler at {COMPILER}, which is neither there nor on another host with {kind.system} on {kind.arch}"
+
+
+def without_checksum(version: str) -> str:
+    """Why a release cannot be fetched."""
+    there = ", ".join(catalog.load("nccl")["tarball"]["sha256"])
+    return f"no checksum of the sources of NCCL {version} is known (there are those of {there})"
 
 
 def _package(kind: Machine, revision: str, cuda: str, place: Repository | None, evidence: str, *, weak: bool = False) -> Build:

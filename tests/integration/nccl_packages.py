@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA's packages of NCCL, with their real names, versions and places, and a signed repository to get them from.
+"""Stand-ins for NVIDIA's packages of NCCL, with their real names, versions and places, a signed repository to get them from, and sources.
 
 The library in them is ours: it answers ncclGetVersion and holds the sentence by which a real one tells its CUDA. Nothing else of NCCL is
 needed to see that the right build is installed, held and found.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import io
 import shutil
 import subprocess
+import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +57,41 @@ def nccl(folder: Path, work: Path, full: str) -> None:
     (tree / LIBRARY).mkdir(parents=True)
     (tree / LIBRARY / "libnccl.so").symlink_to("libnccl.so.2")
     package(folder, "libnccl-dev", full, tree, depends=f"libnccl2 (= {full})")
+
+
+# The interface of NCCL's makefile: `src.lib`, CUDA_HOME, NVCC_GENCODE, BUILDDIR and PREFIX; the CUDA is what nvcc says.
+MAKEFILE = r"""
+include makefiles/version.mk
+NUMBER := $(NCCL_MAJOR).$(NCCL_MINOR).$(NCCL_PATCH)
+CUDA := $(shell $(CUDA_HOME)/bin/nvcc --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+src.lib:
+	mkdir -p $(BUILDDIR)/lib $(BUILDDIR)/include $(BUILDDIR)/obj
+	@echo "Compiling  nccl.cc"
+	$(CXX) -fPIC -c -DSENTENCE='"NCCL version $(NUMBER)+cuda$(CUDA)"' -DCODE='"$(NVCC_GENCODE)"' nccl.cc -o $(BUILDDIR)/obj/nccl.o
+	$(CXX) -shared -Wl,-soname,libnccl.so.$(NCCL_MAJOR) -o $(BUILDDIR)/lib/libnccl.so.$(NUMBER) $(BUILDDIR)/obj/nccl.o
+	ln -sf libnccl.so.$(NUMBER) $(BUILDDIR)/lib/libnccl.so.$(NCCL_MAJOR)
+	touch $(BUILDDIR)/include/nccl.h
+"""
+LIBRARY_SOURCE = """
+extern "C" const char sentence[] = SENTENCE, code[] = CODE;
+extern "C" int ncclGetVersion(int* version) { *version = %d; return sentence[0] == 0; }
+"""
+
+
+def sources(path: Path, number: str) -> Path:
+    """A tarball that is built as NCCL's is; its name says nothing."""
+    major, minor, patch = map(int, number.split("."))
+    files = {
+        "Makefile": MAKEFILE,
+        "makefiles/version.mk": f"##### version\nNCCL_MAJOR   := {major}\nNCCL_MINOR   := {minor}\nNCCL_PATCH   := {patch}\n",
+        "nccl.cc": LIBRARY_SOURCE % (major * 10000 + minor * 100 + patch),
+    }
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"sources/{name}")
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return path
 
 
 class Key:

@@ -1,7 +1,9 @@
-"""NCCL installed for real on a host, by apt from a signed repository that the test serves, from a local repository package, and as a wheel.
+"""NCCL installed for real on a host, by apt from a signed repository that the test serves, from a local repository package, as a wheel, and
+built from sources.
 
-The host has no GPU: `nvidia-smi` there is a stand-in that answers as one with an A100 would. The packages are stand-ins too (see
-nccl_packages.py); apt, its holds, the signature, the dynamic linker and the wheel are real. Tests run in order on one host.
+The host has no GPU: `nvidia-smi` there is a stand-in that answers as one with an A100 would. Packages and sources are stand-ins, too (see
+nccl_packages.py); apt, its holds, the signature, the dynamic linker, make, the compiler and the wheel are real. NCCL's own sources take
+too long for a test: benchmarks/nccl_from_source.py builds them. Tests run in order on one host.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import nccl_packages
 import pytest
 from hosts import RUN_S, good, no_way_out, report, root
 
+from provision import paths
 from provision.sandbox import Sandbox, names
 
 CHOSEN = "2.21.5-1+cuda12.4"
@@ -290,6 +293,60 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
     assert done.returncode != 0
     assert "from /opt/other/libnccl.so.2" in done.stdout
     assert "see /etc/ld.so.conf.d" in done.stdout
+
+
+# --- from sources -------------------------------------------------------------------------------------------------------------------
+
+NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'"
+
+
+@pytest.fixture(scope="module")
+def tarball(host, tmp_path_factory) -> Path:
+    """Sources whose build is not kept, and a host that seems to have what compiles for CUDA 12.4."""
+    for kept in (paths.cache() / "nccl").glob("nccl-2.22.3-debian12-*"):
+        kept.unlink()
+    folder = "/usr/local/cuda/bin"
+    root(host.hosts[0], f"mkdir -p {folder} && cat > {folder}/nvcc <<'EOF'\n{NVCC}\nEOF\nchmod 755 {folder}/nvcc")
+    return nccl_packages.sources(tmp_path_factory.mktemp("sources") / "mine.tar.gz", "2.22.3")
+
+
+def linked(host: Sandbox) -> str:
+    """The NCCL that a program gets: its file, and what it says of itself."""
+    asked = (
+        'import ctypes; n = ctypes.c_int(); ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(n)); '
+        'print(n.value, *{line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line})'
+    )
+    return root(host.hosts[0], f"python3 -c '{asked}'")
+
+
+def test_nccl_is_built_from_the_sources_that_were_given_and_takes_the_wheels_place(host, provision, tarball):
+    words = ("--without-torch", "--no-smoke", "--nccl-tarball", str(tarball), "--json")
+    result = good(provision("up", str(host.inventory), *words))
+    assert report(result)["hosts"][0]["nccl"] == "2.22.3"
+    assert "node1: from_source: Build: " in result.stderr
+    assert linked(host) == "22203 /opt/provision/nccl-built/lib/libnccl.so.2.22.3"
+    built = root(host.hosts[0], "strings -a /opt/provision/nccl-built/lib/libnccl.so.2.22.3")
+    assert "NCCL version 2.22.3+cuda12.4" in built
+    assert "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80" in built
+    assert root(host.hosts[0], "ls /opt/provision/nccl-built") == "include\nlib"
+    assert root(host.hosts[0], "ls -d /opt/provision/nccl /opt/provision/nccl-source 2>/dev/null || true") == ""
+    again = good(provision("up", str(host.inventory), *words))
+    assert "no step has to run" in again.stderr
+
+
+def test_a_file_of_the_build_that_is_gone_comes_back_and_nobody_builds(host, provision, tarball):
+    root(host.hosts[0], "rm /opt/provision/nccl-built/lib/libnccl.so.2")
+    result = good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", "--nccl-tarball", str(tarball), "--json"))
+    assert "/opt/provision/nccl-built/lib/libnccl.so.2 is gone" in result.stderr
+    assert "from_source: Build: " not in result.stderr
+    assert linked(host) == "22203 /opt/provision/nccl-built/lib/libnccl.so.2.22.3"
+
+
+def test_the_wheel_takes_the_place_of_what_was_built(host, play):
+    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert linked(host).startswith("22105 /opt/provision/nccl/lib/")
+    assert root(host.hosts[0], "ls -d /opt/provision/nccl-built 2>/dev/null || true") == ""
 
 
 # --- a closed network -----------------------------------------------------------------------------------------------------------------

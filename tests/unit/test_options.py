@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import catalog, options
+from provision import catalog, main_job, options
+from provision.engine_source import EngineSource
 from provision.errors import UsageError
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
@@ -45,6 +48,25 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
     assert "give it: --nccl-local FILE" in refused(nccl_source="local")
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
     assert "only .deb packages can be used" in refused(nccl_local=rpm)
+
+
+def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
+    given = tmp_path / "sources.tar.gz"
+    text = b"NCCL_MAJOR := 2\nNCCL_MINOR := 22\nNCCL_PATCH := 3\n"
+    with tarfile.open(given, "w:gz") as tar:
+        member = tarfile.TarInfo("nccl/makefiles/version.mk")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    made = main_job.wishes_of(options.wishes(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
+    assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
+    assert made.nccl_tarball_sha256 == hashlib.sha256(given.read_bytes()).hexdigest()
+    assert options.wishes(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball == given
+    assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
+    assert "it holds NCCL 2.22.3, and --nccl 2.21.5 was asked for" in refused(nccl_tarball=given, nccl="2.21.5")
+    assert "no such file" in refused(nccl_tarball=tmp_path / "missing.tar.gz")
+    local = tmp_path / LOCAL
+    local.touch()
+    assert "--nccl-tarball and --nccl-local exclude each other" in refused(nccl_tarball=given, nccl_local=local)
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,135 @@ def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distributio
     assert any(why.startswith("weak:") for why in asked.why)
 
 
+# --- NCCL from its sources -----------------------------------------------------------------------------------------------------------
+
+FROM_SOURCE = Wishes(nccl_source="source")
+
+
+def toolkit(version: str | None, *, nvcc: bool = True) -> dict[str, Any]:
+    """The survey's facts about CUDA toolkits: the one of this version, or none."""
+    return {"toolkits": [{"path": "/usr/local/cuda", "version": version, "nvcc": nvcc}] if version else [], "nvcc": None}
+
+
+def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) -> facts.Facts:
+    """A host with a GPU whose facts say this of CUDA toolkits, or nothing."""
+    known = gpu(cuda, *where, **more)
+    if found is None:
+        return known
+    return facts.normalise({**known, "cuda": found, "missing": [part for part in known["missing"] if part != "cuda"]})
+
+
+def given(version: str, **more: Any) -> Wishes:
+    name = "anything.tar.gz"
+    return Wishes(nccl_source="source", nccl_tarball=name, nccl_tarball_version=version, nccl_tarball_sha256="1" * 64, **more)
+
+
+def test_nccl_is_built_for_the_cuda_of_the_compiler_and_the_gpus_of_all_that_get_it() -> None:
+    made = plan_for(
+        {
+            "h100": equipped(toolkit("12.4.1"), "12.6", "9.0", "10.0.0.2"),
+            "without": equipped(toolkit(None), "12.4", "8.0"),
+            "older": equipped(toolkit("12.2"), "12.2", "7.5", "10.0.0.3"),
+        },
+        FROM_SOURCE,
+    ).hosts
+    assert {name: (one.nccl.version, one.nccl.cuda, one.nccl.builders) for name, one in made.items()} == {
+        "h100": ("2.29.7", "12.4", ("h100",)),
+        "without": ("2.29.7", "12.4", ("h100",)),
+        "older": ("2.29.7", "12.2", ("older",)),
+    }
+    assert made["h100"].nccl == replace(made["without"].nccl, why=made["h100"].nccl.why, rejected=made["h100"].nccl.rejected)
+    code = "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90"
+    assert made["h100"].nccl.options == ("CUDA_HOME=/usr/local/cuda", f"NVCC_GENCODE={code}")
+    assert made["h100"].nccl.url == "https://github.com/NVIDIA/nccl/archive/refs/tags/v2.29.7-1.tar.gz"
+    assert made["h100"].nccl.sha256 == "e67239212c395bfdb398a7519491840d06fdf6b599c299f97c7ed0109777bba1"
+    assert "make" in made["h100"].packages
+    assert made["h100"].library_folders[1] == "/opt/provision/nccl-built/lib"
+    assert any("built on h100, once for" in why for why in made["without"].nccl.why)
+
+
+def test_gpus_that_the_facts_do_not_name_get_what_the_makefile_takes_by_default() -> None:
+    unknown = facts.normalise({**equipped(toolkit("12.4"), "12.4"), "gpus": [{"name": "GPU"}]})
+    assert plan_for({"a": unknown}, FROM_SOURCE).hosts["a"].nccl.options == ("CUDA_HOME=/usr/local/cuda",)
+
+
+NEEDS_NVCC = "it needs the CUDA compiler at /usr/local/cuda/bin/nvcc, which is neither there nor on another host"
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (toolkit(None), NEEDS_NVCC),
+        (toolkit("12.4", nvcc=False), NEEDS_NVCC),
+        (None, "the facts do not say whether there is a CUDA compiler"),
+        (toolkit("13.0"), "is of 13.0, newer than the driver's CUDA 12.4"),
+    ],
+)
+def test_without_a_fitting_compiler_the_host_is_named_with_two_ways_out(found: dict[str, Any] | None, said: str) -> None:
+    a, like_it = equipped(toolkit("12.4"), "12.4"), equipped(found, "12.4", address="10.0.0.2")
+    alone = facts.normalise({**like_it, "os": {"id": "ubuntu", "version": "24.04"}})
+    (conflict,) = plan_for({"a": a, "alone": alone}, FROM_SOURCE).conflicts
+    assert conflict.host == "alone"
+    assert said in conflict.constraint
+    assert conflict.ways_out == (
+        "leave --nccl-source out: the plan finds one that fits",
+        "install a CUDA toolkit of 12.4 or older on alone, with nvcc, so that it lies at /usr/local/cuda",
+    )
+
+
+def test_a_compiler_that_does_not_know_the_gpu_does_not_count() -> None:
+    (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.8", "10.0")}, FROM_SOURCE).conflicts
+    assert "of 12.4, knows not all of its GPUs" in conflict.constraint
+
+
+def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
+    wishes = Wishes(nccl_source="source", nccl_version="2.28.9")
+    (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, wishes).conflicts
+    assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.constraint
+    assert conflict.ways_out[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, a file of yours"
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("2.22.3", "its checksum is not that of the official one"), ("2.28.9", "no checksum of that release is known")]
+)
+def test_a_tarball_that_was_given_is_what_is_built(version: str, said: str) -> None:
+    made = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, given(version)).hosts["a"].nccl
+    assert (made.version, made.package, made.sha256, made.url) == (version, "anything.tar.gz", "1" * 64, None)
+    assert any(said in why for why in made.why)
+
+
+def test_a_tarball_of_a_known_bad_release_needs_allow_bad() -> None:
+    hosts = {"a": equipped(toolkit("12.4"), "12.4")}
+    (conflict,) = plan_for(hosts, given("2.17.1")).conflicts
+    assert conflict.ways_out == ("leave --nccl-tarball out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    assert plan_for(hosts, given("2.17.1", allow_bad=True)).hosts["a"].nccl.version == "2.17.1"
+
+
+def test_a_release_that_nvidia_never_built_for_that_cuda_comes_after_one_that_it_did() -> None:
+    made = plan_for({"a": equipped(toolkit("11.8"), "11.8")}, FROM_SOURCE).hosts["a"].nccl
+    assert made.version == "2.21.5"
+    lost = next(lost for lost in made.rejected if lost.candidate == "nccl-2.29.7-1.tar.gz (CUDA 11.8)")
+    assert "NVIDIA has built 2.29 for CUDA 12.x and 13.x only" in lost.reason
+
+
+def test_nothing_is_built_unless_it_is_asked_for() -> None:
+    made = plan_for({"a": equipped(toolkit("12.2"), "12.2")}).hosts["a"].nccl
+    assert made.source == "wheel"
+    lost = next(lost for lost in made.rejected if lost.candidate == "a build from source")
+    assert "--nccl-source source" in lost.reason
+
+
+def test_what_was_built_without_root_stays_among_hosts_without_root() -> None:
+    me = {"name": "me", "home": "/home/me"}
+    hosts = {
+        "with": equipped(toolkit("12.4"), "12.4", user={**me, "can_become": True}),
+        "without": equipped(toolkit(None), "12.4", address="10.0.0.2", user={**me, "can_become": False}),
+    }
+    assert plan_for(hosts, FROM_SOURCE).conflicts[0].host == "without"
+    own = equipped(toolkit("12.4"), "12.4", user={**me, "can_become": False})
+    assert plan_for({"own": own}, FROM_SOURCE).hosts["own"].nccl.source == "source"
+
+
 def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
     def of(capability: str) -> facts.Facts:
         return facts.normalise(

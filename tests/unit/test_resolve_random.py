@@ -194,3 +194,33 @@ def test_the_open_mpi_that_was_asked_for_is_planned_or_refused(
         assert tarball in (None, one.openmpi.package)
         assert not cuda or ("--with-cuda" in one.openmpi.options) == (one.nccl is not None)
         assert not verbs or "--with-verbs" in one.openmpi.options
+
+
+@given(likely, st.lists(st.sampled_from([None, "11.8", "12.2", "12.4", "12.8", "13.0"]), min_size=6, max_size=6))
+@settings(deadline=None, max_examples=80)
+def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_can(kinds: list[Any], compilers: list[str | None]) -> None:
+    hosts = {}
+    for (name, host), cuda in zip(known(kinds).items(), compilers, strict=False):
+        toolkits = [{"path": "/usr/local/cuda", "version": cuda, "nvcc": True}] if cuda else []
+        missing = [part for part in host["missing"] if part != "cuda"]
+        hosts[name] = facts.normalise({**host, "cuda": {"toolkits": toolkits, "nvcc": None}, "missing": missing})
+    plan = resolve(hosts, Wishes(nccl_source="source"), {})
+    able = {name: host["cuda"]["toolkits"][0]["version"] if host["cuda"]["toolkits"] else None for name, host in hosts.items()}
+    for conflict in plan.conflicts:
+        driver = hosts[conflict.host]["driver"]
+        assert able[conflict.host] is None or key(able[conflict.host] or "0") > key(driver["cuda"])
+    assert len({one.nccl.version for one in plan.hosts.values() if one.nccl}) <= 1
+    for name, one in plan.hosts.items():
+        if one.nccl is None or one.nccl.cuda is None:
+            continue
+        assert one.nccl.source == "source"
+        assert key(one.nccl.cuda) <= key(hosts[name]["driver"]["cuda"])
+        assert one.nccl.builders
+        for builder in one.nccl.builders:
+            assert able[builder] == one.nccl.cuda
+            other = plan.hosts[builder]
+            assert (other.system, other.arch) == (one.system, one.arch)
+            assert other.nccl is not None
+            assert (other.nccl.cuda, other.nccl.options) == (one.nccl.cuda, one.nccl.options)  # it gets the same
+        for gpu in hosts[name]["gpus"]:
+            assert f"code=sm_{gpu['compute_capability'].replace('.', '')}" in one.nccl.options[1]

@@ -56,6 +56,8 @@ def build(tmp_path: Path) -> Any:
             "prefix": "/opt/thing",
             "options": [],
             "make_words": [],
+            "taken": [],
+            "job_mb": 700,
             "work": str(tmp_path / "work"),
             "archive": str(tmp_path / "built.tar.gz"),
             **changes,
@@ -100,7 +102,8 @@ def test_an_archive_that_was_damaged_since_does_not_count(build: Any, tmp_path: 
     [
         ({"recipe": "sh -c 'echo one.c:3: error: no such thing; exit 1'"}, ["make of thing 1.0 failed:", "one.c:3: error: no such thing"]),
         ({"options": ["--broken"]}, ["configure of thing 1.0 failed:", "configure: error: no --broken"]),
-        ({"configure": ""}, ["holds no sources that are ready to be configured"]),
+        ({"configure": ""}, ["holds no sources that are ready to be built: it has no configure"]),
+        ({"taken": ["lib"]}, ["holds no sources that are ready to be built: it has no Makefile"]),
     ],
 )
 def test_a_build_that_fails_says_why_to_the_run_that_began_it(changes: dict[str, Any], said: list[str], build: Any) -> None:
@@ -109,6 +112,59 @@ def test_a_build_that_fails_says_why_to_the_run_that_began_it(changes: dict[str,
     words = made.last_words("this run")
     assert all(part in words for part in said), words
     assert made.last_words("another run") is None
+
+
+# A stand-in with the interface of NCCL's makefile: the target, BUILDDIR and PREFIX are its own, what it makes is not.
+MAKEFILE = """
+src.lib:
+\tmkdir -p $(BUILDDIR)/lib/pkgconfig $(BUILDDIR)/include $(BUILDDIR)/obj
+\t@echo "Compiling  one.cc"
+\t%s
+\techo '$(NVCC_GENCODE)' > $(BUILDDIR)/lib/libnccl.so.2.22.3
+\tln -sf libnccl.so.2.22.3 $(BUILDDIR)/lib/libnccl.so.2
+\techo 'prefix=$(PREFIX)' > $(BUILDDIR)/lib/pkgconfig/nccl.pc
+\ttouch $(BUILDDIR)/include/nccl.h $(BUILDDIR)/obj/one.o
+"""
+NCCL = {"make_words": ["src.lib"], "options": ["NVCC_GENCODE=-gencode=a -gencode=b"], "taken": ["include", "lib"]}
+
+
+def with_makefile(path: Path, recipe: str = "true") -> str:
+    with tarfile.open(path, "w:gz") as tar:
+        text = (MAKEFILE % recipe).encode()
+        member = tarfile.TarInfo("nccl-2.22.3-1/Makefile")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    return str(path)
+
+
+def test_sources_with_a_makefile_alone_are_made_and_what_is_wanted_is_taken(build: Any, tmp_path: Path) -> None:
+    made = build(tarball=with_makefile(tmp_path / "nccl.tar.gz"), **NCCL)
+    ended(made)
+    assert made.last_words("this run") is None
+    with tarfile.open(tmp_path / "built.tar.gz") as tar:
+        names = [member.name for member in tar if not member.isdir()]
+        assert names == ["include/nccl.h", "lib/libnccl.so.2", "lib/libnccl.so.2.22.3", "lib/pkgconfig/nccl.pc"]
+        assert tar.getmember("lib/libnccl.so.2").linkname == "libnccl.so.2.22.3"
+        read = {name: tar.extractfile(name).read().decode().strip() for name in names[2:]}  # type: ignore[union-attr]
+    assert read == {"lib/libnccl.so.2.22.3": "-gencode=a -gencode=b", "lib/pkgconfig/nccl.pc": "prefix=/opt/thing"}
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "taken", "said"),
+    [
+        ("sh -c 'echo all.cu: error: no such GPU; exit 1'", ["lib"], ["make of thing 1.0 failed:", "all.cu: error: no such GPU"]),
+        ("true", ["lib", "share"], ["make of thing 1.0 ended well and made no share"]),
+    ],
+)
+def test_a_makefile_that_fails_or_makes_something_else_is_said(
+    recipe: str, taken: list[str], said: list[str], build: Any, tmp_path: Path
+) -> None:
+    made = build(tarball=with_makefile(tmp_path / "nccl.tar.gz", recipe), **{**NCCL, "taken": taken})
+    ended(made)
+    words = made.last_words("this run")
+    assert all(part in words for part in said), words
+    assert not (tmp_path / "built.tar.gz").exists()
 
 
 def test_its_progress_is_counted_in_files(build: Any, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from provision import builds, facts, supplies
+from provision import builds, catalog, facts, from_source, supplies
 from provision.errors import ProvisionError, UsageError
 from provision.plan import Plan, Repository
 from provision.resolve import Wishes, resolve
+from provision.supplies import Given
 
 TARBALL = b"sources"
 WISHES = Wishes(
@@ -58,7 +59,12 @@ def tarball(tmp_path: Path) -> Path:
 
 
 def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True) -> dict[str, Any]:
-    return supplies.gather(plan, folder, nccl_local=None, openmpi_tarball=tarball, fetch=fetch)
+    return supplies.gather(plan, folder, Given(openmpi_tarball=tarball), fetch=fetch)
+
+
+def openmpi(found: dict[str, Any]) -> dict[str, Any]:
+    part: dict[str, Any] = found["provision_from_source"]["openmpi"]
+    return part
 
 
 def kept_of(found: dict[str, Any], name: str) -> str:
@@ -69,7 +75,7 @@ def kept_of(found: dict[str, Any], name: str) -> str:
 
 def test_hosts_share_a_build_by_distribution_and_architecture_and_a_host_with_gpus_builds(tmp_path: Path, tarball: Path) -> None:
     plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"), c=host("debian", "12", gpu=True), d=host("debian", "12", "aarch64"))
-    found = gather(plan, tmp_path / "supplies", tarball)["provision_openmpi"]
+    found = openmpi(gather(plan, tmp_path / "supplies", tarball))
     together = {name: found["builds"][key]["hosts"] for name, key in found["build_of"].items()}
     assert together == {"a": ["c", "a"], "b": ["b"], "c": ["c", "a"], "d": ["d"]}
     assert len(found["builds"]) == 3
@@ -84,21 +90,21 @@ def test_a_build_is_named_by_everything_it_depends_on() -> None:
         replace(plan, openmpi=replace(plan.openmpi, options=(*plan.openmpi.options, "--with-cuda"))),
         replace(plan, openmpi=replace(plan.openmpi, sha256="0" * 64)),
     ]
-    keys = [supplies.openmpi_key(each) for each in (plan, *others)]
+    keys = [from_source.OPENMPI.key(each) for each in (plan, *others)]
     assert len(set(keys)) == len(keys)
-    assert supplies.openmpi_key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
+    assert from_source.OPENMPI.key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
 
 
 def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarball: Path) -> None:
     plan = planned(a=host("debian", "12"))
-    first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
+    first = openmpi(gather(plan, tmp_path / "one", tarball))
     assert Path(first["tarball"]).read_bytes() == TARBALL
     key = first["build_of"]["a"]
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
 
-    second = gather(plan, tmp_path / "two")["provision_openmpi"]
+    second = openmpi(gather(plan, tmp_path / "two"))
     assert second["builds"][key]["sha256"] == hashlib.sha256(b"built").hexdigest()
     assert (Path(second["folder"]) / f"{key}.tar.gz").read_bytes() == b"built"
     assert second["tarball"] == ""
@@ -106,50 +112,132 @@ def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarb
 
 @pytest.mark.parametrize("note", [None, "0" * 64])
 def test_a_build_that_was_cut_off_while_it_was_handed_over_is_not_kept(note: str | None, tmp_path: Path, tarball: Path) -> None:
-    found = gather(planned(a=host("debian", "12")), tmp_path / "one", tarball)["provision_openmpi"]
+    found = openmpi(gather(planned(a=host("debian", "12")), tmp_path / "one", tarball))
     archive = Path(found["folder"]) / f"{found['build_of']['a']}.tar.gz"
     archive.write_bytes(b"half")
     if note:
         archive.with_name(archive.name + ".sha256").write_text(note)
     builds.adopt(tmp_path / "one")
-    again = gather(planned(a=host("debian", "12")), tmp_path / "two", tarball)["provision_openmpi"]
+    again = openmpi(gather(planned(a=host("debian", "12")), tmp_path / "two", tarball))
     assert kept_of(again, "a") == ""
 
 
 def test_a_build_that_was_damaged_in_the_cache_is_made_anew(tmp_path: Path, tarball: Path, cache: Path) -> None:
     test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path, tarball)
     next((cache / "openmpi").glob("*.tar.gz")).write_bytes(b"rotten")
-    again = gather(planned(a=host("debian", "12")), tmp_path / "three", tarball)["provision_openmpi"]
+    again = openmpi(gather(planned(a=host("debian", "12")), tmp_path / "three", tarball))
     assert kept_of(again, "a") == ""
     assert again["tarball"]
 
 
 def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path, tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(a=host("debian", "12"), b=host("ubuntu", "22.04"))
-    first = gather(plan, tmp_path / "one", tarball)["provision_openmpi"]
+    first = openmpi(gather(plan, tmp_path / "one", tarball))
     key = first["build_of"]["a"]
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
-    carried = supplies.carry(plan, tmp_path / "carried", nccl_local=None, openmpi_tarball=tarball)
+    carried = supplies.carry(plan, tmp_path / "carried", Given(openmpi_tarball=tarball))
     assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
     builds.adopt(tmp_path / "carried")
-    found = gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"])["provision_openmpi"]
+    found = openmpi(gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"]))
     assert {name: bool(kept_of(found, name)) for name in ("a", "b")} == {"a": True, "b": False}
     assert Path(found["tarball"]).read_bytes() == TARBALL
+
+
+def with_gpu(cuda: str, capability: str = "8.0", toolkit: str | None = None) -> dict[str, Any]:
+    found = host("debian", "12", gpu=True)
+    found["driver"] = {"version": "550.54.15", "cuda": cuda}
+    found["gpus"] = [{"name": "GPU", "compute_capability": capability}]
+    toolkits = [{"path": "/usr/local/cuda", "version": toolkit, "nvcc": True}] if toolkit else []
+    return {**found, "cuda": {"toolkits": toolkits, "nvcc": None}}
+
+
+NCCL = Wishes(
+    torch=False,
+    nccl_source="source",
+    nccl_tarball="mine.tar.gz",
+    nccl_tarball_version="2.22.3",
+    nccl_tarball_sha256=hashlib.sha256(TARBALL).hexdigest(),
+)
+
+
+@pytest.fixture
+def nccl_tarball(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.tar.gz"
+    path.write_bytes(TARBALL)
+    return path
+
+
+def nccl(plan: Plan, folder: Path, tarball: Path | None = None) -> dict[str, Any]:
+    part: dict[str, Any] = supplies.gather(plan, folder, Given(nccl_tarball=tarball), fetch=True)["provision_from_source"]["nccl"]
+    return part
+
+
+def test_nccl_is_built_once_per_cuda_by_hosts_with_a_compiler(tmp_path: Path, nccl_tarball: Path) -> None:
+    plan = planned(
+        NCCL,
+        a=with_gpu("12.4"),
+        b=with_gpu("12.6", toolkit="12.4"),
+        c=with_gpu("12.4", "9.0", toolkit="12.4"),
+        d=with_gpu("12.2", toolkit="12.2"),
+        cpu=host("debian", "12"),
+    )
+    found = nccl(plan, tmp_path / "supplies", nccl_tarball)
+    together = {name: found["builds"][key]["hosts"] for name, key in found["build_of"].items()}
+    assert together == {"a": ["a", "b", "c"], "b": ["a", "b", "c"], "c": ["a", "b", "c"], "d": ["d"]}
+    assert {tuple(build["builders"]) for build in found["builds"].values()} == {("b", "c"), ("d",)}
+    assert found["homes"]["a"] == "/opt/provision/nccl-built"
+    assert (found["make"], found["taken"]) == (["src.lib"], ["include", "lib"])
+    assert Path(found["tarball"]).read_bytes() == TARBALL
+
+
+def test_a_build_of_nccl_is_named_by_its_cuda_and_gpus_too(nccl_tarball: Path) -> None:
+    plans = [
+        planned(NCCL, a=with_gpu(*each))
+        for each in (("12.4", "8.0", "12.4"), ("12.4", "8.0", "12.2"), ("12.4", "9.0", "12.4"), ("12.6", "8.0", "12.4"))
+    ]
+    keys = [from_source.NCCL.key(plan.hosts["a"]) for plan in plans]
+    assert len(set(keys[:3])) == 3
+    assert keys[3] == keys[0]  # a newer driver alone changes nothing
+    without_root = replace(plans[0].hosts["a"], root=False)
+    assert from_source.NCCL.key(without_root) not in keys
+
+
+def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(NCCL, a=with_gpu("12.4", toolkit="12.4"))
+    first = nccl(plan, tmp_path / "one", nccl_tarball)
+    key = first["build_of"]["a"]
+    (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
+    (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
+    builds.adopt(tmp_path / "one")
+    assert kept_of(nccl(plan, tmp_path / "two"), "a") == hashlib.sha256(b"built").hexdigest()  # and no tarball is needed
+    carried = supplies.carry(plan, tmp_path / "carried", Given(nccl_tarball=nccl_tarball))
+    assert carried == {"nccl_tarball": "nccl/mine.tar.gz"}
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
+    builds.adopt(tmp_path / "carried")
+    assert kept_of(nccl(plan, tmp_path / "three"), "a") == hashlib.sha256(b"built").hexdigest()
+
+
+def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.load("nccl")["tarball"], "url", "http://127.0.0.1:1/v{version}-1.tar.gz")
+    plan = planned(Wishes(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
+    with pytest.raises(ProvisionError, match=r"NCCL 2\.27\.5 cannot be had") as error:
+        nccl(plan, tmp_path / "one")
+    assert "--nccl-tarball FILE, or take a prebuilt one" in str(error.value)
 
 
 def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: Path) -> None:
     package = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
     package.write_bytes(b"packages")
     wishes = Wishes(torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest())
-    with_gpu = planned(wishes, a=host("debian", "12", gpu=True))
-    carried = supplies.carry(with_gpu, tmp_path / "one", nccl_local=package, openmpi_tarball=None)
+    needed = planned(wishes, a=host("debian", "12", gpu=True))
+    carried = supplies.carry(needed, tmp_path / "one", Given(nccl_local=package))
     assert (tmp_path / "one" / carried["nccl_local"]).read_bytes() == b"packages"
     without = planned(wishes, a=host("debian", "12"))
-    assert supplies.carry(without, tmp_path / "two", nccl_local=package, openmpi_tarball=None) == {}
+    assert supplies.carry(without, tmp_path / "two", Given(nccl_local=package)) == {}
 
 
 def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball: Path) -> None:
@@ -160,8 +248,8 @@ def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball
 
 def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     found = gather(planned(a=host("debian", "12")), tmp_path / "one", None, fetch=False)
-    assert found["provision_openmpi"]["tarball"] == ""
-    assert found["provision_openmpi"]["homes"] == {"a": "/opt/provision/openmpi"}
+    assert openmpi(found)["tarball"] == ""
+    assert found["provision_openmpi_homes"] == {"a": "/opt/provision/openmpi"}
 
 
 RPM_KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"

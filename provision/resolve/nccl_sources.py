@@ -1,0 +1,49 @@
+"""NCCL from its sources: who can build it, for which CUDA and GPUs. A host without a CUDA compiler gets what one like it has built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from provision.resolve.machine import TOOLKIT, Machine
+from provision.versions import key
+
+# As many hosts are named: one builds, and the next steps in where it is gone.
+_FEW = 8
+
+
+def alike(kind: Machine) -> tuple[str, str, bool]:
+    """Hosts that agree in it can use each other's builds. What a login without root has built does not go where root would install it."""
+    return kind.system, kind.arch, kind.root
+
+
+def compilers(kinds: Iterable[Machine], fits: Callable[[Machine, str], bool]) -> dict[Machine, tuple[str, ...]]:
+    """For every kind of host the CUDAs for which NCCL can be built for it: that of its own compiler, else those of the hosts like it.
+
+    Args:
+        fits: whether a kind of host, its driver and GPUs, can use what is built for a CUDA.
+    """
+    kinds = list(kinds)
+    own = {kind: kind.cuda_compiler for kind in kinds if kind.cuda_compiler and fits(kind, kind.cuda_compiler)}
+    found = {}
+    for kind in kinds:
+        others = {cuda for other, cuda in own.items() if alike(other) == alike(kind) and fits(kind, cuda)}
+        found[kind] = (own[kind],) if kind in own else tuple(sorted(others, key=key))
+    return found
+
+
+def builders(kind: Machine, cuda: str, kinds: Mapping[Machine, list[str]]) -> tuple[str, ...]:
+    """A few hosts that can build it for this kind of host and CUDA."""
+    able = [name for other, names in kinds.items() if alike(other) == alike(kind) and other.cuda_compiler == cuda for name in names]
+    return tuple(sorted(able)[:_FEW])
+
+
+def options(sharing: Iterable[Machine]) -> tuple[str, ...]:
+    """Words for make: code for the GPUs of the hosts that share a build, and PTX of the newest for newer ones; all that there are, where
+    they are not known."""
+    sharing = list(sharing)
+    words = [f"CUDA_HOME={TOOLKIT}"]
+    if all(kind.capabilities for kind in sharing):
+        numbers = [each.replace(".", "") for each in sorted({each for kind in sharing for each in kind.capabilities}, key=key)]
+        code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+        words.append(" ".join([f"NVCC_GENCODE={code[0]}", *code[1:], f"-gencode=arch=compute_{numbers[-1]},code=compute_{numbers[-1]}"]))
+    return tuple(words)
