@@ -70,7 +70,7 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
         if component["index"]:
             component["index"] = without_credentials(component["index"])
         component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
-        del component["builders"]  # not what this host holds
+        component.pop("builders", None)  # not what this host holds
     host["hwloc"] = None  # taken off, not put there
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 

@@ -106,6 +106,16 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
 
 
+def test_nccl_from_source_is_for_hosts_alone() -> None:
+    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
+    toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
+    known = {**known, "gpu1": {**known["gpu1"], "cuda": toolkit}}
+    plan, sources = main_job.make_plan(inventory, known, main_job.Options(nccl_source="source"))
+    made = {target.hosts: target for target in targets.of_hosts(plan, known)}
+    with pytest.raises(UsageError, match="an image with NCCL from source cannot be made yet"):
+        render.context(made[("gpu1",)], sources.engine)
+
+
 def test_hosts_of_one_kind_share_an_image() -> None:
     inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
     twice = {**known, "gpu2": {**known["gpu1"], "hostname": "gpu2"}}
