@@ -149,11 +149,11 @@ def _component(
     why = [kind.cuda_why, f"{choice.version} is the one version for all hosts with GPUs"]
     if kind.capabilities:
         why.append(f"the lowest compute capability is {kind.capabilities[0]}")
-    sharing: list[Machine] = []
+    sharing: Mapping[Machine, list[str]] = {}
     builders: tuple[str, ...] = ()
     if build.source == "source":
-        sharing = [other for other in wanting if _share(choice, kind, other)]
-        builders = nccl_sources.builders(kind, build.cuda, wanting)
+        sharing = {other: names for other, names in wanting.items() if _share(choice, kind, other)}
+        builders = nccl_sources.builders(sharing, build.cuda)
         why += _why_built(kind, build, sharing, builders, wishes)
     else:
         why.append(f"the build for CUDA {build.cuda} is the largest of it that fits" + (f" ({build.evidence})" if build.evidence else ""))
@@ -209,7 +209,7 @@ def _share(choice: _Choice, kind: Machine, other: Machine) -> bool:
     return nccl_sources.alike(other) == nccl_sources.alike(kind) and choice.builds[other] == choice.builds[kind]
 
 
-def _why_built(kind: Machine, build: Build, sharing: list[Machine], builders: tuple[str, ...], wishes: Wishes) -> Iterator[str]:
+def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[str, ...], wishes: Wishes) -> Iterator[str]:
     on = f"one of {some(builders)}" if len(builders) > 1 else builders[0]
     yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
     if wishes.nccl_tarball:

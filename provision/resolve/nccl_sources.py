@@ -31,10 +31,9 @@ def compilers(kinds: Iterable[Machine], fits: Callable[[Machine, str], bool]) ->
     return found
 
 
-def builders(kind: Machine, cuda: str, kinds: Mapping[Machine, list[str]]) -> tuple[str, ...]:
-    """A few hosts that can build it for this kind of host and CUDA."""
-    able = [name for other, names in kinds.items() if alike(other) == alike(kind) and other.cuda_compiler == cuda for name in names]
-    return tuple(sorted(able)[:_FEW])
+def builders(sharing: Mapping[Machine, list[str]], cuda: str) -> tuple[str, ...]:
+    """A few of the hosts that share a build for this CUDA: those that can make it."""
+    return tuple(sorted(name for kind, names in sharing.items() if kind.cuda_compiler == cuda for name in names)[:_FEW])
 
 
 def options(sharing: Iterable[Machine]) -> tuple[str, ...]:
