@@ -27,7 +27,8 @@ def nccl_version(path: Path) -> str:
                 if file is not None:
                     texts.append(file.read(_VERSION_FILE_BYTES).decode("utf-8", "replace"))
     except (OSError, EOFError, tarfile.TarError) as error:
-        raise UsageError(f"cannot be read as a tarball: {error}", where=str(path), todo=todo) from error
+        said = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every way that it has tried
+        raise UsageError(f"cannot be read as a tarball: {said}", where=str(path), todo=todo) from error
     numbers = [re.search(rf"^NCCL_{part}\s*:?=\s*(\d+)\s*$", texts[0], re.M) for part in ("MAJOR", "MINOR", "PATCH")] if texts else []
     if len(texts) != 1 or None in numbers:
         raise UsageError("these are no sources of NCCL: no makefiles/version.mk says which release", where=str(path), todo=todo)
