@@ -23,6 +23,7 @@ import tempfile
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
+ARCHIVES = "/var/cache/apt/archives"  # packages that apt has fetched
 EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt notes what it has installed automatically
 # What was cut off in the middle of being unpacked goes, too: it came with us.
 DPKG = ["dpkg", "--force-remove-reinstreq"]
@@ -171,9 +172,10 @@ class Removal:
         names = sorted(going)
         if shutil.which("dpkg"):
             states = self.states()
+            torn = [name for name in names if states[name] == "half-installed" and not self.unpack(name)]
             self.run(DPKG + ["--purge"] + names)
             self.run(["dpkg", "--configure", "--pending"])
-            if any(states[name] == "half-installed" for name in names):
+            if torn:
                 self.orphans(os.stat(self.record_path).st_mtime)
         else:
             self.run(["rpm", "--erase"] + names)
@@ -194,13 +196,26 @@ class Removal:
         pairs = (line.partition(" ") for line in said.splitlines())
         return {name: state for state, _, name in pairs if state not in ("not-installed", "config-files")}
 
+    def unpack(self, name):
+        """Let dpkg finish what was cut off: until a package is unpacked, dpkg does not know its files, and would leave them behind.
+
+        It needs the archive that apt has fetched; ``orphans`` is for packages whose archive is gone.
+        """
+        plain, _, architecture = name.partition(":")
+        archives = [
+            os.path.join(ARCHIVES, file)
+            for file in (os.listdir(ARCHIVES) if os.path.isdir(ARCHIVES) else [])
+            if file.startswith(plain + "_") and file.endswith("_%s.deb" % architecture if architecture else ".deb")
+        ]
+        return any(self.run(["dpkg", "--force-depends", "--unpack", path], check=False)[0] == 0 for path in archives)
+
     def orphans(self, since):
-        """Take off what a package that was cut off while it was unpacked has laid down since: dpkg does not know those files yet."""
+        """Take off what a package that was cut off while it was unpacked has laid down since and not yet given its name."""
         root = os.stat("/").st_dev
         for folder, folders, names in os.walk("/"):
-            below = (os.path.join(folder, name) for name in folders)
-            folders[:] = [os.path.basename(path) for path in below if not os.path.islink(path) and os.lstat(path).st_dev == root]
-            for path in (os.path.join(folder, name) for name in names if name.endswith(".dpkg-new")):
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            folders[:] = [name for name in folders if name not in links and os.lstat(os.path.join(folder, name)).st_dev == root]
+            for path in (os.path.join(folder, name) for name in names + links if name.endswith(".dpkg-new")):
                 # The time of its change: dpkg sets the other to that of the package.
                 if os.lstat(path).st_ctime >= since and not self.owner(path[: -len(".dpkg-new")]):
                     os.unlink(path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
+import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 from hosts import good, provision, report, root, running, wait_until
@@ -49,6 +52,36 @@ def own_package(host: SandboxHost, name: str, depends: str) -> None:
     )
 
 
+# Stands for a power cut: the program that loads it dies right after it has given a file that name.
+CUT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+int rename(const char *from, const char *to) {
+    int (*real)(const char *, const char *) = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
+    int result = real(from, to);
+    const char *at = strstr(to, getenv("CUT_AT"));
+    if (result == 0 && at && !strcmp(at, getenv("CUT_AT"))) raise(SIGKILL);
+    return result;
+}
+"""
+
+
+def cut_off_while_unpacking(host: SandboxHost, package: str, at: str, folder: Path) -> None:
+    """Let dpkg die in the middle of unpacking a package that apt has fetched, when file ``at`` has its name and those after it do not."""
+    (folder / "cut.c").write_text(CUT)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "cut.so", folder / "cut.c", "-ldl"], check=True)
+    library = base64.b64encode((folder / "cut.so").read_bytes()).decode()
+    root(host, f"echo {library} | base64 -d > /var/tmp/cut.so")
+    unpack = f"CUT_AT={at} LD_PRELOAD=/var/tmp/cut.so dpkg --force-depends --unpack /var/cache/apt/archives/{package}_*.deb"
+    said = root(host, f"{unpack} 2>&1; rm /var/tmp/cut.so; ldconfig")
+    assert "half-installed" == root(host, f"dpkg-query -W -f '${{db:Status-Status}}' {package} || true"), said
+    assert at in root(host, "ldconfig -p; ls /usr/lib/x86_64-linux-gnu")
+
+
 def test_without_a_terminal_it_wants_a_yes(bare):
     sandbox, _before = bare
     result = provision("remove", str(sandbox.inventory))
@@ -56,15 +89,17 @@ def test_without_a_terminal_it_wants_a_yes(bare):
     assert "--yes" in result.stderr
 
 
-def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare):
+def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare, tmp_path):
     sandbox, before = bare
     host = sandbox.hosts[0]
     with running("up", str(sandbox.inventory), "--limit", host.name, *LEAN) as run:
         run.wait_for("packages: Note what was there before")
-        wait_until(lambda: "unpacked" in root(host, "dpkg-query -W -f '${db:Status-Status}\\n'"))
+        fetched = "ls /var/cache/apt/archives/libgomp1_*.deb 2>/dev/null && dpkg-query -W -f '${db:Status-Status}\\n' || true"
+        wait_until(lambda: "unpacked" in root(host, fetched))
         run.process.send_signal(signal.SIGINT)
         assert run.finish(timeout=90).returncode == 1
     assert json.loads(root(host, "cat /opt/provision/record.json"))["packages"]["before"] is not None
+    cut_off_while_unpacking(host, "libgomp1", "libgomp.so.1.0.0", tmp_path)
     removed = report(good(provision("remove", str(sandbox.inventory), "--limit", host.name, "--yes", "--json")))
     assert [(entry["state"], entry["left"]) for entry in removed["hosts"]] == [("removed", [])]
     assert state(host) == before[host.name]
