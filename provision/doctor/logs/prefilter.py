@@ -8,7 +8,7 @@ expression. A line's verdict is kept, within bounds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
@@ -17,6 +17,7 @@ _KEPT_LINES = 100_000  # reduced lines whose verdict is kept: some 20 MB
 _KEPT_BYTES = 20 << 20
 # From frequent to rare in logs: the search jumps from one possible first letter to the next, so rare ones make it fast.
 _FREQUENCY = " etaoinrslcdpmuhgfbyw.-:=/,_[]()vk'\"<>jxqz"
+_ONE_MORE = 0.05  # what one more word from a letter costs, beside what it costs to look at every such letter
 
 
 class Prefilter:
@@ -25,7 +26,7 @@ class Prefilter:
     def __init__(self, words: Iterable[str]) -> None:
         self._words = sorted({word.encode() for word in words})
         self._any = re.compile(_trie(self._words))
-        self._seen: dict[bytes, None] = {}
+        self._seen: set[bytes] = set()
         self._seen_bytes = 0
         self._words_of: dict[bytes, tuple[bytes, ...]] = {}
 
@@ -54,7 +55,7 @@ class Prefilter:
     def forget(self, line: bytes) -> None:
         """The line is no candidate any more, wherever it comes again."""
         self._words_of.pop(line, None)
-        self._seen[line] = None
+        self._seen.add(line)
 
     def _look_at(self, new: set[bytes]) -> None:
         if len(self._seen) > _KEPT_LINES or self._seen_bytes > _KEPT_BYTES:
@@ -63,20 +64,30 @@ class Prefilter:
         if len(self._words_of) > _KEPT_LINES:
             self._words_of.clear()
         joined = b"\n".join(new)
+        candidates = set()
         for match in self._any.finditer(joined):
             begin = joined.rfind(b"\n", 0, match.start()) + 1
             end = joined.find(b"\n", match.end())
-            self._words_of[joined[begin : end if end >= 0 else len(joined)]] = ()
-        self._seen.update(dict.fromkeys(line for line in new if line not in self._words_of and len(line) < 4096))
+            candidates.add(joined[begin : end if end >= 0 else len(joined)])
+        self._words_of.update(dict.fromkeys(candidates, ()))
+        self._seen |= new - candidates
         self._seen_bytes += len(joined)
 
 
-def _tail(word: bytes) -> bytes:
-    """The word from its rarest letter on; at least three letters stay."""
-    text = word.decode("utf-8", "replace")
-    starts = range(max(1, len(text) - 2))
-    best = max(starts, key=lambda index: (_FREQUENCY.find(text[index]) if text[index] in _FREQUENCY else 99, -index))
-    return text[best:].encode()
+def _tails(words: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Each word, and what of it is searched for: from a rare letter on, and from few different letters in all."""
+    starts: set[str] = set()
+    # Words without a rare letter choose first: their letters cost most, and then serve others, too.
+    for text in sorted((word.decode("utf-8", "replace") for word in words), key=lambda text: (-min(map(_often, text)), text)):
+        costs = [_often(letter) * (_ONE_MORE if letter in starts else 1) for letter in text[: max(1, len(text) - 2)]]
+        best = costs.index(min(costs))
+        starts.add(text[best])
+        yield text.encode(), text[best:].encode()
+
+
+def _often(letter: str) -> float:
+    """How often a letter stands in logs, by its place among the others; the most frequent has 1."""
+    return 0.87 ** (_FREQUENCY.find(letter) if letter in _FREQUENCY else len(_FREQUENCY))
 
 
 @dataclass
@@ -96,9 +107,9 @@ class _Node:
 def _trie(words: Iterable[bytes]) -> bytes:
     """One expression that matches any of the words, from its rarest letter on."""
     root = _Node()
-    for word in words:
+    for word, tail in _tails(words):
         node = root
-        for letter in _tail(word):
+        for letter in tail:
             node = node.below.setdefault(letter, _Node())
         node.words.append(word)
     return root.expression()
