@@ -51,17 +51,23 @@ def look(session: Session) -> Survey:
         elif event.task.endswith("Look at the host") and event.kind in ("ok", "changed"):
             received[event.host] = (str(event.result.get("stdout", "")), time.time())
 
+    asked = "become" in session.passwords
+    with_password = [host.name for host in session.inventory.hosts if asked or any(name in host.variables for name in _PASSWORD_VARIABLES)]
     session.play(
         resources.folder("playbooks") / "survey.yml",
         "Survey",
-        extra_vars={"provision_survey_command": _command(), "provision_try_become": "become" in session.passwords},
+        extra_vars={
+            "provision_survey_command": _command(),
+            "provision_try_become": asked,
+            "provision_with_password": with_password or "!all",
+        },
         on_event=note,
     )
 
     survey = Survey()
     for host in session.inventory.hosts:
-        has_password = "become" in session.passwords or any(name in host.variables for name in _PASSWORD_VARIABLES)
-        survey.problems += _host_problems(host, survey, received.get(host.name), refused.get(host.name), has_password)
+        answer, refusal = received.get(host.name), refused.get(host.name)
+        survey.problems += _host_problems(host, survey, answer, refusal, host.name in with_password)
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
     for finding in check_against_facts(session.inventory, survey.hosts):
         survey.problems.append(Problem(finding.level, finding.host or finding.where, f"{finding.message} ({finding.where})", finding.todo))
