@@ -78,7 +78,7 @@ def cut_off_while_unpacking(host: SandboxHost, package: str, at: str, folder: Pa
     root(host, f"echo {library} | base64 -d > /var/tmp/cut.so")
     unpack = f"CUT_AT={at} LD_PRELOAD=/var/tmp/cut.so dpkg --force-depends --unpack /var/cache/apt/archives/{package}_*.deb"
     said = root(host, f"{unpack} 2>&1; rm /var/tmp/cut.so; ldconfig")
-    assert "half-installed" == root(host, f"dpkg-query -W -f '${{db:Status-Status}}' {package} || true"), said
+    assert root(host, f"dpkg-query -W -f '${{db:Status-Status}}' {package} || true") == "half-installed", said
     assert at in root(host, "ldconfig -p; ls /usr/lib/x86_64-linux-gnu")
 
 
