@@ -59,7 +59,7 @@ def look(session: Session) -> Survey:
         extra_vars={
             "provision_survey_command": _command(),
             "provision_try_become": asked,
-            "provision_with_password": with_password or "!all",
+            "provision_with_password": with_password,
         },
         on_event=note,
     )

@@ -38,7 +38,8 @@ mkdir -p "$work"
 render() { provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --out "$work/playbook"; }
 gate "render a playbook" render
 cp playbooks/*.yml "$work/playbook/" && cp .ansible-lint "$work/playbook/"
-lint_playbooks() (cd "$work/playbook" && ANSIBLE_LIBRARY=library ansible-lint --offline --profile production ./*.yml)
+actions=$PWD/playbooks/action_plugins
+lint_playbooks() (cd "$work/playbook" && ANSIBLE_LIBRARY=library ANSIBLE_ACTION_PLUGINS="$actions" ansible-lint --offline --profile production ./*.yml)
 gate "ansible-lint (production)" lint_playbooks
 
 if [ ${#failed[@]} -gt 0 ]; then
