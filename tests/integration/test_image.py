@@ -329,7 +329,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     hosts = str(far_hosts.inventory)
-    assert provision("run", hosts, image, "--smoke", "--keep") == 0
+    assert provision("run", hosts, image, "--smoke", "--epochs", "2", "--keep") == 0
     out, err = capfd.readouterr()
     assert "2 ranks on 2 hosts" in out
     assert "bit-identical on all ranks" in out
@@ -338,28 +338,32 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     assert [line.splitlines()[0] for line in kept] == [f"{image} {str(engine.images.get(image).id)[7:19]}"] * 2
     assert not [line for lines in kept for line in lines.splitlines()[1:] if int(line.rpartition(":")[2]) in fleet._PORTS]  # no sshd
 
-    # Another image on the same layers: these are not copied, and it goes when the job has ended, however that is.
+    # It is there now, and the job's exit code is ours. What a killed run left goes on the way.
     monkeypatch.chdir(tmp_path)
+    program = (
+        "import pathlib, sys, time, collective_core as c\nc.init()\nprint('here', c.rank(), (pathlib.Path.home() / 'more').exists())\n"
+    )
+    (tmp_path / "fails.py").write_text(program + "sys.exit(7 * c.rank())\n")
+    a_killed_run_left(far_hosts, image)
+    assert held(far_hosts) != kept
+    assert provision("run", hosts, image, "--", "python", "fails.py") == 7
+    out, err = capfd.readouterr()
+    assert "here 1 False" in err
+    assert "copying" not in err
+    assert held(far_hosts) == kept
+
+    # Another image on the same layers: these are not copied, and it goes when the job ends, also when it is ended.
     derived = f"{IMAGE}-more"
     engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nRUN echo more > ~/more\n".encode()), tag=derived, rm=True)
     try:
-        program = "import pathlib, sys, time, collective_core as c\nc.init()\n"
-        program += "print('here', c.rank(), (pathlib.Path.home() / 'more').read_text())\n"
-        (tmp_path / "fails.py").write_text(program + "sys.exit(7 * c.rank())\n")
-        a_killed_run_left(far_hosts, image)
-        assert held(far_hosts) != kept
-        assert provision("run", hosts, derived, "--", "python", "fails.py") == 7
-        out, err = capfd.readouterr()
-        assert re.search(r"node1: copying 0 of \d+ MB", err)
-        assert "here 1 more" in err
-        assert held(far_hosts) == kept
         (tmp_path / "waits.py").write_text(program + "time.sleep(600)\n")
         with running("image", "run", hosts, derived, "--", "python", "waits.py") as job:
-            job.wait_for("here 1 more")
+            job.wait_for("here 1 True")
             assert held(far_hosts) != kept
             job.process.send_signal(signal.SIGTERM)
             ended = job.finish(timeout=120)
         assert ended.returncode == 1
+        assert re.search(r"node1: copying 0 of \d+ MB", ended.stderr)
         assert "provision: interrupted" in ended.stderr
         assert held(far_hosts) == kept
     finally:
