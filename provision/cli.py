@@ -19,6 +19,7 @@ from provision import __version__, build_check, install, launch, lock, main_job,
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
+from provision.bench.cli import bench
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
 from provision.image.cli import app as image_app
@@ -49,6 +50,7 @@ sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this m
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(doctor_app, name="doctor")
 app.add_typer(image_app, name="image")
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)

@@ -397,6 +397,21 @@ def checkpoints_fill_a_disk(cluster: Sandbox, work: Path) -> None:
         as_machine(one, "mount", f"umount {small} && rmdir {small}")
 
 
+def test_bench_measures_the_pair_more_and_more_ranks_and_training(cluster, tmp_path):
+    page = tmp_path / "page.html"
+    words = ("bench", inventory(cluster), "--sizes", "4K,1M", "--rounds", "1", "--out", str(page))
+    measured = report(good(provision(*words, "--json")))
+    assert [pair["hosts"] for pair in measured["pairs"]] == [["node1", "node2"]]
+    assert [run["np"] for run in measured["ranks"]] == [2, 4]
+    assert [run["np"] for run in measured["training"]] == [1, 2, 4]
+    assert all(result["busbw_gbs"] > 0 for run in [*measured["pairs"], *measured["ranks"]] for result in run["results"])
+    assert "node1" in page.read_text()
+    again = good(provision(*words, "--no-pairs", "--no-training"))
+    assert "the page: " in again.stdout
+    refused = provision("bench", inventory(cluster), "--sizes", "big")
+    assert (refused.returncode, "write them like" in refused.stderr) == (2, True)
+
+
 def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
     with running("smoke", inventory(cluster)) as first:
         first.wait_for("Survey")

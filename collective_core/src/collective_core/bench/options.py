@@ -36,6 +36,7 @@ class Options(NamedTuple):
     overhead: bool
     rounds: int
     json: bool
+    report: str | None
 
 
 class UsageError(Exception):
@@ -105,6 +106,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--overhead", action="store_true", help="what timeline, flight recorder, autotune, init and memory cost")
     parser.add_argument("--rounds", default=str(DEFAULT_ROUNDS), metavar="N", help=f"rounds whose median counts ({DEFAULT_ROUNDS})")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
+    parser.add_argument("--report", metavar="FILE", help="write the JSON document into this file, too")
     given = parser.parse_args(arguments)
     if given.batch is not None and not given.train:
         raise UsageError("--batch goes with --train")
@@ -123,4 +125,5 @@ def parse(arguments: Sequence[str]) -> Options:
         overhead=given.overhead,
         rounds=_whole(given.rounds, "--rounds", 1, 10_001),
         json=given.json,
+        report=given.report,
     )

@@ -30,6 +30,8 @@ def main(wanted: Options) -> int:
         document = collectives(wanted)
     if cc.rank() == 0:
         report.show(document, wanted.json)
+        if wanted.report is not None:
+            report.write(document, wanted.report)
     cc.shutdown()
     return 0
 

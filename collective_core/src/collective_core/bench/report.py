@@ -7,6 +7,8 @@ import math
 import os
 from typing import Any
 
+from collective_core.bench.options import UsageError
+
 SCHEMA = 1
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -30,6 +32,15 @@ def duration(microseconds: float) -> str:
 
 def show(document: dict[str, Any], as_json: bool) -> None:
     print(json.dumps(document) if as_json else text(document), flush=True)
+
+
+def write(document: dict[str, Any], path: str) -> None:
+    """The document as JSON into a file. Raises :class:`UsageError` when it cannot be written."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from error
 
 
 def text(document: dict[str, Any]) -> str:
