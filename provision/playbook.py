@@ -173,7 +173,10 @@ def catching_interrupts() -> Iterator[threading.Event]:
     def note(_number: int, _frame: FrameType | None) -> None:
         flag.set()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup keeps its word
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in ending}
     try:
         yield flag
     finally:

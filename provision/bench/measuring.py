@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from provision import installed, launch
@@ -48,7 +48,7 @@ def measure(inventory: Inventory, wanted: Wanted, progress: Progress, passwords:
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         document: dict[str, Any] = {
             "schema": SCHEMA,
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "hosts": [{"name": name, "slots": count} for name, count in slots],
             "pairs": [],
             "ranks": [],

@@ -196,8 +196,8 @@ def quick_exchange(command, address):
     ssh 9 begins with one that computes four times as long as all the rest of a login; these logins carry nothing that is secret.
     """
     try:
-        done = subprocess.run(command + ["-G", address], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    except OSError:
+        done = subprocess.run(command + ["-G", address], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LOGIN_S)
+    except (OSError, subprocess.TimeoutExpired):
         return []
     for line in done.stdout.decode(errors="replace").splitlines():
         key, _, value = line.partition(" ")

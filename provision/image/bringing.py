@@ -293,4 +293,4 @@ def _do(session: Session, scripts: Mapping[str, tuple[Engine, str]], step: str) 
 
 def _untagging(reference: str) -> str:
     word = shlex.quote(reference)
-    return f"! docker image inspect {word} >/dev/null 2>&1 || docker image rm {word} >/dev/null"
+    return f"docker version >/dev/null && {{ ! docker image inspect {word} >/dev/null 2>&1 || docker image rm {word} >/dev/null; }}"

@@ -71,6 +71,10 @@ def inspect(session: Session, engines: Mapping[str, Engine], references: Sequenc
     """What each of these hosts' engines tells of the images that it has under any of these names."""
     script = f"echo {_MARK}; docker image inspect {shlex.join(references)} 2>/dev/null || true"
     answers = on_engines(session, {name: (engine, script) for name, engine in engines.items()})
+    for name, answer in answers.items():
+        if answer.code != 0:
+            said = " ".join(answer.err.split()) or "it did not answer in time"
+            raise ProvisionError(f"its container engine does not tell what images it has: {said}", where=name)
     return {name: json.loads(answer.out.partition(_MARK)[2].strip() or "[]") for name, answer in answers.items()}
 
 
@@ -103,6 +107,7 @@ def put_away(session: Session, engines: Mapping[str, Engine], scripts: Mapping[s
     for name, answer in answers.items():
         if answer.code != 0:
             said = " ".join(answer.err.split()) or ("it did not answer in time" if answer.code is None else f"exit code {answer.code}")
+            session.locks_left = True  # the note of this run stays, and the next one sweeps
             session.progress.line(f"{name}: not all was removed: {said}; by hand there: {'; '.join(wanted[name])}", "bold red")
 
 

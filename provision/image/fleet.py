@@ -105,7 +105,7 @@ def up(
         yield plan_of(session.inventory, inside, alone=alone, slots=taken)
     finally:
         with interrupts.ignored():
-            gone = f"! docker inspect {name(session)} >/dev/null 2>&1 || docker rm -f -v {name(session)} >/dev/null"
+            gone = f'it=$(docker ps -aq --filter name=^/{name(session)}$) && {{ [ -z "$it" ] || docker rm -f -v $it >/dev/null; }}'
             far.put_away(session, engines, {host: [gone] for host in engines})
 
 
@@ -141,8 +141,8 @@ def _script(container: str, run: str, image: str, told: Told, address: str, word
 ! {shlex.join(probe)} >/dev/null 2>&1 || set -- {shlex.join(_LOCKED)}
 {shlex.join(create)} "$@" {shlex.join(serve)} >/dev/null
 docker cp - {container}:{mesh.home()}
+echo {_MARK} # fails where nobody listens any more: then it must not start
 docker start {container} >/dev/null
-echo {_MARK}
 {ready} || {{ docker logs --tail 5 {container} >&2; exit 1; }}
 """
 

@@ -65,7 +65,7 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
 
 @pytest.mark.parametrize(("n", "hosts"), [(4, 2), (10, 9)])
 def test_a_rank_that_its_late_leader_waits_for_is_named_by_all(launch, n, hosts):
-    reports = launch("late_leader.py", n, hosts, env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True).reports()
+    reports = launch("late_leader.py", n, hosts, env={"COLLECTIVE_TIMEOUT": "4"}, keep_going=True).reports()
     assert set(reports) == set(range(n))
     for rank in set(range(n)) - {1}:
         assert (reports[rank]["kind"], reports[rank]["ranks"]) == ("timeout", [1]), reports[rank]

@@ -18,7 +18,7 @@ from collective_core.errors import CollectiveError, NotInitialisedError
 MOST_MEETINGS = 20
 #: Seconds that the end of a process waits for the other ranks to end, too, for what they do together then. A program that ends alone,
 #: with sys.exit(1), say, looks no different from here.
-EXIT_PATIENCE = 10.0
+EXIT_PATIENCE = 300.0
 
 
 class Membership(NamedTuple):

@@ -10,11 +10,11 @@ import itertools
 import os
 import re
 import shlex
-from typing import Iterator, Mapping
+from typing import Dict, Iterator, Mapping
 
 from collective_core.errors import CollectiveError
 
-Variables = dict[str, str]
+Variables = Dict[str, str]
 _SECTION = re.compile(r"\[([^:\]\s]+)(?::(vars|children|hosts))?\]")
 #: What only a whole reader of inventories can use.
 _TOO_MUCH = (

@@ -142,7 +142,7 @@ class Checkpoints:
         older = [path for path in others if _step_of(path) < header["step"]]
         drafts = self._folder.glob(".step-*.checkpoint.part")  # of a process that was killed
         for old in {*others, *drafts} - {*older[: self._keep - 1]}:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
     def _last_valid(self) -> _Found | None:
         passed_over = []

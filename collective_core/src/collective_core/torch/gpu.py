@@ -265,8 +265,8 @@ def _abort() -> None:
     """After a failure: nothing on this GPU may wait for other ranks any more."""
     library = nccl.library()
     for own in list(_sets.values()):
+        own.broken = "its communicator was aborted after a failure"  # first: what comes meanwhile must find one or the other
         communicator, own.communicator = own.communicator, 0
-        own.broken = "its communicator was aborted after a failure"
         if communicator and library is not None:
             with contextlib.suppress(CollectiveError):
                 library.abort(communicator)
