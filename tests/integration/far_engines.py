@@ -46,7 +46,9 @@ def engine_of_its_own(host: SandboxHost, folder: Path) -> Iterator[None]:
     command += ["--data-root", str(place / "data"), "--exec-root", str(place / "exec"), "--pidfile", str(place / "pid")]
     command += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--containerd-namespace", f"provision-{process}"]
     command += ["--insecure-registry", "0.0.0.0/0"]
-    with (place / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PATH": _PATH}) as dockerd:
+    # The proxy of other tests is not its own, and ends before it.
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | {"PATH": _PATH}
+    with (place / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as dockerd:
         try:
             buffer = io.BytesIO()
             with tarfile.open(fileobj=buffer, mode="w") as tar:
