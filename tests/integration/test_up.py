@@ -564,8 +564,7 @@ def test_a_host_that_cannot_build_the_engine_stops_nobody_else(cluster, tmp_path
     states = {host["host"]: host["state"] for host in report(result)["hosts"]}
     assert states == {"node1": "failed", "node2": "installed"}
     root(two, "/opt/provision/venv/bin/python -c 'import collective_core'")
-    root(one, "rm /opt/provision/src")
-    good(provision("up", inventory(cluster), "--no-smoke"))
+    root(one, "rm /opt/provision/src")  # the next test's run completes it
 
 
 def test_the_whole_job_after_all_of_that(cluster):
