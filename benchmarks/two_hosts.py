@@ -11,6 +11,7 @@ bars: 85 % of iperf3 and twice the faster peer from 8 MiB on, faster than both p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -18,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,19 @@ class Hosts:
     def remove(self) -> None:
         for name in self.names:
             for pid in subprocess.run(("ip", "netns", "pids", name), capture_output=True, text=True, check=False).stdout.split():
-                os.kill(int(pid), 9)
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(int(pid), 9)
             subprocess.run(("ip", "netns", "delete", name), check=False)
 
 
 def both_ways(hosts: Hosts, streams: int) -> float:
     """GB/s each way that iperf3 moves in both directions at once: the mean, for it often favours one."""
-    server = subprocess.Popen(("ip", "netns", "exec", hosts.names[1], "iperf3", "-s", "-1"), stdout=subprocess.DEVNULL)
-    time.sleep(0.3)
+    serve = ("ip", "netns", "exec", hosts.names[1], "iperf3", "-s", "-1", "--forceflush")
+    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+    next(line for line in server.stdout or () if "listening" in line)
     options = ("--bidir", "-J", "-t", str(IPERF_SECONDS), "-O", str(IPERF_OMITTED), "-P", str(streams))
     end = json.loads(hosts.execute(hosts.names[0], "iperf3", "-c", hosts.addresses[1], *options))["end"]
-    server.wait()
+    server.communicate()
     return statistics.mean(end[way]["bits_per_second"] for way in ("sum_received", "sum_received_bidir_reverse")) / 8e9
 
 

@@ -12,13 +12,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, cast
 
-from provision import remote
-from provision.playbook import catching_interrupts
+from provision import interrupts, remote
 from provision.session import Session
 
 PATIENCE_S = 60.0
@@ -35,6 +34,12 @@ class Answer:
     out: str
     err: str
 
+    @property
+    def complaint(self) -> str:
+        """Why it failed, on one line: what was said last, else how it ended."""
+        said = " ".join((self.err or self.out).split())[-500:]
+        return said or ("it was not done in time" if self.code is None else f"exit code {self.code}")
+
 
 def ask(
     session: Session, scripts: Mapping[str, str], *, stdin: bytes | Mapping[str, bytes] = b"", patience: float = PATIENCE_S
@@ -48,7 +53,7 @@ def ask(
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
-    with catching_interrupts() as interrupted:
+    with interrupts.noted() as interrupted:
         answers = _all(session, scripts, stdin, patience, interrupted)
     if interrupted.is_set():
         session.abort()
@@ -57,14 +62,26 @@ def ask(
 
 def tidy(session: Session, scripts: Mapping[str, str], *, patience: float = PATIENCE_S) -> dict[str, Answer]:
     """The same for what puts things away: no signal ends it half-way."""
-    with catching_interrupts():
+    with interrupts.noted():
         return _all(session, scripts, b"", patience, threading.Event())
 
 
-def login(session: Session, name: str, script: str) -> tuple[list[str], dict[str, str]]:
-    """The argv that runs a script of /bin/sh on a host, marked as of this run, and what must be added to its environment."""
+def start(session: Session, name: str, script: str, *, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """Start a script of /bin/sh on a host, marked as of this run, as leader of a process group here.
+
+    Raises:
+        OSError: no ssh here, or no sshpass where a password is to be given.
+    """
     command = f"env PROVISION_RUN_ID={session.run_id} /bin/sh -c {shlex.quote(script)}"
-    return remote.login(session.inventory.host(name), command, session.passwords.get("connection"))
+    argv, environment = remote.login(session.inventory.host(name), command, session.passwords.get("connection"))
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
 
 
 def _all(
@@ -77,26 +94,18 @@ def _all(
     until = time.monotonic() + patience
 
     def one(name: str) -> Answer:
-        argv, environment = login(session, name, scripts[name])
-        return _run(argv, environment, stdin if isinstance(stdin, bytes) else stdin.get(name, b""), until, interrupted)
+        try:
+            process = start(session, name, scripts[name])
+        except OSError as error:
+            return Answer(_SSH_ITSELF, "", str(error))
+        return _attend(process, stdin if isinstance(stdin, bytes) else stdin.get(name, b""), until, interrupted)
 
     with ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE) or 1) as pool:
         return dict(zip(scripts, pool.map(one, scripts), strict=True))
 
 
-def _run(argv: Sequence[str], environment: dict[str, str], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
-    try:
-        started = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-    except OSError as error:  # no ssh here, or no sshpass where a password is to be given
-        return Answer(_SSH_ITSELF, "", str(error))
-    with started as process:
+def _attend(process: subprocess.Popen[bytes], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
+    with process:
         # By a thread of its own: what `communicate` has not sent when its time is over, it never sends.
         pipe, process.stdin = cast(IO[bytes], process.stdin), None
         threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()

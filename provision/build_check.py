@@ -15,19 +15,18 @@ from provision.session import Session
 
 
 def look(inventory: Inventory, python: str | None, progress: Progress, passwords: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What `hostside/build.py` says on each host. ``python``: the interpreter to ask; None asks that of `provision up`.
+    """What `hostside/build.py` says on each host. ``python``: the interpreter to ask; None asks what `installed.find` finds.
 
     Raises:
         ProvisionError: a host cannot be reached, or has no such environment.
     """
     session = Session(inventory, progress, passwords)
     try:
-        if python is not None:
-            installed.check(session, python)
-            words = {host.name: [python] for host in inventory.hosts}
+        found = installed.find(session, python)
+        if isinstance(found, str):
+            words = {host.name: [found] for host in inventory.hosts}
         else:
-            plan = installed.look(session)
-            words = {name: [f"{host.prefix}/venv/bin/python", host.mpirun] for name, host in plan.hosts.items()}
+            words = {name: [f"{host.prefix}/venv/bin/python", host.mpirun] for name, host in found.hosts.items()}
         commands = {
             name: resources.inline_command("build.py", *more, interpreter=shlex.quote(interpreter))
             for name, (interpreter, *more) in words.items()
@@ -35,13 +34,13 @@ def look(inventory: Inventory, python: str | None, progress: Progress, passwords
         answers = at_once.ask(session, commands)
     finally:
         session.close()
-    found = {}
+    said = {}
     for name, answer in answers.items():
         try:
-            found[name] = json.loads(answer.out.strip().splitlines()[-1])
+            said[name] = json.loads(answer.out.strip().splitlines()[-1])
         except (ValueError, IndexError):
             raise ProvisionError(answer.err.strip() or "it did not say what it has", where=name) from None
-    return found
+    return said
 
 
 def text(host: str, found: Mapping[str, Any]) -> str:

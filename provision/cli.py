@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, build_check, install, launch, lock, main_job, plan_text, progress, report, run_hosts, sandbox
+from provision import __version__, build_check, install, launch, lock_file, main_job, plan_text, progress, report, run_hosts, sandbox
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
@@ -23,7 +23,8 @@ from provision.bench.cli import bench
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
 from provision.image.cli import app as image_app
-from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, run_options, wishes
+from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, wishes
+from provision.run_options import run_options
 from provision.session import Session
 
 _Result = TypeVar("_Result")
@@ -149,8 +150,10 @@ def plan(
             looked = surveying.look(Session(inventory, shown, passwords))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
-    before = None if options.upgrade else lock.read(inventory)
+    before = None if options.upgrade else lock_file.read(inventory)
     made, sources = main_job.make_plan(inventory, found, options, before)
+    for line in main_job.upgrade(inventory, found, made) if options.upgrade else ():
+        Console(stderr=True).print(Text(line))
     if json_:
         for piece in made.json():
             sys.stdout.write(piece)
@@ -192,24 +195,41 @@ def smoke(
 @app.command(context_settings={"allow_interspersed_args": False})
 @also(options=run_options, passwords=passwords)
 def run(
-    hosts: Annotated[str | None, typer.Option("--hosts", metavar="HOSTS", help="An inventory; the last run's by default.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="HOSTS", help="An inventory, or as -H; the last run's by default, else this machine.")
+    ] = None,
     entries: Annotated[
         str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Only these hosts, with so many slots each.")
     ] = None,
-    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="The same as lines `host slots=N`.", dir_okay=False)] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option("--hostfile", "-hostfile", help="The same as lines `host slots=N`.", dir_okay=False)
+    ] = None,
+    ssh_port: Annotated[int | None, typer.Option("-p", "--ssh-port", min=1, max=65535, help="ssh's port on the hosts.")] = None,
+    ssh_identity_file: Annotated[
+        Path | None, typer.Option("-i", "--ssh-identity-file", help="The private key for the hosts.", exists=True, dir_okay=False)
+    ] = None,
     check_build: Annotated[bool, typer.Option("--check-build", "-cb", help="Launch nothing; say what the hosts can do.")] = False,
+    version: Annotated[bool, typer.Option("-v", "--version", hidden=True)] = False,
     *,
     options: launching.RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
+    if version:
+        _root(version=True)
+    run_hosts.refuse_ranks(os.environ)
+    if run_hosts.is_list(hosts, options.np):
+        if entries is not None:
+            raise UsageError("--hosts and -H say the same thing; give one of them")
+        hosts, entries = None, hosts
     if entries is not None and hostfile is not None:
         raise UsageError("-H and --hostfile say the same thing; give one of them")
     wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
-    script = options.elastic.script if options.elastic else None
+    elastic = options.elastic
     if not wanted and not hosts:
-        wanted = run_hosts.of_script(script) if script else run_hosts.of_launcher(os.environ)
-    inventory = run_hosts.choose(hosts, wanted)
+        asked = run_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
+        wanted = asked or run_hosts.of_launcher(os.environ)
+    inventory = run_hosts.reached_by(run_hosts.choose(hosts, wanted, options.np, _say), ssh_port, ssh_identity_file)
     if check_build:
         with progress.make() as shown:
             found = build_check.look(inventory, options.python, shown, passwords)

@@ -92,7 +92,8 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
     if given is not None:
         return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
     if wanted.url is None or wanted.sha256 is None:
-        raise ProvisionError(f"the plan knows no address of {what}", where=host.name, todo=f"give the file: {recipe.option}")
+        file = f"the plan takes {what} from {wanted.package}, of which it knows no address"
+        raise ProvisionError(file, where=host.name, todo=f"give the file: {recipe.option} FILE, or resolve everything anew: --upgrade")
     todo = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
     return downloads.fetch(wanted.url, wanted.sha256, what=what, todo=todo, say=say)
 

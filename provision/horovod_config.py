@@ -23,6 +23,11 @@ _VARIABLES = {
     ("params", "cache_capacity"): "HOROVOD_CACHE_CAPACITY",
     ("params", "hierarchical_allreduce"): "HOROVOD_HIERARCHICAL_ALLREDUCE",
     ("params", "hierarchical_allgather"): "HOROVOD_HIERARCHICAL_ALLGATHER",
+    ("autotune", "log_file"): "HOROVOD_AUTOTUNE_LOG",
+    ("autotune", "warmup_samples"): "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    ("autotune", "steps_per_sample"): "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    ("autotune", "bayes_opt_max_samples"): "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    ("autotune", "gaussian_process_noise"): "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     ("timeline", "filename"): "HOROVOD_TIMELINE",
     ("timeline", "mark_cycles"): "HOROVOD_TIMELINE_MARK_CYCLES",
     ("stall_check", "enabled"): "HOROVOD_STALL_CHECK_DISABLE",
@@ -30,18 +35,28 @@ _VARIABLES = {
     ("stall_check", "shutdown_time_seconds"): "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     ("library_options", "mpi_threads_disable"): "HOROVOD_MPI_THREADS_DISABLE",
     ("library_options", "num_nccl_streams"): "HOROVOD_NUM_NCCL_STREAMS",
+    ("library_options", "thread_affinity"): "HOROVOD_THREAD_AFFINITY",
     ("library_options", "ccl_bgt_affinity"): "HOROVOD_CCL_BGT_AFFINITY",
     ("library_options", "gloo_timeout_seconds"): "HOROVOD_GLOO_TIMEOUT_SECONDS",
     ("logging", "level"): "HOROVOD_LOG_LEVEL",
     ("logging", "with_timestamp"): "HOROVOD_LOG_HIDE_TIME",
 }
-_TEXTS = (("timeline", "filename"), ("logging", "level"))
+_TEXTS = (("autotune", "log_file"), ("timeline", "filename"), ("logging", "level"))
 _SWITCHES = (
     *(("params", "hierarchical_allreduce"), ("params", "hierarchical_allgather"), ("timeline", "mark_cycles"), ("stall_check", "enabled")),
     *(("library_options", "mpi_threads_disable"), ("logging", "with_timestamp")),
 )
 #: Whose variable says the contrary.
 _TURNED = (("stall_check", "enabled"), ("logging", "with_timestamp"))
+#: The engine's own names of these, which win over Horovod's. Source: collective_core/horovod_environment.py.
+_OURS = {
+    "HOROVOD_FUSION_THRESHOLD": "COLLECTIVE_FUSION_MB",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "COLLECTIVE_START_TIMEOUT",
+    "HOROVOD_STALL_CHECK_DISABLE": "COLLECTIVE_STALL_WARNING",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "COLLECTIVE_STALL_WARNING",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "COLLECTIVE_TIMEOUT",
+    "HOROVOD_TIMELINE": "COLLECTIVE_TIMELINE",
+}
 _LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
 
 
@@ -71,18 +86,20 @@ def read(path: Path) -> Config:
         raise UsageError(f"controller: {launcher}: it is gloo or mpi", where=str(path))
     variables: dict[str, str] = {}
     for section, keys in document.items():
-        if section in ("controller", "autotune"):
+        if section == "controller" or (section == "autotune" and not isinstance(keys, dict)):
             continue
         if section not in {known for known, _ in _VARIABLES}:
             raise UsageError(f"{section}: no such section", where=str(path), todo=f"there are {', '.join(_sections())}")
         if not isinstance(keys, dict):
             raise UsageError(f"{section}: keys and values are expected", where=str(path))
         for key, value in keys.items():
+            if (section, key) == ("autotune", "enabled"):
+                continue
             if (section, key) not in _VARIABLES:
                 known = ", ".join(name for of, name in _VARIABLES if of == section)
                 raise UsageError(f"{section}: {key}: no such key", where=str(path), todo=f"there are {known}")
             if value is not None:
-                variables[_VARIABLES[section, key]] = _value((section, key), value, path)
+                variables.update([variable((section, key), value, f"{path}: {section}: {key}")])
     autotune = document.get("autotune") or {}
     return Config(
         _LAUNCHERS[str(launcher).lower()] if launcher is not None else None,
@@ -91,12 +108,26 @@ def read(path: Path) -> Config:
     )
 
 
+def unset(asked_for: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
+    """What keeps a shell's variables of ours from winning over Horovod's that were asked for: empty ones, which count as none."""
+    return {ours: "" for theirs, ours in _OURS.items() if theirs in asked_for and ours in shell}
+
+
 def _sections() -> list[str]:
-    return ["controller", "autotune", *dict.fromkeys(section for section, _ in _VARIABLES)]
+    return ["controller", *dict.fromkeys(section for section, _ in _VARIABLES)]
 
 
-def _value(key: tuple[str, str], value: Any, path: Path) -> str:
-    where = f"{path}: {': '.join(key)}"
+def is_text(key: tuple[str, str]) -> bool:
+    """Whether what belongs to a key of the file is any text."""
+    return key in _TEXTS
+
+
+def variable(key: tuple[str, str], value: Any, where: str) -> tuple[str, str]:
+    """Horovod's variable for a key of the file, and its value. Raises UsageError, saying ``where``, for what cannot be meant."""
+    return _VARIABLES[key], _value(key, value, where)
+
+
+def _value(key: tuple[str, str], value: Any, where: str) -> str:
     if key in _TEXTS:
         return str(value)
     if key in _SWITCHES:

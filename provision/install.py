@@ -47,14 +47,15 @@ Facts = Mapping[str, Any]
 class Sources:
     """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
 
-    ``bundle``: everything else then comes from there. ``locked``: host → the files that pip must take, as provision.lock has them.
+    ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that pip must
+    take there, as provision.lock has them.
     """
 
     engine: EngineSource
     wheels: Path | None = None
     index_url: str | None = None
     given: supplies.Given = field(default_factory=supplies.Given)
-    locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    locked: Mapping[str, Mapping[str, list[dict[str, Any]]]] = field(default_factory=dict)
     bundle: Bundle | None = None
 
 
@@ -174,10 +175,16 @@ def _one_line(value: Any) -> Any:
 
 @dataclass
 class Installed:
-    """How the installation went, and host → {name: {version, url, sha256}}: the files that its packages came from."""
+    """How the installation went.
+
+    Attributes:
+        files: host → folder in the prefix → {name: {version, url, sha256}}: the files that its packages came from.
+        unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
+    """
 
     outcome: Outcome
     files: dict[str, dict[str, Any]]
+    unlocked: dict[str, list[str]]
 
 
 def install(
@@ -190,12 +197,15 @@ def install(
     extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     files: dict[str, dict[str, Any]] = {}
+    unlocked: dict[str, list[str]] = {}
 
     def note(event: Event) -> None:
         if event.role == "manifest" and event.kind == "ok":
             for entry in event.result.get("results") or ():
                 if "content" in entry:
-                    files.setdefault(event.host, {}).update(json.loads(base64.b64decode(entry["content"])))
+                    files.setdefault(event.host, {})[entry["item"]] = json.loads(base64.b64decode(entry["content"]))
+        if found := event.result.get("unlocked"):
+            unlocked.setdefault(event.host, []).extend(found)
         session.progress.event(event)
 
     title = "Install (dry run)" if check else "Install"
@@ -205,7 +215,7 @@ def install(
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
-    return Installed(outcome, files)
+    return Installed(outcome, files, unlocked)
 
 
 def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:

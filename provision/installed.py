@@ -1,11 +1,18 @@
-"""What hosts hold, as the manifests say that earlier runs left there: from the survey's facts, or from a quick look."""
+"""What hosts hold, as the manifests say that earlier runs left there: from the survey's facts, or from a quick look; else a Python with
+the engine that was named, or that this machine has."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from provision import at_once, survey
@@ -22,10 +29,51 @@ _FIND = f'import sys, importlib.util as u; sys.exit(0 if getattr(u.find_spec("co
 _TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -c {shlex.quote(_FIND)}'
 
 
+class NothingInstalled(ProvisionError):
+    """No run of ours has come to its end on a host."""
+
+
+def find(session: Session, python: str | None, patience: float = at_once.PATIENCE_S) -> Plan | str:
+    """What a job can run with: the plan of what is installed, or the path of a Python that has the engine.
+
+    That is ``python`` where it is given; where nothing is installed and all hosts are this machine, that of its active environment.
+
+    Raises:
+        NothingInstalled, ProvisionError: as `look` does.
+    """
+    if python is not None:
+        check(session, python, patience)
+        return python
+    try:
+        return look(session, patience)
+    except NothingInstalled as error:
+        if any(host.connection != "local" for host in session.inventory.hosts):
+            raise NothingInstalled(error.what, where=error.where, todo=f"{error.todo}; or --python PATH of one with the engine") from None
+        looked = list(_pythons_here())
+        found = next((each for each in looked if _has_engine(each)), None)
+        if found is None:
+            what = f"{error.what}, and none of its Pythons has the engine ({', '.join(looked)})"
+            todo = f"{error.todo}; or activate the environment that has it (from the sources: pip install ./collective_core)"
+            raise NothingInstalled(what, where=error.where, todo=todo) from None
+        return found
+
+
+def _pythons_here() -> dict[str, None]:
+    """Those of the active environments, the first on PATH, and the one that runs this."""
+    active = [Path(os.environ[name], "bin/python") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
+    on_path = [found for found in map(shutil.which, ("python3", "python")) if found]
+    return dict.fromkeys([*(str(path) for path in active if path.exists()), *on_path, sys.executable])
+
+
+def _has_engine(python: str) -> bool:
+    return subprocess.run([python, "-c", _FIND], capture_output=True, cwd="/", check=False).returncode == 0
+
+
 def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
     """What is installed on the session's hosts, by one command each and without a survey.
 
     Raises:
+        NothingInstalled: there is nothing on a host.
         ProvisionError: a host cannot be reached, does not answer in ``patience`` seconds, or does not hold what a job needs.
     """
     answers = at_once.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, patience=patience)
@@ -35,7 +83,7 @@ def look(session: Session, patience: float = at_once.PATIENCE_S) -> Plan:
     found = {name: {"installed": {"manifest": _read(answer)}} for name, answer in answers.items()}
     bare = without_manifest(found)
     if bare:
-        raise ProvisionError("nothing is installed here yet", where=", ".join(bare), todo=again)
+        raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), todo=again)
     return plan(session.inventory, found)
 
 
@@ -44,7 +92,7 @@ def check(session: Session, python: str, patience: float = at_once.PATIENCE_S) -
     script = f"python={shlex.quote(python)}; {_TEST}"
     answers = at_once.ask(session, {host.name: script for host in session.inventory.hosts}, patience=patience)
     for host in session.inventory.hosts:
-        _complain(host, answers[host.name], f"install the engine there: {python} -m pip install collective_core")
+        _complain(host, answers[host.name], f"install the engine there, from the sources: {python} -m pip install ./collective_core")
 
 
 def _script(host: Host) -> str:
@@ -82,6 +130,13 @@ def _read(answer: at_once.Answer) -> Any:
 def without_manifest(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The hosts, of those whose facts are given, on which no run has come to its end."""
     return [name for name, each in facts.items() if not _manifest(each)]
+
+
+def plans(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[HostPlan]:
+    """What the manifests say, of the hosts that have one which this version can read."""
+    for name, each in facts.items():
+        with suppress(KeyError, TypeError):
+            yield replace(HostPlan.from_dict(_manifest(each)["host"]), name=name)
 
 
 def plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> Plan:

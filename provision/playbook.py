@@ -10,20 +10,18 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import ansible_runner
 from ansible.config.manager import find_ini_config_file
+
+from provision import interrupts
 
 Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable", "waiting"]
 
@@ -162,28 +160,6 @@ def _waits_for_a_real_run(path: str) -> bool:
     return any(re.match(r"\s+when: not ansible_check_mode", text) for text in task)
 
 
-@contextmanager
-def catching_interrupts() -> Iterator[threading.Event]:
-    """While inside, SIGINT and SIGTERM set the event instead of raising, so that what was started can be ended in order."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        flag.set()
-
-    ending = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup keeps its word
-        ending.append(signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in ending}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _ignore(_event: Event) -> None:
     """For runs that nobody watches."""
 
@@ -231,7 +207,7 @@ def run(
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
-    with catching_interrupts() as interrupted:
+    with interrupts.noted() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(workdir),

@@ -1,6 +1,7 @@
 """What the user sees while something runs: a live line per host on a terminal, one plain line per event elsewhere.
 
-Both write to standard error, so that standard output holds results alone. Events arrive from Ansible's loop and must be handled fast.
+Both write to standard error, so that standard output holds results, and what a program of the user's prints there, alone. Events arrive
+from Ansible's loop and must be handled fast.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._out = Console(highlight=False)
         self._waits: dict[tuple[str, str], str] = {}
 
     def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
@@ -36,6 +38,16 @@ class Progress:
     def line(self, text: str, style: str | None = None) -> None:
         """One line of a job's own output, or a remark."""
         self._console.print(Text(text, style=style or ""))
+
+    def output(self, text: str, style: str | None = None) -> None:
+        """One line that a program has printed, on standard output; into a file or pipe it goes as it is."""
+        if self._out.is_terminal:
+            self._out.print(Text(text, style=style or ""), soft_wrap=True)
+            return
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # nobody reads any more
+            self._out.on_broken_pipe()
 
     def event(self, event: Event) -> None:
         """Show what happened to a task on a host."""

@@ -9,6 +9,7 @@ traceback is rarely the one to read: the first one that is not about a lost peer
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -23,26 +24,32 @@ _CONSEQUENCE = re.compile(
 #: Before what the engine's own launcher says itself.
 _OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
+Show = Callable[[str, str | None], None]
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 
 
 class RankOutput:
-    """Takes a launcher's lines; ``show(text, style)`` gets what people are to see.
+    """Takes a launcher's lines; ``show(text, style)`` gets what people are to see: the launcher's own words and the ranks' errors.
 
     Args:
+        output: gets, as ``show`` does, what ranks print on standard output.
         folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out: N with leading
             zeros, so that names sort; None keeps none.
         quiet: show rank 0 only.
         ranks: how many there are.
+        timestamps: begin what is shown with the time.
 
     Attributes:
         verdict: who failed first, as our own launcher says it; mpirun does not.
     """
 
-    def __init__(self, show: Callable[[str, str | None], None], folder: Path | None = None, *, quiet: bool = False, ranks: int = 1) -> None:
-        self._show = show
+    def __init__(
+        self, show: Show, output: Show, folder: Path | None = None, *, quiet: bool = False, ranks: int = 1, timestamps: bool = False
+    ) -> None:
+        self._show, self._output = show, output
         self._folder = folder
         self._quiet = quiet
+        self._timestamps = timestamps
         self._digits = len(str(max(ranks - 1, 0)))
         self.verdict: str | None = None
         self._files: dict[Path, IO[str]] = {}
@@ -68,7 +75,8 @@ class RankOutput:
         if stream == "stderr":
             self._follow(rank, text)
         if not self._quiet or rank == 0:
-            self._show(f"[{rank}] {text}", _COLOURS[rank % len(_COLOURS)])
+            when = f"{time.strftime('%a %b %d %H:%M:%S %Y')} " if self._timestamps else ""
+            (self._output if stream == "stdout" else self._show)(f"{when}[{rank}] {text}", _COLOURS[rank % len(_COLOURS)])
 
     def _file(self, path: Path) -> IO[str]:
         if path not in self._files:

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
-from provision import resources
+from provision import interrupts, resources
 from provision.inventory import Host
-from provision.playbook import catching_interrupts
 
 REPORT_MARK = "===PROVISION-REPORT==="  # as hostside/job.py writes it
 _END_S = 15.0  # for the job to end itself on all hosts before ssh is killed
@@ -84,13 +83,13 @@ def run_job(
 
     ``inside``: words of the shell before the command, with which it runs in a container there.
 
-    SIGINT and SIGTERM close the job's standard input, on which it ends itself; so does the death of this process.
+    Ctrl-C, SIGTERM and SIGHUP close the job's standard input, on which it ends itself; so does the death of this process.
     """
     command = f"{inside} env PROVISION_RUN_ID={run_id} ".lstrip() + resources.inline_command("job.py", interpreter=shlex.quote(python))
     argv, environment = login(host, command, password)
     order = {"argv": list(job.argv), "environment": dict(job.environment), "files": dict(job.files), "report": job.report}
     report: dict[str, Any] | None = None
-    with catching_interrupts() as interrupted:
+    with interrupts.noted() as interrupted:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,

@@ -1,53 +1,36 @@
 """Launches a program of the user's on hosts that `provision up` made ready, from the first of them: under mpirun or without MPI.
 
 The program runs in a folder that stays on the hosts, so that what it writes is not lost: ``~/provision-run/NAME``, to which the
-program's file and what was named besides are brought each time; or wherever the user says, and then nothing is brought.
+program's file, the modules beside it and what was named besides are brought each time (program_files.py); or wherever the user says, and
+then nothing is brought.
 """
 
 from __future__ import annotations
 
-import io
-import re
 import shlex
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from provision import at_once, installed, launch, mpirun
-from provision.errors import ProvisionError, UsageError
+from provision import at_once, installed, launch, mpirun, program_files
+from provision.errors import UsageError
 from provision.inventory import Host, Inventory
 from provision.progress import Progress
 from provision.rank_output import RankOutput
 from provision.remote import Job
 from provision.session import Session
 
-#: Never brought along: histories, environments and what Python makes anew.
-_LEFT_OUT = {
-    ".git",
-    ".hg",
-    "__pycache__",
-    ".venv",
-    "venv",
-    "node_modules",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".ipynb_checkpoints",
-}
-_PLACE = "provision-run"  # in the login's home, on every host
-_BRING_S = 600.0  # a guard against what hangs; programs may bring folders with them
-
 
 @dataclass(frozen=True)
 class RunOptions:
     """What to launch. ``np``: None starts one rank per slot. ``environment`` reaches every rank and stands on no command line.
 
-    ``workdir``: a folder that is there on every host; None brings ``bring``, and the program's file, to one of ours. ``launcher``: one of
-    `launch.LAUNCHERS`. ``python``: an interpreter with the engine, there on every host; then nothing of ours need be installed.
-    ``networks``: interfaces or CIDRs instead of the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet.
-    ``elastic``: ranks may come and go; the launcher is ``own`` then.
+    ``workdir``: a folder that is there on every host; None brings ``bring``, the program's file, and with ``modules`` what it can import
+    from beside it, to one of ours. ``launcher``: one of `launch.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
+    interpreter with the engine, there on every host; then nothing of ours need be installed. ``networks``: interfaces or CIDRs instead of
+    the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``elastic``: ranks may come and go; the launcher is
+    ``own`` then. ``timestamps``: before each line of the ranks. ``mpi_args``, ``binding``: words for mpirun.
     """
 
     command: tuple[str, ...]
@@ -55,14 +38,18 @@ class RunOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     bring: tuple[Path, ...] = ()
+    modules: bool = True
     output: Path | None = None
     quiet: bool = False
-    launcher: str = "mpi"
+    launcher: str | None = None
     python: str | None = None
     networks: tuple[str, ...] = ()
     start_timeout: float | None = None
     verbose: bool = False
     elastic: launch.Elastic | None = None
+    timestamps: bool = False
+    mpi_args: tuple[str, ...] = ()
+    binding: tuple[str, ...] = ()
 
 
 class _Seat(NamedTuple):
@@ -85,15 +72,26 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
     try:
         where, seats, placed = _look(session, options)
         workdir, command = _bring(session, seats, options)
-        more = {"elastic": options.elastic} if options.elastic else {}
-        job = launch.LAUNCHERS[options.launcher](
-            where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout, **more
-        )
+        job = job_of(where, placed, command, workdir, options)
         if options.verbose:
             _tell_job(progress, seats, placed, job)
         return follow(session, seats[0].host.name, job, where.interpreter, placed, options)
     finally:
         session.close()
+
+
+def job_of(where: launch.Environment, placed: Sequence[tuple[str, int]], command: Sequence[str], workdir: str, options: RunOptions) -> Job:
+    """The command as a job on the hosts ``placed``, in ``workdir``, by the launcher that was asked for, else the one there is.
+
+    Raises:
+        UsageError: it has no use for what was asked for.
+    """
+    given: dict[str, Any] = {"environment": options.environment, "workdir": workdir, "start_timeout": options.start_timeout}
+    if options.launcher == "mpi" or (options.launcher is None and where.mpirun):
+        return launch.mpi_job(where, placed, command, **given, binding=options.binding, more=options.mpi_args)
+    if options.binding or options.mpi_args:
+        raise UsageError("--mpi-args and --binding-args: no mpirun is installed here", todo="leave them out")
+    return launch.own_job(where, placed, command, **given, elastic=options.elastic)
 
 
 def follow(
@@ -105,7 +103,9 @@ def follow(
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
     ranks = sum(count for _, count in placed)
-    output = RankOutput(session.progress.line, options.output, quiet=options.quiet, ranks=ranks)
+    output = RankOutput(
+        session.progress.line, session.progress.output, options.output, quiet=options.quiet, ranks=ranks, timestamps=options.timestamps
+    )
     log = session.folder / "run.log"
     title = f"Run on {len(placed)} host(s), {ranks} rank(s)"
     try:
@@ -122,21 +122,24 @@ def follow(
 def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, list[_Seat], list[tuple[str, int]]]:
     """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
     hosts, patience = session.inventory.hosts, options.start_timeout or at_once.PATIENCE_S
-    plan = None
-    if options.python is not None:
-        installed.check(session, options.python, patience)
+    found = installed.find(session, options.python, patience)
+    if isinstance(found, str):
+        if options.launcher == "mpi":
+            todo = f"provision up {session.inventory.argument}; or use our own launcher: --gloo"
+            raise UsageError(f"--mpi: {found} has no mpirun that is known", todo=todo)
+        if options.python is None:
+            session.progress.line(f"nothing is installed here by `provision up`: the ranks run with {found}")
         free = options.np if options.np and len(hosts) == 1 else 1
         seats = [_Seat(host, host.address, host.slots or free, host.user or "") for host in hosts]
     else:
-        plan = installed.look(session, patience)
-        seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in plan.hosts.items()]
+        seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in found.hosts.items()]
     # An elastic job may use every host that is there; its launcher starts as many ranks as are wanted.
     placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], None if options.elastic else options.np)
     seats = seats[: len(placed)]
-    if plan is None:
-        where = launch.Environment(str(options.python))
+    if isinstance(found, str):
+        where = launch.Environment(found)
     else:
-        where = launch.Environment.of(replace(plan, hosts={seat.host.name: plan.hosts[seat.host.name] for seat in seats}))
+        where = launch.Environment.of(replace(found, hosts={seat.host.name: found.hosts[seat.host.name] for seat in seats}))
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
 
 
@@ -146,65 +149,14 @@ def _bring(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tup
         return options.workdir, list(options.command)
     if [seat.host.connection for seat in seats] == ["local"]:
         return str(Path.cwd()), list(options.command)
-    packed = pack(options)
+    packed = program_files.pack(options.command, options.bring, modules=options.modules)
     logins = {seat.login for seat in seats}
     if len(logins) > 1:
         raise UsageError(
             f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", todo="name one: --workdir"
         )
-    ship(session, packed, {seat.host.name: packed.unpack for seat in seats})
+    program_files.ship(session, packed, {seat.host.name: packed.unpack for seat in seats})
     return f"{{home}}/{packed.place}", packed.command
-
-
-class Packed(NamedTuple):
-    """A program and what goes with it. ``place``: its folder in a home; ``unpack``: the script there that takes ``archive``."""
-
-    names: list[str]
-    place: str
-    command: list[str]
-    archive: bytes
-
-    @property
-    def unpack(self) -> str:
-        """A script of /bin/sh."""
-        return f"cd && mkdir -p {self.place} && tar -x -f - --no-same-owner -C {self.place}"
-
-
-def pack(options: RunOptions) -> Packed:
-    """The program's file and what was named besides, and the command as it is there. Raises UsageError where two have one name."""
-    command, files = list(options.command), list(options.bring)
-    at = next((number for number, word in enumerate(command) if Path(word).is_file()), None)
-    if at is not None:
-        program = Path(command[at])
-        command[at] = program.name if at else f"./{program.name}"
-        files.append(program)
-    names = [file.resolve().name for file in files]
-    if len(set(names)) < len(names):
-        raise UsageError("two of the files to bring have the same name", todo="put them into a folder, and bring that")
-    name = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as packed:
-        for file in files:
-            packed.add(file.resolve(), file.resolve().name, filter=_wanted)
-    return Packed(names, f"{_PLACE}/{name}", command, archive.getvalue())
-
-
-def ship(session: Session, packed: Packed, scripts: Mapping[str, str]) -> None:
-    """Bring it to the hosts, on each by its script. Raises ProvisionError where one of them fails."""
-    session.progress.stage(f"Bring {', '.join(packed.names) or 'nothing'} to ~/{packed.place}", list(scripts))
-    answers = at_once.ask(session, scripts, stdin=packed.archive, patience=_BRING_S)
-    for host, answer in answers.items():
-        if answer.code != 0:
-            said = answer.err.strip() or f"exit code {answer.code}"
-            raise ProvisionError("not done in time" if answer.code is None else said, where=f"{host}, bringing the program")
-
-
-def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if Path(member.name).name in _LEFT_OUT:
-        return None
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
 
 
 def _tell_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], job: Job) -> None:

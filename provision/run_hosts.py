@@ -1,36 +1,47 @@
-"""Where `provision run` runs: ``-H``, ``--hostfile``, an inventory, what Slurm or Kubernetes' MPI operator gave us, the last run's."""
+"""Where `provision run` runs: ``-H``, ``--hostfile``, inventory, what Slurm or Kubernetes' MPI operator gave us, the last run's, here."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from provision import inventory as inventories
 from provision import last_run
 from provision.errors import UsageError
 from provision.inventory import Inventory
 
+_SSH_PORT, _UNPRIVILEGED_PORT = 22, 1024
 _SCRIPT_S = 30.0  # horovodrun waits as long as it takes; a script that hangs would never be noticed
 Entry = tuple[str, int]  # a host's name and its slots
+THIS_MACHINE = "localhost"
 #: How the hosts of a cluster reach each other, as `provision up` has left it on each of them.
 _MESH = "~/.ssh/provision_config"
 #: Where the MPI operator says what its workers are, for Open MPI, Intel MPI and MPICH. Source: github.com/kubeflow/mpi-operator,
 #: pkg/controller/mpi_job_controller.go (v2beta1), looked at on 2026-11-22.
+_OPERATORS_FOLDER = "/etc/mpi/"
 _OPERATOR = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 
 
-def choose(hosts: str | None, entries: Sequence[Entry]) -> Inventory:
+def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Callable[[str], None]) -> Inventory:
     """The inventory to run on: ``hosts``, else the last run's, else the entries themselves; of it what ``entries`` (``-H``) name.
 
+    Where nothing says it, it is this machine with ``np`` slots. ``say`` is told what was not asked for.
+
     Raises:
-        UsageError: nothing says where to run, or ``entries`` are not in the inventory that was named.
+        UsageError: nothing says where to run, not even ``np``, or ``entries`` are not in the inventory that was named.
     """
     argument = hosts or last_run.newest_inventory()
     if argument is None and not entries:
-        raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
+        if np is None:
+            raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
+        say(f"no hosts are named and no earlier run is known: {np} rank(s) on this machine (-H a:2,b:2 names others)")
+        return _of_entries([(THIS_MACHINE, np)])
+    if not hosts and not entries:
+        say(f"no hosts are named: those of the last run, {argument} (-H localhost:{np or 2} for this machine)")
     try:
         known = inventories.load(argument) if argument is not None else None
     except UsageError:
@@ -70,6 +81,34 @@ def of_list(text: str) -> list[Entry]:
     return [_entry(f"-H {text}", *(word.rpartition(":")[::2] if ":" in word else (word, "1"))) for word in text.split(",")]
 
 
+def is_list(hosts: str | None, np: int | None) -> bool:
+    """Whether ``--hosts`` is what horovodrun means by it, ``a:2,b:2``, and not an inventory: the numbers are no ports then.
+
+    A number is taken for slots where it is below ssh's own port, or, where ranks are counted (``np``), below those of unprivileged servers.
+    """
+    if hosts is None or Path(hosts).exists():
+        return False
+    numbers = [re.fullmatch(r"[^:@\[\]/]+:(\d+)", word) for word in hosts.split(",")]
+    return all(match and int(match[1]) < (_SSH_PORT if np is None else _UNPRIVILEGED_PORT) for match in numbers)
+
+
+def reached_by(inventory: Inventory, port: int | None, key: Path | None) -> Inventory:
+    """The inventory with horovodrun's ``--ssh-port`` and ``--ssh-identity-file`` for all hosts that ssh reaches."""
+    given: dict[str, Any] = {"port": port} if port else {}
+    if key is not None:
+        given["key_file"] = str(key.absolute())
+    return replace(inventory, hosts=tuple(replace(host, **given) if host.connection == "ssh" else host for host in inventory.hosts))
+
+
+def refuse_ranks(environment: Mapping[str, str]) -> None:
+    """Raise UsageError where this process is itself a rank of torchrun's: each would start a whole job."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        raise UsageError(
+            "this is a rank that torchrun started, and each of them would launch a job",
+            todo="start the program itself with torchrun, and the engine takes ranks and hosts from it: torchrun … train.py",
+        )
+
+
 def of_file(path: Path) -> list[Entry]:
     """Lines ``host slots=N`` as of Open MPI and horovodrun, or ``host:N`` as of MPICH; ``#`` begins a remark. Raises UsageError."""
     try:
@@ -90,8 +129,12 @@ def of_file(path: Path) -> list[Entry]:
     return found
 
 
-def of_script(path: Path) -> list[Entry]:
-    """The hosts that a discovery script names now, ``host`` or ``host:slots`` a line. Raises UsageError when it fails or names none."""
+def of_script(path: Path, slots: int | None = None) -> list[Entry]:
+    """The hosts that a discovery script names now, ``host`` or ``host:slots`` a line; without a number they have ``slots``, or one.
+
+    Raises:
+        UsageError: it fails, or names none.
+    """
     where = f"--host-discovery-script {path}"
     try:
         done = subprocess.run(
@@ -103,7 +146,7 @@ def of_script(path: Path) -> list[Entry]:
     if done.returncode != 0 or not lines:
         said = done.stderr.strip() or "it says nothing"
         raise UsageError(f"it ended with exit code {done.returncode} and named {len(lines)} hosts: {said}", where=where)
-    return of_list(",".join(lines))
+    return of_list(",".join(line if ":" in line else f"{line}:{slots or 1}" for line in lines))
 
 
 def of_launcher(environment: Mapping[str, str]) -> list[Entry]:
@@ -114,7 +157,10 @@ def of_launcher(environment: Mapping[str, str]) -> list[Entry]:
 def of_operator(environment: Mapping[str, str]) -> list[Entry]:
     """The workers of an MPIJob and their slots, in its launcher. Raises UsageError where the operator's file cannot be read."""
     named = next((environment[name] for name in _OPERATOR if environment.get(name)), None)
-    return of_file(Path(named)) if named else []
+    # Elsewhere a hostfile of somebody's Open MPI says nothing about this job.
+    if named is None or not (environment.get("K_MPI_JOB_ROLE") == "launcher" or named.startswith(_OPERATORS_FOLDER)):
+        return []
+    return of_file(Path(named))
 
 
 def of_slurm(environment: Mapping[str, str]) -> list[Entry]:

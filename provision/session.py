@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import paths, playbook, resources
+from provision import interrupts, paths, playbook, resources
 from provision.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.playbook import Event, Outcome
@@ -139,7 +139,7 @@ class Session:
         """End what the run has started, here and on the hosts, and raise Interrupted."""
         self.progress.line("interrupted: ending what was started, here and on the hosts …", "bold")
         script = resources.hostside("sweep.py")
-        with playbook.catching_interrupts():  # a second Ctrl-C must not stop the tidying up half-way
+        with interrupts.noted():  # a second Ctrl-C must not stop the tidying up half-way
             subprocess.run([sys.executable, str(script), self.run_id], capture_output=True, check=False)
         names = [host.name for host in self.inventory.hosts]
         swept = playbook.run(

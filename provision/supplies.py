@@ -35,7 +35,7 @@ class Given:
 
     def tarball(self, recipe: from_source.Recipe) -> Path | None:
         """The sources of one component."""
-        return {from_source.NCCL: self.nccl_tarball, from_source.OPENMPI: self.openmpi_tarball}[recipe]
+        return {"nccl": self.nccl_tarball, "openmpi": self.openmpi_tarball}[recipe.name]
 
 
 def gather(
@@ -62,7 +62,7 @@ def gather(
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
         "provision_from_source": _from_sources(plan, folder, given, fetch, say),
         "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
-        "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local)) if fetch and given.nccl_local else "",
+        "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local) or "") if fetch else "",
     }
 
 
@@ -74,8 +74,9 @@ def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    if given.nccl_local and any(host.nccl and host.nccl.source == "local_repository" for host in plan.hosts.values()):
-        carried["nccl_local"] = _nccl_local(plan, folder, given.nccl_local)
+    local = _nccl_local(plan, folder, given.nccl_local)
+    if local is not None:
+        carried["nccl_local"] = local
     for recipe in from_source.RECIPES:
         hosts = [host for host in plan.hosts.values() if recipe.of(host)]
         if not hosts:
@@ -130,12 +131,15 @@ def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
 # --- NCCL ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _nccl_local(plan: Plan, folder: Path, given: Path) -> Path:
+def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
     for host in plan.hosts.values():
-        if host.nccl is not None and host.nccl.source == "local_repository":
-            checked = downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with")
-            return _place(checked, folder)
-    return given
+        if host.nccl is None or host.nccl.source != "local_repository":
+            continue
+        if given is None:  # it was in an earlier run, says the lock
+            todo = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
+            raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, todo=todo)
+        return _place(downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
+    return None
 
 
 def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:

@@ -18,7 +18,7 @@ gate() {
     fi
 }
 
-mapfile -t shell_files < <(git ls-files '*.sh' .ci/run 'images/files/bin/*' 'images/packages/*' ':!images/packages/check-lock')
+mapfile -t shell_files < <(git ls-files '*.sh' .ci/run 'images/files/bin/*' 'images/packages/*')
 mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cpp' 'collective_core/csrc/*.h')
 mapfile -t cpp_sources < <(git ls-files 'collective_core/csrc/*.cpp')
 mapfile -t docker_files < <(git ls-files '*Dockerfile*')

@@ -17,12 +17,8 @@ namespace {
 class PairLane : public Lane {
  public:
   PairLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number),
-        reduction_(reduction_of(operation.header, operation.contributors)),
-        element_(size_of(operation.header.dtype)),
+      : Lane(group, operation, number, staging, slice),
         segment_(segment_bytes / element_),
-        staging_(staging),
-        slice_(slice),
         mine_(slice_of(slice.length, topology_.host, 2, element_)),
         theirs_(slice_of(slice.length, 1 - topology_.host, 2, element_)) {}
 
@@ -98,10 +94,7 @@ class PairLane : public Lane {
     }
   }
 
-  const Reduction reduction_;
-  const size_t element_, segment_;
-  char* const staging_;
-  const SlicePlace slice_;
+  const size_t segment_;       // elements
   const Slice mine_, theirs_;  // halves of the slice: summed here, and by the other host
 
   Outgoing out_{};

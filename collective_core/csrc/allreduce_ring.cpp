@@ -44,12 +44,8 @@ constexpr size_t staging_bytes = window * segment_bytes;  // of a lane
 class RingLane : public Lane {
  public:
   RingLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number),
-        reduction_(reduction_of(operation.header, operation.contributors)),
-        element_(size_of(operation.header.dtype)),
+      : Lane(group, operation, number, staging, slice),
         accumulator_(accumulator_size_of(operation.header.dtype)),
-        staging_(staging),
-        slice_(slice),
         sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
@@ -154,10 +150,7 @@ class RingLane : public Lane {
     return true;
   }
 
-  const Reduction reduction_;
-  const size_t element_, accumulator_;
-  char* const staging_;
-  const SlicePlace slice_;
+  const size_t accumulator_;  // bytes of an element of a partial sum
   std::vector<const void*> sources_;
   const int host_, last_;
   const size_t segment_;

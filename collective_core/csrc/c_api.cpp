@@ -288,15 +288,16 @@ int32_t cc_run(const cc_operation* operation) {
   });
 }
 
-int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle) {
+int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
   return guarded([&] {
     const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
-    if (blocking == 1) {
+    require(way >= cc_queued && way <= cc_alone, "unknown way to submit");
+    if (way == cc_blocking) {
       const WaitClock clock;
       current->run(task);
     } else {
-      task->blocking = blocking == 2;
+      task->blocking = way == cc_alone;
       current->submit(task);
     }
     Process& state = process();

@@ -98,9 +98,12 @@ CC_API int32_t cc_close(int32_t process_set);
 
 // Blocking; not for operations with results of their own: allgather, alltoall, join.
 CC_API int32_t cc_run(const cc_operation* operation);
-// blocking 0: returns at once; 1: when it is done; 2: at once, and the caller submits nothing else until it is done, so
-// that ranks that wait for something else learn that it will not come. *handle > 0. Every handle must be released.
-CC_API int32_t cc_submit(const cc_operation* operation, int32_t blocking, int64_t* handle);
+// How an operation is submitted. cc_queued: returns at once. cc_blocking: returns when it is done. cc_alone: returns at
+// once, and the caller submits nothing else until it is done, so that ranks that wait for something else learn that it
+// will not come.
+enum cc_way : int32_t { cc_queued, cc_blocking, cc_alone };
+// *handle > 0. Every handle must be released.
+CC_API int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle);
 CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
 // Waits at most `seconds`; then, if *done, returns the operation's own fault.
 CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);

@@ -20,11 +20,16 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   raise_signal(group_.my_cell().published, sequence_);
 
   const bool alone = topology.host_count() == 1;
-  if (!alone && topology.is_leader()) leaders_.begin(sequence_);
-  if (alone || topology.is_leader()) wait_for_local(deadline);
-  if (alone) return;
+  if (alone) return wait_for_local(deadline);
   if (topology.is_leader()) {
-    leaders_.fill_slots(deadline);
+    leaders_.begin(sequence_);
+    try {
+      wait_for_local(deadline);
+      leaders_.fill_slots(deadline);
+    } catch (const Failure&) {
+      leaders_.give_up();
+      throw;
+    }
     raise_signal(group_.control().world, sequence_);
     return;
   }

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "collectives.h"
+
 namespace cc {
 namespace {
 
@@ -97,7 +99,9 @@ void Group::step_barrier(Deadline& deadline) {
 
 char* Group::staging(size_t bytes) {
   if (bytes > staging_bytes_) {
-    staging_.reset(new char[bytes]);
+    staging_.reset();
+    staging_bytes_ = 0;
+    staging_ = memory_for(bytes);
     staging_bytes_ = bytes;
   }
   return staging_.get();

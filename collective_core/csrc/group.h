@@ -52,7 +52,9 @@ class Group {
   }
   char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
 
-  // Memory of this rank's own for a data phase, whatever was left in it.
+  // Memory of this rank's own for a data phase, whatever was left in it. Kept for the next one, because the kernel
+  // would have to clear new pages every time: as large as the largest phase so far has asked for. Throws Failure where
+  // there is not so much.
   char* staging(size_t bytes);
 
   // Ends one step of a data phase and waits until every rank of the host has ended it too.

@@ -19,12 +19,16 @@ SlicePlace SlicePlace::part(const Slice& slice, size_t element) const {
   return place;
 }
 
-Lane::Lane(Group& group, const Operation& operation, int number)
+Lane::Lane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
     : to_next(group.connections().to_next[static_cast<size_t>(number)].get()),
       from_previous(group.connections().from_previous[static_cast<size_t>(number)].get()),
       group_(group),
       topology_(group.topology()),
-      operation_(operation) {}
+      operation_(operation),
+      reduction_(reduction_of(operation.header, operation.contributors)),
+      element_(size_of(operation.header.dtype)),
+      staging_(staging),
+      slice_(slice) {}
 
 bool Lane::send(Outgoing& out) {
   bool moved = false;

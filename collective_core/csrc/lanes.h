@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -44,10 +43,11 @@ struct SlicePlace {
   SlicePlace part(const Slice& slice, size_t element) const;
 };
 
-// One connection to the next host and one from the previous host, and the segments on them.
+// One connection to the next host and one from the previous host, and the segments of a slice on them.
 class Lane {
  public:
-  Lane(Group& group, const Operation& operation, int number);
+  // `staging`: of the algorithm's size.
+  Lane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice);
   virtual ~Lane() = default;
 
   // Moves what can be moved now; returns whether anything was.
@@ -69,6 +69,10 @@ class Lane {
   Group& group_;
   const Topology& topology_;
   const Operation& operation_;
+  const Reduction reduction_;
+  const size_t element_;  // bytes
+  char* const staging_;
+  const SlicePlace slice_;
 };
 
 // Runs them all to their end.

@@ -30,22 +30,21 @@ void Leaders::still_waiting(const Deadline& deadline) {
 }
 
 void Leaders::fill_slots(Deadline& deadline) {
-  try {
-    size_t wanted = 0;
-    for (const Round& round : rounds_) {
-      start(round);
-      wanted += round.from.size();
-      move_until(wanted, false, deadline);
-    }
-    move_until(wanted, true, deadline);
-  } catch (const Failure&) {
-    for (const Outgoing& out : outgoing_) {
-      if (out.sent > 0) group_.liveness().mute(out.rank);
-    }
-    throw;
+  size_t wanted = 0;
+  for (const Round& round : rounds_) {
+    start(round);
+    wanted += round.from.size();
+    move_until(wanted, false, deadline);
   }
+  move_until(wanted, true, deadline);
   traffic_.exchanges += 1;
   traffic_.rounds += rounds_.size();
+}
+
+void Leaders::give_up() {
+  for (const Outgoing& out : outgoing_) {
+    if (out.sent > 0) group_.liveness().mute(out.rank);
+  }
 }
 
 void Leaders::begin(uint32_t sequence) {

@@ -35,6 +35,8 @@ class Leaders {
   void still_waiting(const Deadline& deadline);
   // With the slots of this host's ranks filled, fills those of all others.
   void fill_slots(Deadline& deadline);
+  // After a failure of either: who was sent a part of a frame could not read a word after it.
+  void give_up();
   const Traffic& traffic() const { return traffic_; }
 
  private:

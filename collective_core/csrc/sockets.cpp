@@ -29,9 +29,9 @@ constexpr int retry_ms = 20;  // between attempts while a listener's backlog is 
 constexpr double refused_patience = 3.0;  // seconds that a refused connection is retried before it is believed
 constexpr int keepalive_idle_s = 10;      // a silent peer is probed after this,
 constexpr int keepalive_interval_s = 5;   // then so often,
-constexpr int keepalive_probes = 3;       // and given up after so many: a host without power is noticed in 25 s
-// Data that is not acknowledged, or not taken, for so long ends the connection. Longer than the probes, because it also
-// hits a peer that is alive but does not read, such as one that is stopped in a debugger.
+// A probe that is not answered for so long ends the connection (Linux lets this stand for the number of probes), and so
+// does data that is not acknowledged, or not taken: it must be long enough for a peer that is alive but does not read,
+// such as one that is stopped in a debugger.
 constexpr unsigned unacked_ms = 60000;
 
 // Open descriptors, so that a forked child can close them without locks or memory allocation.
@@ -203,7 +203,6 @@ void tune_peer_socket(int fd) {
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, keepalive_idle_s);
   set(IPPROTO_TCP, TCP_KEEPINTVL, keepalive_interval_s);
-  set(IPPROTO_TCP, TCP_KEEPCNT, keepalive_probes);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, unacked_ms);
 }
 

@@ -61,7 +61,6 @@ sha256:
 """
 
 import glob  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
@@ -74,6 +73,7 @@ import threading  # noqa: E402
 import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.locked_files import digest  # noqa: E402
 
 FORGOTTEN_S = 120  # without a question for this long there is no controller any more; it asks every few seconds
 ERROR_LINES = 12
@@ -82,14 +82,6 @@ COUNTED = 100  # files between two remarks
 
 class Trouble(Exception):
     """What the user is told."""
-
-
-def sha256_of(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write(path, text):
@@ -104,7 +96,7 @@ def complete(archive):
     try:
         with open(archive + ".sha256") as note:
             expected = note.read().strip()
-        return expected if sha256_of(archive) == expected else None
+        return expected if digest(archive) == expected else None
     except OSError:
         return None
 
@@ -312,9 +304,9 @@ class Build:
         with tarfile.open(archive + ".part", "w:gz", compresslevel=6) as tar:
             for name in sorted(names):
                 tar.add(os.path.join(tree, name), name, filter=by_root)
-        digest = sha256_of(archive + ".part")
+        checksum = digest(archive + ".part")
         os.replace(archive + ".part", archive)
-        write(archive + ".sha256", digest + "\n")
+        write(archive + ".sha256", checksum + "\n")
 
 
 def main():
@@ -348,7 +340,7 @@ def main():
         module.exit_json(changed=True, finished=True, sha256=found or "")
     tarball, expected = module.params["tarball"], module.params["tarball_sha256"]
     try:
-        actual = sha256_of(tarball)
+        actual = digest(tarball)
     except OSError as error:
         module.fail_json(msg=f"cannot read {tarball}: {error}", finished=False)
     if actual != expected:

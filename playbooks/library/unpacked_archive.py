@@ -35,7 +35,6 @@ needed:
   type: str
 """
 
-import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
@@ -43,6 +42,7 @@ import sys  # noqa: E402
 import tarfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.locked_files import digest  # noqa: E402
 
 NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
 
@@ -61,15 +61,12 @@ def needed(folder, key):
 
 
 def verify(module, path, expected):
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
+        actual = digest(path)
     except OSError as error:
         module.fail_json(msg=f"cannot read {path}: {error}")
-    if digest.hexdigest() != expected:
-        module.fail_json(msg=f"{path} has checksum {digest.hexdigest()}, not {expected}; nothing of it was used")
+    if actual != expected:
+        module.fail_json(msg=f"{path} has checksum {actual}, not {expected}; nothing of it was used")
 
 
 def unpack(archive, folder, key):

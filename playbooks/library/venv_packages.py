@@ -35,7 +35,9 @@ options:
   index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
   bundle: {description: A folder of wheels to install from instead of asking any index., type: path}
   locked:
-    description: "Files of an earlier run, each with C(name), C(version) and C(sha256); what comes now must be the same."
+    description: >-
+      Files of an earlier run, each with C(name), C(version) and C(sha256); what comes now must be the same. A package that is not among
+      them is installed and named in C(unlocked).
     type: list
     elements: dict
     default: []
@@ -55,6 +57,10 @@ installed:
   description: What was, or in check mode would be, installed.
   returned: always
   type: list
+unlocked:
+  description: Packages that C(locked) does not know, though it knows others.
+  returned: changed
+  type: list
 """
 
 import base64  # noqa: E402
@@ -66,15 +72,12 @@ import re  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
 
-from ansible.module_utils import pip_calls  # noqa: E402
+from ansible.module_utils import locked_files, pip_calls  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
+canonical = locked_files.canonical
 BUILT = "provision-built.json"  # in the environment: {name: {"source": checksum, "wheel": checksum}} of what we built ourselves
-
-
-def canonical(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def site_packages(venv):
@@ -203,39 +206,37 @@ def unmet(requirements, installed):
 
 
 def install_wheels(module, venv, wanted, scratch):
-    """Bring the wheels first, look at their checksums, then install from them alone; returns {name: {version, file, url, sha256}}."""
+    """Bring the wheels first, look at their checksums, then install from them alone.
+
+    Returns {name: {version, file, url, sha256}} of them, and what the lock knows nothing of.
+    """
     wheels, log = os.path.join(scratch, "wheels"), os.path.join(scratch, "log")
     command = ["download", "--only-binary", ":all:", "--dest", wheels, "--log", log]
     if module.params["find_links"]:
         command += ["--find-links", module.params["find_links"]]
     if module.params["bundle"]:
         command += ["--no-index", "--find-links", module.params["bundle"]]
-    locked = {}
-    for entry in module.params["locked"]:
-        locked.setdefault((canonical(entry["name"]), entry["version"]), set()).add(entry["sha256"])
+    locked = module.params["locked"]
     if locked:
         versions = os.path.join(scratch, "versions.txt")
         with open(versions, "w") as file:
-            file.writelines(f"{name}=={version}\n" for name, version in sorted(locked))
+            file.writelines(f"{name}=={version}\n" for name, version in sorted({(one["name"], one["version"]) for one in locked}))
         command += ["--constraint", versions]
     call_pip(module, venv, command + wanted, scratch)
     with open(log, encoding="utf-8", errors="replace") as file:
         said = file.read()
+    wrong, unlocked = locked_files.compare(wheels, locked)
+    if wrong:
+        module.fail_json(msg="\n".join([*wrong, locked_files.WAY_OUT]))
     brought = {}
     for name in sorted(os.listdir(wheels)):
         distribution, version = name.split("-")[:2]
         sha256 = pip_calls.digest(os.path.join(wheels, name))
-        expected = locked.get((canonical(distribution), version))
-        if expected is not None and sha256 not in expected:
-            module.fail_json(
-                msg=f"{name} has checksum {sha256}, but provision.lock says {' or '.join(sorted(expected))}; nothing of it was used. "
-                "If the index has a new file on purpose, take it with --upgrade."
-            )
         found = re.findall(r"\w+://\S*/" + re.escape(name), said.replace("%2B", "+"))
         url = re.sub(r"(?<=://)[^/@]+@", "", found[-1]) if found else None
         brought[canonical(distribution)] = {"version": version, "file": name, "url": url, "sha256": sha256}
     call_pip(module, venv, ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels, *wanted], scratch)
-    return brought
+    return brought, unlocked
 
 
 def note_files(venv, brought):
@@ -313,14 +314,16 @@ def main():
     if surplus:
         module.run_command([os.path.join(venv, "bin", "python"), "-m", "pip", "uninstall", "--yes", *surplus], check_rc=True)
     scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+    unlocked = []
     try:
         if wanted:
-            note_files(venv, install_wheels(module, venv, wanted, scratch))
+            brought, unlocked = install_wheels(module, venv, wanted, scratch)
+            note_files(venv, brought)
         if build:
             install_built(module, venv, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    module.exit_json(changed=True, made=make, installed=todo)
+    module.exit_json(changed=True, made=make, installed=todo, unlocked=unlocked)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 
+from ansible.module_utils.locked_files import digest
+
 ERROR_LINES = 12  # of pip's output, from shortly before the first error: what follows are its consequences
-
-
-def digest(path):
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            found.update(block)
-    return found.hexdigest()
 
 
 def verified_url(module, path, expected):

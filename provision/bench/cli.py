@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,14 +39,16 @@ def bench(
     inventory = inventory_of(hosts, limit)
     wanted = measuring.Wanted(sizes, not no_pairs, not no_training, rounds)
     before = history.last(inventory)
+    if not os.access(out.absolute().parent, os.W_OK):  # known before hosts work for it, not after
+        raise UsageError("the page cannot be written there", where=str(out.absolute().parent), todo="name another place: -o FILE")
     with progress.make() as shown:
         document = measuring.measure(inventory, wanted, shown, passwords)
     changes = comparing.changes(before, document) if before else []
+    history.keep(inventory, document)
     try:
         out.write_text(page.render(document, changes), encoding="utf-8")
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), todo="name another: -o FILE") from error
-    history.keep(inventory, document)
     if json_:
         typer.echo(json.dumps({**document, "changes": [change._asdict() for change in changes]}, indent=2))
         return
@@ -71,7 +74,7 @@ def tables(document: Mapping[str, Any]) -> list[list[dict[str, str]]]:
 def _of_results(run: Mapping[str, Any]) -> dict[str, str]:
     first, last = run["results"][0], run["results"][-1]
     return {
-        page.spelled(first["bytes"]): f"{first['median_us']:.1f} us",
-        page.spelled(last["bytes"]): f"{last['busbw_gbs']:.2f} GB/s",
+        f"{page.spelled(first['bytes'])} takes": f"{first['median_us']:.1f} us",
+        f"{page.spelled(last['bytes'])} at": f"{last['busbw_gbs']:.2f} GB/s",
         "of the limit": f"{last['busbw_gbs'] / run['limit_gbs']:.0%}" if run["limit_gbs"] else "",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import downloads, paths
+from provision.bench.measuring import SCHEMA
 from provision.inventory import Inventory
 from provision.last_run import identity
 
@@ -17,9 +18,9 @@ def last(inventory: Inventory) -> dict[str, Any] | None:
     """What was measured last; None where nothing was, or it cannot be read any more."""
     try:
         document: dict[str, Any] = json.loads(_place(inventory).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
-    return document if document.get("schema") == 1 else None
+    return document if isinstance(document, dict) and document.get("schema") == SCHEMA else None
 
 
 def keep(inventory: Inventory, document: Mapping[str, Any]) -> None:
@@ -30,5 +31,7 @@ def keep(inventory: Inventory, document: Mapping[str, Any]) -> None:
 
 
 def _place(inventory: Inventory) -> Path:
-    name = hashlib.sha256(identity(inventory).encode()).hexdigest()[:16]
+    # Some of the hosts are another cluster: `--limit` must not take the whole one's place.
+    words = [identity(inventory), *sorted(host.name for host in inventory.hosts)]
+    name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
     return paths.home() / "bench" / f"{name}.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from provision import installed, launch
@@ -17,7 +18,6 @@ from provision.progress import Progress
 from provision.session import Session
 
 SCHEMA = 1
-LOG_TAIL_LINES = 15  # of a run that gave no report
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def measure(inventory: Inventory, wanted: Wanted, progress: Progress, passwords:
         }
         todo = experiments.of(slots, pairs=wanted.pairs, training=training)
         for number, experiment in enumerate(todo, 1):
-            said = _run(session, plan, experiment, wanted, f"{number} of {len(todo)}: {experiment.title}")
+            log = session.folder / f"bench-{number}.log"
+            said = _run(session, plan, experiment, wanted, f"{number} of {len(todo)}: {experiment.title}", log)
             place = {"pair": "pairs", "ranks": "ranks", "training": "training"}[experiment.kind]
             document[place].append(entry(experiment, said))
         session.write("bench.json", document)
@@ -72,9 +73,8 @@ def entry(experiment: Experiment, said: Mapping[str, Any]) -> dict[str, Any]:
         speeds = {result["engine"]: result["samples_per_second"] for result in said["results"]}
         ours, alone = speeds["collective_core"], speeds["none"]
         return {"np": experiment.ranks, "hosts": hosts, "samples_per_second": ours, "alone": alone, "efficiency": round(ours / alone, 4)}
-    results = [
-        {name: result[name] for name in ("bytes", "median_us", "busbw_gbs")} for result in said["results"] if result["memory"] == "arena"
-    ]
+    in_arena = sorted((result for result in said["results"] if result["memory"] == "arena"), key=lambda result: result["bytes"])
+    results = [{name: result[name] for name in ("bytes", "median_us", "busbw_gbs")} for result in in_arena]
     found = {"hosts": hosts, "results": results, "limit_gbs": said["limit_gbs"]}
     return found if experiment.kind == "pair" else {"np": experiment.ranks, **found}
 
@@ -85,18 +85,15 @@ def words_of(experiment: Experiment, wanted: Wanted) -> list[str]:
     return [*words, *(["--train", "mnist"] if experiment.kind == "training" else ["--sizes", wanted.sizes])]
 
 
-def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, title: str) -> dict[str, Any]:
+def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, title: str, log: Path) -> dict[str, Any]:
     hosts = {name: plan.hosts[name] for name, _ in experiment.placed}
     where = launch.Environment.of(replace(plan, hosts=hosts))
     placed = [(hosts[name].network.address, count) for name, count in experiment.placed]
     job = launch.own_job(where, placed, words_of(experiment, wanted), report="report.json")
     first = experiment.placed[0][0]
-    log = session.folder / "bench.log"
-    lines: list[str] = []
-    result = launch.run(session, first, job, where.interpreter, title, log, lines.append)
+    result = launch.run(session, first, job, where.interpreter, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:
-        tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "it said nothing"
-        raise ProvisionError(f"the measurement failed with exit code {result.code}:\n{tail}", where=", ".join(hosts), todo=f"read {log}")
+        raise ProvisionError(launch.no_report(result.code, log), where=", ".join(hosts), todo=f"read {log}")
     return result.report

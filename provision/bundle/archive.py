@@ -1,7 +1,8 @@
 """The bundle file: a tar whose first member lists every other with size and SHA-256. What does not match is refused as a whole.
 
-bundle.json   {"schema": 2, "hosts": {NAME: {"requirements": [...], "wheels": [...], "debs": [...], "nccl_debs": [...]}}, "lock": {...},
-               "data": "mnist" or "digits" or null, "supplies": {"openmpi_tarball": PATH, ...},
+bundle.json   {"schema": 3,
+               "hosts": {NAME: {"requirements": [...], "wheels": [...], "nccl_wheels": [...], "debs": [...], "nccl_debs": [...]}},
+               "lock": {...}, "data": "mnist" or "digits" or null, "supplies": {"openmpi_tarball": PATH, ...},
                "files": {PATH: {"bytes": ..., "sha256": ...}}}
 wheels/…  debs/…  cache/…  supplies/…
 """
@@ -23,7 +24,7 @@ from provision.errors import UsageError
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
 
-SCHEMA = 2
+SCHEMA = 3
 LIST = "bundle.json"
 _LIST_BYTES = 64 << 20
 _MEMBER = re.compile(r"(wheels|debs|cache|supplies)(/[\w.+~%:@-]+)+")
@@ -35,7 +36,7 @@ class Bundle:
     """A bundle whose files lie in ``folder``, every one of them checked.
 
     Attributes:
-        hosts: host → {requirements, wheels, debs, nccl_debs}: what it was made for, and the names of its files.
+        hosts: host → {requirements, wheels, nccl_wheels, debs, nccl_debs}: what it was made for, and the names of its files.
         lock: the versions that it holds.
         data: which data set of the training job lies in ``cache``; None: none.
         supplies: what the controller hands out → its path below ``supplies``.
@@ -71,20 +72,20 @@ class Bundle:
 
         Hosts that get the same share the file, in ``target``; the same files make the same bytes.
         """
-        made: dict[tuple[str, ...], dict[str, str]] = {}
+        made: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
         found = {}
         for name, given in self.hosts.items():
             files = (
-                *(f"wheels/{file}" for file in sorted(given["wheels"])),
-                *(f"debs/{file}" for file in sorted({*given["debs"], *given["nccl_debs"]})),
+                *(("wheels", f"wheels/{file}") for file in sorted(given["wheels"])),
+                *(("nccl_wheels", f"wheels/{file}") for file in sorted(given["nccl_wheels"])),
+                *(("debs", f"debs/{file}") for file in sorted({*given["debs"], *given["nccl_debs"]})),
             )
             if files not in made:
                 target.mkdir(parents=True, exist_ok=True)
                 archive = target / f"bundle-{len(made)}.tar"
                 with tarfile.open(archive, "w") as packed:
-                    for file in files:
-                        kind, _, _ = file.partition("/")
-                        packed.add(self.folder / file, f"{kind}/{Path(file).name}", filter=_nobodys)
+                    for there, file in files:
+                        packed.add(self.folder / file, f"{there}/{Path(file).name}", filter=_nobodys)
                 made[files] = {"archive": str(archive), "sha256": downloads.digest(archive)}
             found[name] = made[files]
         return found

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from provision.errors import ProvisionError
@@ -32,10 +32,10 @@ class Apt:
         arch: the host's, as the kernel names it.
         seen: what `LOOK` printed there.
         work: an empty folder for it.
-        mirror: take the distribution from here instead of where the host does.
+        elsewhere: reads a list of its package sources and says how it reads with the mirror that is to be used; as it is by default.
     """
 
-    def __init__(self, arch: str, seen: str, work: Path, mirror: str | None = None) -> None:
+    def __init__(self, arch: str, seen: str, work: Path, elsewhere: Callable[[str], str] = str) -> None:
         if shutil.which("apt-get") is None:
             raise ProvisionError(
                 "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", todo="run it on one of them"
@@ -49,7 +49,7 @@ class Apt:
             "Dir::State::lists": work / "lists",
             "Dir::State::extended_states": work / "extended_states",
             "Dir::Cache": work / "cache",
-            "Dir::Etc::sourcelist": _sources(self._root, mirror),
+            "Dir::Etc::sourcelist": _sources(self._root, elsewhere),
             "Dir::Etc::sourceparts": self._root / "etc/apt/sources.list.d",
             "Dir::Etc::trusted": work / "empty/none",
             "Dir::Etc::trustedparts": self._root / "etc/apt/trusted.gpg.d",
@@ -119,17 +119,14 @@ def _unpack(seen: str, root: Path) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
 
 
-def _sources(root: Path, mirror: str | None) -> Path:
+def _sources(root: Path, elsewhere: Callable[[str], str]) -> Path:
     """Its package sources, with its keys where they lie here."""
     listed = [root / "etc/apt/sources.list", *(root / "etc/apt/sources.list.d").iterdir()]
     for path in listed:
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
             text = re.sub(r"(?i)(signed-by\s*[=:]\s*)/(?=(etc|usr)/)", rf"\1{root}/", text)
-            if mirror:
-                text = re.sub(r"(?m)^(deb\s+(?:\[[^\]]*\]\s+)?)\S+", rf"\1{mirror}", text)
-                text = re.sub(r"(?m)^(URIs:\s*).*$", rf"\1{mirror}", text)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(elsewhere(text), encoding="utf-8")
     return listed[0]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from provision import downloads, install, mnist, paths, resources, supplies
 from provision.bundle import archive, debs, wheels
 from provision.errors import ProvisionError
-from provision.lock import of_plan
+from provision.lock import Lock, of_plan
 from provision.plan import HostPlan, Plan
+from provision.sandbox import aptsources
 from provision.session import Session
 from provision.versions import minor
 
@@ -38,10 +39,13 @@ def gather(
     places: Places,
     sources: install.Sources,
     target: Path,
-    *,
-    data: bool,
+    locked: Lock | None,
 ) -> None:
-    """Write into ``target`` all that the plan needs; with ``data`` also the training job's. Changes nothing on the hosts."""
+    """Write into ``target`` all that the plan needs, and with PyTorch the training job's data. Changes nothing on the hosts.
+
+    Args:
+        locked: the inventory's lock: what it knows is taken as it says.
+    """
     _refuse(plan)
     say = session.progress.line
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
@@ -51,22 +55,35 @@ def gather(
         brought: dict[str, list[str]] = {}
         seen = _look(session, plan, work / "seen")
         for host in plan.hosts.values():
-            pins = [pin for pin in [*archive.requirements_of(host), *install.build_packages()] if "==" in pin]
-            kind = _kind(host, pins)
-            if kind not in brought:
-                target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17")
-                indexes = _indexes(host, places)
-                place = folder / "wheels" / kind
-                brought[kind] = wheels.bring(pins, target_machine, place, indexes=indexes, find_links=places.wheels, say=say)
+            target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17")
+            found: dict[str, list[str]] = {"venv": [], "nccl": []}
+            for environment, pins in _pins(host).items():
+                kind = _kind(host, pins)
+                if kind not in brought:
+                    held = sources.locked.get(host.name, {}).get(environment, [])
+                    place, indexes = folder / "wheels" / kind, _indexes(host, places)
+                    brought[kind] = wheels.bring(pins, target_machine, place, held, indexes=indexes, find_links=places.wheels, say=say)
+                found[environment] = [f"{kind}/{file}" for file in brought[kind]]
             hosts[host.name] = {
                 "requirements": archive.requirements_of(host),
-                "wheels": [f"{kind}/{file}" for file in brought[kind]],
-                **_packages(host, seen[host.name], work / host.name, folder / "debs", places.apt_mirror, say),
+                "wheels": found["venv"],
+                "nccl_wheels": found["nccl"],
+                **_packages(host, seen[host.name], work / host.name, folder / "debs", _mirrored(facts[host.name], places), say),
             }
         carried = supplies.carry(plan, folder / "supplies", sources.given, say=say)
-        dataset = _data(folder / "cache", say) if data else None
-        lock = of_plan(plan, {name: _files(folder, entry["wheels"]) for name, entry in hosts.items()}, None, session.inventory)
+        dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
+        files = {
+            name: {"venv": _files(folder, entry["wheels"]), "nccl": _files(folder, entry["nccl_wheels"])} for name, entry in hosts.items()
+        }
+        lock = of_plan(plan, files, locked, session.inventory)
         archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset, "supplies": carried}, target)
+
+
+def _pins(host: HostPlan) -> dict[str, list[str]]:
+    """Folder in the prefix → what pip is to bring there. NCCL's wheel is apart: PyTorch pins another version of the same package."""
+    nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
+    wanted = [*archive.requirements_of(host), *install.build_packages()]
+    return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
 def _refuse(plan: Plan) -> None:
@@ -78,14 +95,14 @@ def _refuse(plan: Plan) -> None:
             )
 
 
-def _packages(host: HostPlan, seen: str, work: Path, folder: Path, mirror: str | None, say: Say) -> dict[str, list[str]]:
+def _packages(host: HostPlan, seen: str, work: Path, folder: Path, elsewhere: Callable[[str], str], say: Say) -> dict[str, list[str]]:
     """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own."""
     nccl = host.nccl if host.nccl is not None and host.nccl.source in ("repository", "distribution") else None
     say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
     found: dict[str, list[str]] = {"debs": [], "nccl_debs": []}
     try:
         if host.packages or nccl:
-            apt = debs.Apt(host.arch, seen, work, mirror)
+            apt = debs.Apt(host.arch, seen, work, elsewhere)
             found["debs"] = apt.bring(host.packages, folder)
             if nccl and nccl.repository:
                 apt.know(nccl.repository, supplies.repository_key(nccl.repository, say))
@@ -94,6 +111,15 @@ def _packages(host: HostPlan, seen: str, work: Path, folder: Path, mirror: str |
     except ProvisionError as error:
         raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
     return found
+
+
+def _mirrored(facts: Mapping[str, Any], places: Places) -> Callable[[str], str]:
+    """How a list of a host's package sources reads with the user's mirror of its distribution."""
+    if places.apt_mirror is None:
+        return str
+    distribution, codename = facts["os"]["id"], facts["os"].get("codename") or ""
+    mirror = aptsources.mirror_at(places.apt_mirror, distribution)
+    return lambda text: aptsources.moved(text, mirror, distribution, codename)
 
 
 def _kind(host: HostPlan, pins: list[str]) -> str:

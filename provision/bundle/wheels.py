@@ -12,13 +12,15 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from provision import downloads
 from provision.errors import ProvisionError
 
 _PIP_S = 1800.0  # PyTorch for CUDA is several gigabytes
@@ -56,20 +58,35 @@ class Target:
 
 
 def bring(
-    pins: Iterable[str], target: Target, folder: Path, *, indexes: Mapping[str, str], find_links: Path | None, say: Callable[[str], None]
+    pins: Iterable[str],
+    target: Target,
+    folder: Path,
+    locked: Sequence[Mapping[str, Any]] = (),
+    *,
+    indexes: Mapping[str, str],
+    find_links: Path | None,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Download ``pins`` and what they depend on into ``folder``; returns the files' names.
 
     Args:
+        locked: the files that provision.lock has, each with name, version and sha256: what is among them comes as it says.
         indexes: pip's own settings, ``PIP_INDEX_URL`` and ``PIP_EXTRA_INDEX_URL``; in the environment, because they may hold a password.
         find_links: a folder of wheels to look into as well.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted: dict[str, list[str]] = {}
     found: dict[str, Path] = {}
+    versions = {canonicalize_name(entry["name"]): f"=={entry['version']}" for entry in locked}
+
+    def want(requirement: Requirement) -> None:
+        name = canonicalize_name(requirement.name)
+        specifiers = wanted.setdefault(name, [versions[name]] if name in versions else [])
+        if str(requirement.specifier) not in specifiers:
+            specifiers.append(str(requirement.specifier))
+
     for pin in pins:
-        requirement = Requirement(pin)
-        wanted.setdefault(canonicalize_name(requirement.name), []).append(str(requirement.specifier))
+        want(Requirement(pin))
     while missing := {name: wanted[name] for name in wanted if name not in found or not _fits(found[name], wanted[name])}:
         asked = [name + ",".join(sorted(set(filter(None, specifiers)))) for name, specifiers in missing.items()]
         say(f"wheels for Python {target.python} on {target.arch}: {', '.join(asked)}")
@@ -86,10 +103,20 @@ def bring(
             raise ProvisionError(f"no wheel fits {', '.join(f'{name} {missing[name]}' for name in lacking)} together")
         for name in missing:
             for requirement in _needs(found[name], target):
-                specifiers = wanted.setdefault(canonicalize_name(requirement.name), [])
-                if str(requirement.specifier) not in specifiers:
-                    specifiers.append(str(requirement.specifier))
+                want(requirement)
+    _compare(found, locked)
     return sorted(path.name for path in found.values())
+
+
+def _compare(found: Mapping[str, Path], locked: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what has another checksum than the lock has for that package, as hosts would."""
+    expected: dict[str, set[str]] = {}
+    for entry in locked:
+        expected.setdefault(canonicalize_name(entry["name"]), set()).add(entry["sha256"])
+    for name, path in found.items():
+        if name in expected and (sha256 := downloads.digest(path)) not in expected[name]:
+            said = f"{path.name} has checksum {sha256}, but provision.lock says {' or '.join(sorted(expected[name]))}"
+            raise ProvisionError(said, todo="if the index has a new file on purpose, take it with --upgrade")
 
 
 def _fits(wheel: Path, specifiers: Iterable[str]) -> bool:

@@ -16,5 +16,5 @@ def load(name: str) -> dict[str, Any]:
     Raises:
         CatalogError: the file is no YAML or does not hold to its schema; it names the line.
     """
-    text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return reading.read(text, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))
+    content = resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
+    return reading.read(content, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))

@@ -10,7 +10,7 @@ import yaml
 from provision.catalog.shapes import Path, Shape
 from provision.errors import UsageError
 
-_TODO = "correct the file, or install provision anew"
+_WAY_OUT = "correct the file, or install provision anew"
 
 
 class CatalogError(UsageError):
@@ -30,24 +30,35 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read(text: str, where: str, shape: Shape | None) -> dict[str, Any]:
-    """The mapping that ``text`` holds. ``where`` is the file's name for messages; without a shape any mapping will do.
+def read(content: bytes, where: str, shape: Shape | None) -> dict[str, Any]:
+    """The mapping that a file holds. ``where`` is its name for messages; without a shape any mapping will do.
 
     Raises:
-        CatalogError: it is no YAML, no mapping, or has another shape; the message names the line.
+        CatalogError: it is no UTF-8, no YAML, no mapping, or has another shape; the message names the line.
     """
     try:
+        text = content.decode("utf-8")
         data = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
+    except UnicodeDecodeError as error:
+        raise CatalogError("this is no UTF-8", where=f"{where}:{_lines(content[: error.start])}", todo=_WAY_OUT) from error
+    except yaml.reader.ReaderError as error:
+        what = f"this is no catalogue: YAML has no character U+{error.character:04X}"
+        raise CatalogError(what, where=f"{where}:{_lines(text[: error.position].encode())}", todo=_WAY_OUT) from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise CatalogError(f"this is no catalogue: {error.problem}", where=f"{where}{line}", todo=_TODO) from error
+        raise CatalogError(f"this is no catalogue: {error.problem}", where=f"{where}{line}", todo=_WAY_OUT) from error
     if not isinstance(data, dict):
-        raise CatalogError("a catalogue file must hold a mapping", where=where, todo=_TODO)
+        raise CatalogError("a catalogue file must hold a mapping", where=where, todo=_WAY_OUT)
     for path, complaint in shape(data) if shape else ():
         named = ".".join(str(step) for step in path)
         at = f"{where}:{_line(yaml.compose(text, yaml.SafeLoader), path)}"
-        raise CatalogError(f"{named}: {complaint}" if named else complaint, where=at, todo=_TODO)
+        raise CatalogError(f"{named}: {complaint}" if named else complaint, where=at, todo=_WAY_OUT)
     return data
+
+
+def _lines(before: bytes) -> int:
+    """The line (from 1) on which what follows ``before`` stands."""
+    return before.count(b"\n") + 1
 
 
 def _line(node: yaml.Node | None, path: Path) -> int:

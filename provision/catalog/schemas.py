@@ -56,6 +56,14 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in str(value).split(".") if part.isdigit())
 
 
+def _evidence_is_listed(value: Any) -> Wrong:
+    """How a build of NCCL is known is one of the letters that the file explains."""
+    for revision, by_cuda in value["repository"]["builds"].items():
+        for build, letter in by_cuda.items():
+            if letter not in value["evidence"]:
+                yield ("repository", "builds", revision, build), f"there is no evidence {letter!r}: one of {', '.join(value['evidence'])}"
+
+
 def _architecture_in_url(value: Any) -> Wrong:
     """A template must name the architecture: a published list once had one file for all."""
     if "{arch}" not in value:
@@ -79,33 +87,36 @@ _TROUBLES = listed(
 )
 
 FILES: dict[str, Shape] = {
-    "nccl": record(
-        {
-            **_DATED,
-            "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
-            "repository": record(
-                {"apt": listed(word), "rpm": listed(word), "source": text, "builds": mapping(release, mapping(cuda, word))}
-            ),
-            "absent": listed(
-                record({"version": release, "cuda": listed(cuda), "source": text}, {"systems": listed(_SYSTEM), "confirmed": flag})
-            ),
-            "wheels": record({"source": text, "builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
-            "distribution": record({"source": text, "builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
-            "tarball": record(
-                {
-                    "url": url,
-                    "sha256": mapping(version, sha256),
-                    "make": listed(word),
-                    "taken": listed(word),
-                    "job_mb": whole,
-                    "packages": mapping(word, listed(word)),
-                    "source": text,
-                }
-            ),
-            "known_bad_covers": version,
-            "known_bad": _TROUBLES,
-            "known_weak": _TROUBLES,
-        }
+    "nccl": both(
+        record(
+            {
+                **_DATED,
+                "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
+                "repository": record(
+                    {"apt": listed(word), "rpm": listed(word), "source": text, "builds": mapping(release, mapping(cuda, word))}
+                ),
+                "absent": listed(
+                    record({"version": release, "cuda": listed(cuda), "source": text}, {"systems": listed(_SYSTEM), "confirmed": flag})
+                ),
+                "wheels": record({"source": text, "builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
+                "distribution": record({"source": text, "builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
+                "tarball": record(
+                    {
+                        "url": url,
+                        "sha256": mapping(version, sha256),
+                        "make": listed(word),
+                        "taken": listed(word),
+                        "job_mb": whole,
+                        "packages": mapping(word, listed(word)),
+                        "source": text,
+                    }
+                ),
+                "known_bad_covers": version,
+                "known_bad": _TROUBLES,
+                "known_weak": _TROUBLES,
+            }
+        ),
+        _evidence_is_listed,
     ),
     "cuda": record(
         {

@@ -199,7 +199,8 @@ class Removal:
     def unpack(self, name):
         """Let dpkg finish what was cut off: until a package is unpacked, dpkg does not know its files, and would leave them behind.
 
-        It needs the archive that apt has fetched; ``orphans`` is for packages whose archive is gone.
+        It needs the archive that apt has fetched, of several versions the one that came last; ``orphans`` is for packages whose archive
+        is gone.
         """
         plain, _, architecture = name.partition(":")
         archives = [
@@ -207,7 +208,9 @@ class Removal:
             for file in (os.listdir(ARCHIVES) if os.path.isdir(ARCHIVES) else [])
             if file.startswith(plain + "_") and file.endswith("_%s.deb" % architecture if architecture else ".deb")
         ]
-        return any(self.run(["dpkg", "--force-depends", "--unpack", path], check=False)[0] == 0 for path in archives)
+        # The time of its change: apt sets the other to that of the server's file.
+        latest = sorted(archives, key=lambda path: os.stat(path).st_ctime, reverse=True)
+        return any(self.run(["dpkg", "--force-depends", "--unpack", path], check=False)[0] == 0 for path in latest)
 
     def orphans(self, since):
         """Take off what a package that was cut off while it was unpacked has laid down since and not yet given its name."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from provision import catalog, engine_source, lock, main_job
+from provision import catalog, engine_source, lock_file, main_job
 from provision import survey as surveying
 from provision.engine_source import EngineSource
 from provision.errors import ProvisionError, UsageError
@@ -46,7 +46,7 @@ class Asked:
 
     target: Target
     engine: EngineSource
-    locked: list[dict[str, Any]] = field(default_factory=list)
+    locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def format_of(kind: str, *, buildx: bool) -> Format:
@@ -114,7 +114,7 @@ def planned(subject: Subject, options: main_job.Options, progress: Progress, pas
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
-    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else lock.read(inventory))
+    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else lock_file.read(inventory))
     main_job.refuse_conflicts(plan)
     return Planned(plan, known, sources, list(problems))
 
@@ -125,4 +125,4 @@ def _of_hosts(
     found = planned(subject, options, progress, passwords)
     made = targets.of_hosts(found.plan, found.known, given=subject.base)
     locked = found.sources.locked
-    return [Asked(each, found.sources.engine, list(locked.get(each.hosts[0], []))) for each in made], found.problems
+    return [Asked(each, found.sources.engine, locked.get(each.hosts[0], {})) for each in made], found.problems

@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,12 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from provision import at_once
+from provision import at_once, interrupts
 from provision.errors import ProvisionError
 from provision.image import archive, far, labels
 from provision.image.archive import Archive
 from provision.image.far import Engine
-from provision.playbook import catching_interrupts
 from provision.sandbox import engine as own_engine
-from provision.sandbox import interrupts
 from provision.session import Session
 
 PULL_S = 3600.0
@@ -107,6 +105,7 @@ def brought(session: Session, engines: Mapping[str, Engine], wanted: Source, *, 
         _copy(session, {name: each for name, each in lacking.items() if name not in pulled}, wanted, ours)
         _verify(session, lacking, wanted, ours)
         if keep and lacking:
+            _tell_renamed(session, before, list(lacking), wanted)
             _keep(session, {name: each for name, each in lacking.items() if name not in pulled or "@" not in wanted.name}, wanted, ours)
             come = {name: [ours] for name in lacking}
         yield {**dict.fromkeys(lacking, ours), **held}
@@ -163,9 +162,8 @@ def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
                 pulled.append(name)
                 session.progress.line(f"{name}: pulled {reference}")
             elif not own:
-                said = " ".join(answer.err.split()) or "not done in time"
                 todo = "see that the host reaches the registry and is logged in there; or have the image here, from where it is copied"
-                raise ProvisionError(f"it could not pull {wanted.name}: {said}", where=name, todo=todo)
+                raise ProvisionError(f"it could not pull {wanted.name}: {answer.complaint}", where=name, todo=todo)
         if "@" not in reference:
             reference = _digest(answers[some[0]].out, reference)
             come[some[0]].append(reference)
@@ -201,7 +199,7 @@ def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
         if failed:  # an engine that keeps its layers otherwise takes nothing from itself
             failed = _load(session, {name: engines[name] for name in failed}, held, ours, dict.fromkeys(failed, 0))
         for name, answer in failed.items():
-            raise ProvisionError(f"it did not take the image: {' '.join(answer.out.split())[-500:] or answer.code}", where=name)
+            raise ProvisionError(f"it did not take the image: {answer.complaint}", where=name)
     finally:
         saved.unlink(missing_ok=True)
 
@@ -224,7 +222,7 @@ def _load(
     """Copies to these hosts, some at a time; those that did not take it, with what they said. Raises Interrupted after Ctrl-C."""
     processes: list[subprocess.Popen[bytes]] = []
     answers: dict[str, at_once.Answer] = {}
-    with catching_interrupts() as interrupted, ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+    with interrupts.noted() as interrupted, ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
 
         def one(name: str) -> None:
             if interrupted.is_set():
@@ -232,15 +230,8 @@ def _load(
             left, whole = sum(held.sizes[without[name] :]), sum(held.sizes)
             rest = "; it has the other layers" if left < whole else ""
             session.progress.line(f"{name}: copying {left / 1e6:.0f} of {whole / 1e6:.0f} MB{rest}")
-            argv, environment = at_once.login(session, name, far.calling(engines[name], "docker load -q 2>&1"))
-            with subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            ) as process:
+            command = far.calling(engines[name], "docker load -q 2>&1")
+            with at_once.start(session, name, command, stderr=subprocess.STDOUT) as process:
                 processes.append(process)
                 stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
                 with contextlib.suppress(BrokenPipeError):  # it gave up; what it said follows
@@ -251,18 +242,27 @@ def _load(
             answers[name] = at_once.Answer(process.returncode, said, "")
 
         waiting = {pool.submit(one, name) for name in engines}
-        while waiting:
-            done, waiting = wait(waiting, timeout=_POLL_S)
-            if interrupted.is_set():
-                for process in processes:
-                    if process.poll() is None:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.killpg(process.pid, signal.SIGKILL)
-            for each in done:
-                each.result()
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=_POLL_S)
+                if interrupted.is_set():
+                    _end(processes)
+                for each in done:
+                    each.result()
+        except BaseException:  # one could not be copied: the others are not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end(processes)
+            raise
     if interrupted.is_set():
         session.abort()
     return {name: answer for name, answer in answers.items() if answer.code != 0}
+
+
+def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _verify(session: Session, engines: Mapping[str, Engine], wanted: Source, ours: str) -> None:
@@ -284,11 +284,19 @@ def _keep(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
     _do(session, {name: (each, f"docker tag {ours} {called}") for name, each in engines.items()}, "keeping the image")
 
 
+def _tell_renamed(session: Session, before: Mapping[str, Sequence[Mapping[str, Any]]], names: Iterable[str], wanted: Source) -> None:
+    """As after `docker pull`, the name goes to the new image; the one before stays, and is said, for it has only its id now."""
+    for name in names:
+        for old in before[name]:
+            if wanted.called in (old.get("RepoTags") or ()):
+                session.progress.line(f"{name}: {wanted.called} was {old['Id'][7:19]} there, which stays without that name", "yellow")
+
+
 def _do(session: Session, scripts: Mapping[str, tuple[Engine, str]], step: str) -> None:
     """Scripts that must succeed."""
     for name, answer in (far.on_engines(session, scripts) if scripts else {}).items():
         if answer.code != 0:
-            raise ProvisionError(" ".join(answer.err.split()) or f"exit code {answer.code}", where=f"{name}, {step}")
+            raise ProvisionError(answer.complaint, where=f"{name}, {step}")
 
 
 def _untagging(reference: str) -> str:

@@ -22,7 +22,7 @@ import docker.errors
 from docker import DockerClient
 from docker.models.networks import Network
 
-from provision import main_job, paths
+from provision import interrupts, main_job, paths
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.image import labels, origins
@@ -31,7 +31,7 @@ from provision.image.gateway import Gateway
 from provision.image.render import File, context
 from provision.image.stream import Failed, Made, events
 from provision.image.view import View, short
-from provision.sandbox import bases, engine, interrupts
+from provision.sandbox import bases, engine
 from provision.sandbox import settings as controller
 
 NETWORK_LABEL = "org.provision.build"  # its value is the process that builds

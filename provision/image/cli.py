@@ -21,8 +21,9 @@ from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
-from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, run_options, url, wishes
+from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
+from provision.run_options import run_options
 from provision.sandbox import bases, engine
 from provision.session import Session
 

@@ -16,11 +16,12 @@ from typing import Any
 import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
+from docker.types import DeviceRequest
 
-from provision import catalog, paths
+from provision import catalog, interrupts, paths
 from provision.errors import ProvisionError
 from provision.image import mesh
-from provision.sandbox import interrupts, keys
+from provision.sandbox import keys
 
 LABEL = "org.provision.verify"  # its value is the process that runs them
 START_S = 60.0
@@ -122,6 +123,7 @@ def _start(client: DockerClient, image: str, name: str, network: str, labels: Ma
             labels=dict(labels),
             network=network,
             shm_size=_MEMORY,
+            device_requests=_gpus(client),
             use_config_proxy=False,
         )
     _lay(container, files)
@@ -129,6 +131,11 @@ def _start(client: DockerClient, image: str, name: str, network: str, labels: Ma
     container.reload()
     address = container.attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
     return Node(name, address, container)
+
+
+def _gpus(client: DockerClient) -> list[DeviceRequest]:
+    """All of them, where the engine can give any to a container."""
+    return [DeviceRequest(count=-1, capabilities=[["gpu"]])] if "nvidia" in (client.info().get("Runtimes") or {}) else []
 
 
 def _lay(container: Container, files: Mapping[str, str]) -> None:

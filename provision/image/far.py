@@ -73,8 +73,7 @@ def inspect(session: Session, engines: Mapping[str, Engine], references: Sequenc
     answers = on_engines(session, {name: (engine, script) for name, engine in engines.items()})
     for name, answer in answers.items():
         if answer.code != 0:
-            said = " ".join(answer.err.split()) or "it did not answer in time"
-            raise ProvisionError(f"its container engine does not tell what images it has: {said}", where=name)
+            raise ProvisionError(f"its container engine does not tell what images it has: {answer.complaint}", where=name)
     return {name: json.loads(answer.out.partition(_MARK)[2].strip() or "[]") for name, answer in answers.items()}
 
 
@@ -106,9 +105,8 @@ def put_away(session: Session, engines: Mapping[str, Engine], scripts: Mapping[s
     answers = at_once.tidy(session, {name: calling(engines[name], script) for name, script in every.items()}, patience=REMOVE_S)
     for name, answer in answers.items():
         if answer.code != 0:
-            said = " ".join(answer.err.split()) or ("it did not answer in time" if answer.code is None else f"exit code {answer.code}")
             session.locks_left = True  # the note of this run stays, and the next one sweeps
-            session.progress.line(f"{name}: not all was removed: {said}; by hand there: {'; '.join(wanted[name])}", "bold red")
+            session.progress.line(f"{name}: not all was removed: {answer.complaint}; by hand there: {'; '.join(wanted[name])}", "bold red")
 
 
 def sweep(session: Session, engines: Mapping[str, Engine]) -> None:

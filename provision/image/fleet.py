@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, installed
+from provision import catalog, installed, interrupts
 from provision.errors import ProvisionError
 from provision.image import far, mesh
 from provision.image.far import Engine
@@ -23,7 +23,7 @@ from provision.image.labels import Told
 from provision.inventory import Inventory
 from provision.plan import Plan
 from provision.resolve import network
-from provision.sandbox import interrupts, keys
+from provision.sandbox import keys
 from provision.session import Session
 
 START_S = 120.0
@@ -95,8 +95,9 @@ def up(
         for host, answer in answers.items():
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
             if answer.code != 0 or not port.isdigit():
-                said = " ".join(answer.err.split())[-500:] or ("not done in time" if answer.code is None else f"exit code {answer.code}")
-                raise ProvisionError(f"the container does not come up: {said}", where=host, todo="see there: docker info, free -h, df -h")
+                raise ProvisionError(
+                    f"the container does not come up: {answer.complaint}", where=host, todo="see there: docker info, free -h, df -h"
+                )
             ports[host], holdings[host] = int(port), json.loads(manifest)
         members = {host: mesh.member(places[host].address, port, public[host]) for host, port in ports.items()}
         _acquaint(session, engines, members)
@@ -121,11 +122,11 @@ def _keys(hosts: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _resources(found: Mapping[str, Any], engine: Engine) -> list[str]:
-    """What of the host the container may use: half of its memory to share, its GPUs, its InfiniBand with memory that stays in place."""
+    """What of the host the container may use: half of its memory to share, its GPUs, its InfiniBand."""
     memory = max(_LEAST_MEMORY, int((found["memory"].get("total_mb") or 0) << 20) // 2)
     words = ["--shm-size", str(memory)]
     words += ["--gpus", "all"] if found["gpus"] and engine.nvidia else []
-    return words + (["--device", "/dev/infiniband", *_LOCKED] if found["infiniband"] else [])
+    return words + (["--device", "/dev/infiniband"] if found["infiniband"] else [])
 
 
 def _script(container: str, run: str, image: str, told: Told, address: str, words: Sequence[str]) -> str:
@@ -153,7 +154,7 @@ def _acquaint(session: Session, engines: Mapping[str, Engine], members: Mapping[
     script = f"docker cp - {name(session)}:{mesh.home()}"
     for host, answer in far.on_engines(session, {first: (engines[first], script)}, stdin=mesh.archive(mesh.known(members))).items():
         if answer.code != 0:
-            raise ProvisionError(f"its container takes no files: {' '.join(answer.err.split())}", where=host)
+            raise ProvisionError(f"its container takes no files: {answer.complaint}", where=host)
 
 
 def slots(inventory: Inventory, host: str, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> int:

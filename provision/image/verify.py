@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from docker import DockerClient
 
+from provision import interrupts, launch, mpirun, progress
 from provision import inventory as inventories
-from provision import launch, mpirun, progress
 from provision import smoke as judging
 from provision import survey as surveying
 from provision.doctor import reach
@@ -24,7 +25,7 @@ from provision.errors import ProvisionError, UsageError
 from provision.image import containers, fleet, labels, store
 from provision.image.stream import Failed, Made, events
 from provision.plan import Plan
-from provision.sandbox import engine, interrupts
+from provision.sandbox import engine
 from provision.session import Session
 
 SLOTS = 1  # ranks a container
@@ -110,17 +111,26 @@ def _run(session: Session, options: launch.SmokeOptions, verdict: Verdict) -> No
         verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]
         return
     # Of the survey's own problems none counts: they are about installing, which is done.
-    answers, unable = reach.look(session, survey.hosts)
-    verdict.findings = examine(survey.hosts, unable, answers)
+    known = {name: of_container(facts) for name, facts in survey.hosts.items()}
+    answers, unable = reach.look(session, known)
+    verdict.findings = examine(known, unable, answers)
     verdict.faults += [
         f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
     ]
-    plan = fleet.plan_of(session.inventory, survey.hosts, alone=False)
+    plan = fleet.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
         result = launch.smoke(session, plan, options)
         verdict.faults += result.faults
         verdict.summaries += [result.summary] if result.summary else []
+
+
+def of_container(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts without what a container sees of its host and cannot use: devices that were not given to it say nothing of the image."""
+    without: dict[str, Any] = {"infiniband": []}
+    if not facts["gpus"]:
+        without |= {"driver": None, "nvidia": {**facts["nvidia"], "pci_devices": [], "nouveau": False}}
+    return {**facts, **without}
 
 
 def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:

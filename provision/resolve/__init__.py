@@ -55,7 +55,7 @@ class _Shared:
 
 def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> Plan:
     """The plan for all hosts in ``facts`` (normalised, see ``provision.facts``); its order is the inventory's."""
-    kind_of = {name: machine(host) for name, host in facts.items()}
+    kind_of = {name: machine(host, hosts[name].builds if name in hosts else ()) for name, host in facts.items()}
     kinds: dict[Machine, list[str]] = {}
     for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
         kinds.setdefault(kind_of[name], []).append(name)

@@ -46,6 +46,7 @@ class Machine:
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
         root: whether things may be done as root there; without, nothing is installed but into the prefix.
+        builds: (package, CUDA) of NCCL and PyTorch that earlier runs took; they are kept where they fit.
     """
 
     os_id: str
@@ -66,6 +67,7 @@ class Machine:
     torch_wheels: tuple[str, ...]
     hwloc: tuple[tuple[str, str], ...]
     root: bool = True
+    builds: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def system(self) -> str:
@@ -81,8 +83,8 @@ class Machine:
         return table.get(self.system, table.get(f"{self.os_id} {self.os_version.split('.')[0]}"))
 
 
-def machine(facts: Facts) -> Machine:
-    """The kind of host that these normalised facts describe."""
+def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Machine:
+    """The kind of host that these normalised facts describe, with what earlier runs took there."""
     system = facts["os"]
     os_id, version, family, arch = system["id"], system["version"], system["family"], str(facts["arch"])
     driver = facts["driver"] or {}
@@ -110,6 +112,7 @@ def machine(facts: Facts) -> Machine:
         torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
         hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
         root=facts["user"]["can_become"],
+        builds=builds,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from provision import catalog
 from provision.plan import Component, Rejected
@@ -114,7 +115,7 @@ def _choose(fitting: Mapping[Machine, list[Build]]) -> _Choice | None:
     majors = {kind: max((key(build.cuda)[0] for build in found), default=0) for kind, found in fitting.items()}
     best: tuple[tuple[int, ...], _Choice] | None = None
     for version in sorted(versions, key=key, reverse=True):
-        made = _Choice(version, {kind: _largest(build for build in found if build.version == version) for kind, found in fitting.items()})
+        made = _Choice(version, {kind: _best(kind, version, found) for kind, found in fitting.items()})
         score = (
             any(build.weak for build in made.builds.values()),
             sum(key(build.cuda)[0] < majors[kind] for kind, build in made.builds.items()),
@@ -126,9 +127,17 @@ def _choose(fitting: Mapping[Machine, list[Build]]) -> _Choice | None:
     return best[1] if best else None
 
 
-def _largest(found: Iterable[Build]) -> Build:
-    """The build for the largest CUDA; of those that are equal in it the surest, then the preferred source."""
-    return min(found, key=lambda build: (tuple(-part for part in key(build.cuda)), build.weak, SOURCES.index(build.source)))
+def _best(kind: Machine, version: str, found: Iterable[Build]) -> Build:
+    """Of the builds of a version the one that an earlier run took, else that for the largest CUDA, the surest, of the preferred source."""
+
+    def cost(build: Build) -> tuple[Any, ...]:
+        return not _kept(build, kind), tuple(-part for part in key(build.cuda)), build.weak, SOURCES.index(build.source)
+
+    return min((build for build in found if build.version == version), key=cost)
+
+
+def _kept(build: Build, kind: Machine) -> bool:
+    return (build.package, build.cuda) in kind.builds
 
 
 def _known_weak(version: str) -> list[str]:
@@ -156,7 +165,8 @@ def _component(
         builders = nccl_sources.builders(sharing, build.cuda)
         why += _why_built(kind, build, sharing, builders, wishes)
     else:
-        why.append(f"the build for CUDA {build.cuda} is the largest of it that fits" + (f" ({build.evidence})" if build.evidence else ""))
+        best = "is what an earlier run took" if _kept(build, kind) else "is the largest of it that fits"
+        why.append(f"the build for CUDA {build.cuda} {best}" + (f" ({build.evidence})" if build.evidence else ""))
     if build.weak and not sharing:
         why.append("weak: not known for certain to exist; the host's package index decides")
     why += [f"known trouble, fixed only in newer ones: {said}" for said in _known_weak(choice.version)]
@@ -168,6 +178,8 @@ def _component(
         if said:
             return said
         if other.version == choice.version:
+            if _kept(build, kind):
+                return "an earlier run took another build of it"
             if other.cuda != build.cuda:
                 return f"a build for a larger CUDA fits: {build.cuda}"
             return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"

@@ -39,7 +39,8 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
         without_gpu = replace(chosen, cuda=None, options=options, why=why)
     unknown = sorted(name for kind, names in kinds.items() if chosen.cuda and kind.cuda and kind.cuda_toolkit is None for name in names)
     note = f"Open MPI is built with the CUDA toolkit at {TOOLKIT}; the facts do not say whether it is there"
-    return {kind: chosen if kind.cuda else without_gpu for kind in kinds}, [f"{some(unknown)}: {note}"] if unknown else []
+    notes = [*_differences(kinds), *([f"{some(unknown)}: {note}"] if unknown else [])]
+    return {kind: chosen if kind.cuda else without_gpu for kind in kinds}, notes
 
 
 def _chosen(kinds: Kinds, wishes: Wishes) -> Component:
@@ -123,9 +124,7 @@ def _distribution(kinds: Kinds) -> Component | _Misfit:
         if kind.family in known["unfit"]:
             return _Misfit(names[0], known["unfit"][kind.family])
         package = known["package"][kind.family]
-        live = next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
-        listed = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
-        version = live or listed
+        version = _offered(kind) or _listed(kind)
         if not kind.root:
             return _Misfit(names[0], f"{names[0]}: only root can install the distribution's")
         if version is None:
@@ -144,6 +143,27 @@ def _distribution(kinds: Kinds) -> Component | _Misfit:
     why = [f"every host's distribution has the same {version}"]
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
     return Component(version, package, "distribution", tuple(why))
+
+
+def _offered(kind: Machine) -> str | None:
+    """The version of the distribution's package, by the host's own package index."""
+    package = catalog.load("openmpi")["distribution"]["package"].get(kind.family, "")
+    return next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
+
+
+def _listed(kind: Machine) -> str | None:
+    """The same, by the catalogue."""
+    known = catalog.load("openmpi")["distribution"]
+    version: str | None = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
+    return version
+
+
+def _differences(kinds: Kinds) -> Iterator[str]:
+    """Where the hosts' own package indexes and the catalogue differ."""
+    for kind, names in kinds.items():
+        offered, listed = _offered(kind), _listed(kind)
+        if offered and listed and key(offered) != key(listed):
+            yield f"{some(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
 
 
 def _source(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:

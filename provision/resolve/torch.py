@@ -100,7 +100,8 @@ def _no_build(version: str, kind: Machine) -> str:
 def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
     """The tags of the builds that this kind of host can use, best first: ``cpu``, or ``cu126``, …; empty when there is none.
 
-    Best is: of the driver's CUDA major, sure, run natively (largest first) and not by minor-version compatibility (smallest first).
+    Best is: taken by an earlier run; of the driver's CUDA major, sure, run natively (largest first) and not by minor-version compatibility
+    (smallest first).
     Of a release that the catalogue does not know: what the names of wheels say that are there, else ``cpu``.
     """
     if kind.cuda is None:
@@ -114,10 +115,14 @@ def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
     def cost(cuda: str) -> tuple[Any, ...]:
         native = key(cuda) <= limit
         size = tuple(-part if native else part for part in key(cuda))
-        return key(cuda)[0] != limit[0], "weak" in release["builds"][cuda], not native, size
+        return not _kept(version, _tag(cuda), kind), key(cuda)[0] != limit[0], "weak" in release["builds"][cuda], not native, size
 
     usable = [cuda for cuda, build in release["builds"].items() if _runs_on_driver(cuda, kind) and _has_code(build.get(kind.arch), kind)]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
+
+
+def _kept(version: str, tag: str, kind: Machine) -> bool:
+    return any(package == f"torch=={version}+{tag}" for package, _cuda in kind.builds)
 
 
 def _runs_on_driver(cuda: str, kind: Machine) -> bool:
@@ -167,6 +172,8 @@ def _other_builds(version: str, chosen: str, kind: Machine) -> Iterator[Rejected
             reason = f"newer than the driver's CUDA {kind.cuda}"
         elif not _has_code(build.get(kind.arch), kind):
             reason = f"it has no code for compute capability {', '.join(kind.capabilities)} on {kind.arch}"
+        elif _kept(version, chosen, kind):
+            reason = "an earlier run took another build of it"
         elif "weak" in build:
             reason = f"weak: {build['weak']}"
         else:

@@ -15,6 +15,10 @@ MOST = 2  # as many are offered: the cheapest
 Trouble = Mapping[Hashable, Blocked]
 
 
+def _is_left(before: Blocked, now: Blocked | None) -> bool:
+    return now is not None and (now.host, now.constraint) == (before.host, before.constraint)
+
+
 @dataclass(frozen=True)
 class Trial:
     """The question that met trouble, and what answers another one: the trouble that it meets."""
@@ -29,9 +33,11 @@ class Trial:
         return [Conflict(blocked.host, blocked.constraint, self._ways_out(what, blocked)) for what, blocked in self.trouble.items()]
 
     def _ways_out(self, what: Hashable, blocked: Blocked) -> tuple[str, ...]:
-        """Those that end in a plan; where there is none, those that do away with this conflict. Then what cannot be tried."""
+        """Those that end in a plan; where there is none, those that do away with this conflict, if only to meet that of the next host. Then
+        what cannot be tried."""
         whole: dict[str, str] = {}
         part: dict[str, str] = {}
+        step: dict[str, str] = {}
         untried = []
         for way in blocked.ways:
             sort = way.sort or way.text
@@ -42,9 +48,9 @@ class Trial:
                 left = self._left(enough)
                 if not left:
                     whole[sort] = enough.text
-                elif what not in left and set(left) <= set(self.trouble):
-                    part.setdefault(sort, f"{enough.text} (not enough by itself)")
-        return tuple([*(whole or part).values(), *untried][:MOST])
+                elif set(left) <= set(self.trouble) and not _is_left(blocked, left.get(what)):
+                    (step if what in left else part).setdefault(sort, f"{enough.text} (not enough by itself)")
+        return tuple([*(whole or part or step).values(), *untried][:MOST])
 
     def _left(self, way: Way) -> Trouble:
         """The trouble that is left after a way out; without any host it is all of it."""

@@ -61,8 +61,9 @@ class Wishes:
 
 @dataclass(frozen=True)
 class HostWishes:
-    """One host's lines in the inventory that concern the plan."""
+    """What concerns one host: its lines in the inventory, and ``builds``: (package, CUDA) of those that earlier runs took, to be kept."""
 
     slots: int | None = None
     prefix: str = DEFAULT_PREFIX
     interface: str | None = None
+    builds: tuple[tuple[str, str | None], ...] = ()

@@ -1,4 +1,4 @@
-"""Which mirror this machine's apt uses for its own distribution, and the sources that a host of the same distribution needs.
+"""Which mirror a machine's apt uses for its own distribution, how its lists read with another, and the sources that a host needs.
 
 Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say.
 """
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 #: Names under which a distribution's mirror may list a suite without saying which one it is.
 ROLLING_NAMES = {"debian": ("stable", "oldstable", "testing")}
+#: What a distribution's suites have behind its release: bullseye is the first whose security updates are called like this.
+_SUFFIXES = ("", "-updates", "-security", "/updates", "-backports", "-proposed", "-proposed-updates")
+_SECURITY = re.compile(r"-security$|/updates$")
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,54 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
         distribution: ``ID`` of the controller's os-release, such as ``debian``.
         codename: its ``VERSION_CODENAME``, such as ``bookworm``.
     """
-    own = [entry for entry in entries if not entry.signed_by or f"{distribution}-archive" in entry.signed_by]
-    suites = (codename, *ROLLING_NAMES.get(distribution, ()))
+    own = [entry for entry in entries if _is_own(entry, distribution, codename)]
 
     def first(suffix: str) -> Entry | None:
-        return next((entry for entry in own if entry.suite in {suite + suffix for suite in suites} and "main" in entry.components), None)
+        suites = {suite + suffix for suite in _suites(distribution, codename)}
+        return next((entry for entry in own if entry.suite in suites), None)
 
     archive, updates, security = first(""), first("-updates"), first("-security")
     if archive is None:
         return None
     return Mirror(archive.uri, archive.components, updates.uri if updates else None, security.uri if security else None)
+
+
+def mirror_at(url: str, distribution: str) -> Mirror:
+    """A mirror by its address alone; Debian's security updates lie beside it on most."""
+    base = url.rstrip("/")
+    security = f"{base.removesuffix('/debian')}/debian-security" if distribution == "debian" else base
+    return Mirror(base, ("main",), base, security)
+
+
+def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
+    """A list of either format with the distribution's own entries at a mirror. Repositories of third parties stay where they are."""
+
+    def address(entries: list[Entry]) -> str | None:
+        if not entries or not all(_is_own(entry, distribution, codename) for entry in entries):
+            return None
+        return mirror.security if all(_SECURITY.search(entry.suite) for entry in entries) else mirror.archive
+
+    if re.search(r"^Types:", text, re.MULTILINE | re.IGNORECASE):
+        stanzas = re.split(r"(\n\s*\n)", text)
+        for at, stanza in enumerate(stanzas):
+            if there := address(parse_deb822(stanza)):
+                stanzas[at] = re.sub(r"(?im)^(URIs:).*(\n[ \t].*)*$", lambda found: f"{found[1]} {there}", stanza)
+        return "".join(stanzas)
+    lines = text.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        if there := address(parse_list(line)):
+            lines[at] = re.sub(r"^(\s*deb\s+(?:\[[^\]]*\]\s*)?)\S+", lambda found: f"{found[1]}{there}", line)
+    return "".join(lines)
+
+
+def _is_own(entry: Entry, distribution: str, codename: str) -> bool:
+    known = {suite + suffix for suite in _suites(distribution, codename) for suffix in _SUFFIXES}
+    trusted = not entry.signed_by or f"{distribution}-archive" in entry.signed_by
+    return trusted and entry.suite in known and "main" in entry.components
+
+
+def _suites(distribution: str, codename: str) -> tuple[str, ...]:
+    return (codename, *ROLLING_NAMES.get(distribution, ()))
 
 
 def sources_list(mirror: Mirror, suite: str) -> str:

@@ -16,8 +16,9 @@ import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
 
+from provision import interrupts
 from provision.errors import ProvisionError
-from provision.sandbox import bases, debootstrap, hostfiles, interrupts, lock, names
+from provision.sandbox import bases, debootstrap, hostfiles, lock, names
 from provision.sandbox.engine import explained
 from provision.sandbox.settings import Settings, parse_os_release
 

@@ -17,8 +17,9 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
 
+from provision import interrupts
 from provision.errors import ProvisionError, UsageError
-from provision.sandbox import bases, engine, hostfiles, images, interrupts, inventory, keys, lock, names, sweep
+from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, lock, names, sweep
 from provision.sandbox import settings as controller
 from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +21,14 @@ from collective_core.elastic.assembly import Assembly
 from collective_core.elastic.cooldown import FORGIVEN, Cooldown
 from collective_core.elastic.roll import Roll, Seat
 from collective_core.errors import CollectiveError
-from collective_core.launch.elastic import limits_of
+from collective_core.launch import timeouts
+from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
 from conftest import WORKERS
+from eavesdropper import Eavesdropper, play
 from processes import processes_with
 
-from collective_core import Runner, flight, recorder
+from collective_core import Runner, flight, recorder, store
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -70,6 +76,11 @@ class Job:
         self.process.kill()
         raise AssertionError(f"{size} ranks did not come together:\n{self.process.communicate()[0][-3000:]}\n{self.notes()[-5:]}")
 
+    def port_of(self, pid: int) -> int:
+        """At which this worker asks for its seat: the one door of a job that works."""
+        found = next(each for each in _read(Path(f"/proc/{pid}/environ")).split(b"\0") if each.startswith(b"COLLECTIVE_ELASTIC="))
+        return int(found.rsplit(b":", 1)[1])
+
     def finish(self) -> str:
         """Has the training end; what was printed."""
         (self.folder / "stop").touch()
@@ -102,6 +113,39 @@ class Job:
             assert note["values"] == pytest.approx(json.loads(expected.stdout), rel=1e-9)
 
 
+class Siege:
+    """Ten thousand strangers at a door: of three, one hangs up at once, one says nothing, one says a byte a second. The last ones stay."""
+
+    CALLERS, STAYING = 10_000, 400
+
+    def __init__(self, port: int) -> None:
+        self._port, self._over, self._all_there = port, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        silent: deque[socket.socket] = deque(maxlen=self.STAYING // 2)  # one that falls out is closed
+        slow: deque[socket.socket] = deque(maxlen=self.STAYING // 2)
+        for number in range(self.CALLERS):
+            stranger = socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE)
+            if number % 3:
+                (silent, slow)[number % 3 - 1].append(stranger)
+            else:
+                stranger.close()
+        self._all_there.set()
+        while not self._over.wait(1.0):
+            for stranger in slow:
+                with contextlib.suppress(OSError):  # it was shown the door
+                    stranger.send(b"c")
+
+    def wait_until_all_have_come(self) -> None:
+        assert self._all_there.wait(PATIENCE)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
 @pytest.fixture
 def job(tmp_path):
     made: list[Job] = []
@@ -123,7 +167,12 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     records = tmp_path / "records"
     running = job("-np", "3", "--min-np", "2", "-x", f"COLLECTIVE_FLIGHT_RECORDER={records}")
     before = running.wait_for_size(3)
-    os.kill(before[2], signal.SIGKILL)
+    siege = Siege(running.port_of(before[0]))
+    steps = running.notes()[-1]["step"]
+    siege.wait_until_all_have_come()
+    assert running.wait_for_size(3) == before, "strangers disturb no rank"
+    assert running.notes()[-1]["step"] > steps
+    os.kill(before[2], signal.SIGKILL)  # while some of them still hold their connections
     running.wait_for_size(2)
     after = running.wait_for_size(3)
     assert {rank: after[rank] for rank in (0, 1)} == {rank: before[rank] for rank in (0, 1)}
@@ -136,6 +185,7 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert recorder.read_file(flight.path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
     assert flight.main([str(records), "--last", "1"]) == 0
     assert f"generation 1, rank 2 of 3 (host {socket.gethostname()}, pid {before[2]})" in capsys.readouterr().out
+    siege.end()
     assert processes_with(str(running.folder)) == []
 
 
@@ -180,6 +230,14 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_a_job_whose_ranks_may_not_change_ends_when_they_do(job):
+    running = job("-np", "2", "--min-np", "1", "--reset-limit", "0")
+    os.kill(running.wait_for_size(2)[1], signal.SIGKILL)
+    out, _ = running.process.communicate(timeout=PATIENCE)
+    assert running.process.returncode == 1
+    assert out.rstrip().splitlines()[-1] == "collective_core.launch: the ranks of the job have changed more than 0 times (reset-limit)"
 
 
 def test_a_program_that_fails_by_itself_ends_the_job_and_is_named(job):
@@ -261,11 +319,81 @@ def test_what_a_state_holds():
     state.best, state.step = 8, 2
     state.restore()
     assert (state.best, state.step, state.commits) == (7, 1, 1)
-    sampler = elastic.ElasticSampler(range(5), shuffle=False)
-    sampler.record_batch(0, 4)
-    sampler.num_replicas = 1
-    sampler.reset()
-    assert list(sampler) == [4]
+    plain = elastic.ObjectState(bcast_object=print, get_rank=print, step=3)
+    assert plain._names == ["step"]
+
+
+def test_a_program_may_keep_parts_in_its_own_way():
+    from collective_core.torch import elastic
+
+    class Counter:
+        count = 0
+
+    class Handler(elastic.state.StateHandler):
+        def __init__(self, value):
+            super().__init__(value)
+            self.save()
+
+        def save(self):
+            self.saved = self.value.count
+
+        def restore(self):
+            self.value.count = self.saved
+
+    before = elastic.state.get_handler_registry()
+    elastic.state.set_handler_registry([*before, (Counter, Handler)])
+    state = elastic.TorchState(counter=Counter())
+    elastic.state.set_handler_registry(before)
+    state.counter.count = 5
+    state.save()
+    state.counter.count = 6
+    state.restore()
+    assert state.counter.count == 5
+    other = Counter()
+    other.count = 9
+    state.counter = other
+    other.count = 10
+    state.restore()
+    assert state.counter is other
+    assert other.count == 9, "another object is kept as it was when it came"
+
+
+def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
+    """Three ranks do two batches each, then two ranks do the rest; the sampler's state is one number."""
+    from collective_core.torch import elastic
+
+    from collective_core import context
+
+    def samplers(size: int, state: dict[str, object] | None = None) -> list[elastic.ElasticSampler]:
+        made = []
+        for rank in range(size):
+            monkeypatch.setattr(context, "is_initialized", lambda: True)
+            monkeypatch.setattr(context, "rank", lambda rank=rank: rank)
+            monkeypatch.setattr(context, "size", lambda: size)
+            sampler = elastic.ElasticSampler(range(40), seed=3)
+            sampler.load_state_dict(state or {"epoch": 1, "processed_num": 0})
+            made.append(sampler)
+        return made
+
+    first, done = samplers(3), []
+    for sampler in first:
+        done += list(sampler)[:8]
+        for batch in (0, 1):
+            sampler.record_batch(batch, 4)
+    state = first[0].state_dict()
+    assert state == {"epoch": 1, "processed_num": 24} == first[2].state_dict()
+    rest = samplers(2, state)
+    assert [len(sampler) for sampler in rest] == [8, 8]
+    assert sorted(done + [index for sampler in rest for index in sampler]) == list(range(40))
+    rest[0].record_batch(0, 8)
+    rest[0].reset()
+    assert list(rest[0]) == [], "the epoch is done"
+    old = samplers(2, {"epoch": 1, "processed_indices": set(range(30))})
+    assert sorted(index for sampler in old for index in sampler) == list(range(30, 40)), "a state of earlier versions"
+    old[0].record_batch(0, 3)
+    again = samplers(1, old[0].state_dict())[0]
+    assert len(set(again) | set(old[0].remaining_indices[:6])) == 10
+    assert again.total_size == again.num_samples == 4
 
 
 # --- what decides --------------------------------------------------------------------------------------------------------------------
@@ -396,6 +524,12 @@ def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
         cooldown.note("a", now=100.0 + number)
         waits.append(max(0.0, cooldown.until("a") - (100.0 + number)))
     assert waits == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0]
+    horovods = cooldown_of((5, 15))
+    for number in range(4):
+        horovods.note("a", now=100.0)
+        assert horovods.until("a") == (0.0, 105.0, 110.0, 115.0)[number]
+    with pytest.raises(CollectiveError, match="two numbers of seconds that rise"):
+        cooldown_of((5, 1))
     assert cooldown.until("b") == 0.0
     cooldown.note("a", now=109.0 + FORGIVEN)
     assert cooldown.until("a") == 0.0
@@ -412,6 +546,21 @@ def test_with_how_many_ranks_a_job_begins_and_how_many_it_may_have():
     assert limits_of(3, 2, None, 60.0)[:3] == (2, 3, 3)
     assert limits_of(None, 2, 5, 60.0)[:3] == (2, 5, 5)
     assert limits_of(4, None, None, 60.0) is None
+    # As Horovod has it: at least np where nothing else is said, and with a script no limit.
+    assert limits_of(2, None, 4, 60.0)[:3] == (2, 4, 2)
+    assert limits_of(2, None, None, 60.0, unlimited=True)[:3] == (2, UNLIMITED, 2)
+    assert limits_of(None, None, None, 60.0, unlimited=True)[:3] == (1, UNLIMITED, UNLIMITED)
+    assert limits_of(2, 1, 4, 60.0, waiting=5.0, resets=3)[4:] == (5.0, 3)
+
+
+def test_horovods_timeouts_are_the_launchers(monkeypatch):
+    assert (timeouts.start(), timeouts.elastic()) == (60.0, 600.0)
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "30")
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "50")
+    assert (timeouts.start(), limits_of(2, 1, 4, 60.0).waiting) == (30.0, 50.0)
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "soon")
+    with pytest.raises(CollectiveError, match="HOROVOD_START_TIMEOUT='soon' is not a positive number of seconds"):
+        timeouts.start()
 
 
 def test_a_script_that_lists_the_hosts(tmp_path):
@@ -425,8 +574,15 @@ def test_a_script_that_lists_the_hosts(tmp_path):
         ask(str(script))
 
 
+def wait_until(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert is_so()
+
+
 def test_strangers_learn_nothing_and_disturb_nobody():
-    roll = roll_of(1, "here")
+    roll = roll_of(1, "here", "here")
     settled: list[int] = []
     assembly = Assembly(roll, "the job's own secret", lambda: settled.append(1), only_here=True)
     place = ("127.0.0.1", assembly.port)
@@ -438,9 +594,8 @@ def test_strangers_learn_nothing_and_disturb_nobody():
             line.call(place, 0, b"another secret, as long", 5.0)
         mine = line.call(place, 0, b"the job's own secret", 5.0)
         mine.send(kind="ready", port=1234, lost=[])
-        end = time.monotonic() + 5
-        while not settled and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: settled)
+        roll._started.clear()  # nobody is waited for any more
         assert [seat.worker for seat in assembly.settle()[0]] == [0]
         answer = mine.receive()
         assert answer is not None
@@ -451,6 +606,17 @@ def test_strangers_learn_nothing_and_disturb_nobody():
             assert again.receive() is None
         for stranger in strangers:
             stranger.close()
+        # What a worker said before, word for word, when it is not there any more.
+        middle = Eavesdropper(assembly.port)
+        other = line.call(("127.0.0.1", middle.port), 1, b"the job's own secret", 5.0)
+        other.send(kind="ready", port=1234, lost=[])
+        wait_until(lambda: 1 in roll._ready)
+        other.close()
+        wait_until(lambda: 1 not in roll._ready)
+        (said,) = middle.said
+        assert b'"ready"' in said
+        assert len(play(assembly.port, said)) == store.CHALLENGE_BYTES + store._Seal.BYTES, "not a word after its own proof"
+        assert 1 not in roll._ready
     finally:
         assembly.close()
     assert mine.receive() is None

@@ -78,6 +78,15 @@ def test_a_rank_that_exits_alone_under_a_timeline_waits_for_nobody(launch, tmp_p
     assert "timeline.json.rank1 (of rank 1 alone" in outcome.stderr
 
 
+def test_a_rank_that_was_killed_holds_up_no_end_under_a_timeline(launch, tmp_path):
+    """Nor is MPI told to end in good order, which would wait for the dead rank."""
+    outcome = launch("exits_alone.py", 2, 1, [str(tmp_path / "timeline.json"), "killed"], keep_going=True, limit=60)
+    assert set(outcome.reports()) == {0, 1}
+    assert "timeline: not all ranks came to its end: " in outcome.stderr
+    assert "timeline.json.rank0 (of rank 0 alone" in outcome.stderr
+    assert outcome.reports()[0]["ends_mpi_with_the_others"] is False
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 3)])
 def test_a_rank_that_shut_down_is_named(launch, n, hosts):
     reports = launch("leaving.py", n, hosts, keep_going=True).reports()

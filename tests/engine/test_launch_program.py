@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from collective_core.horovod_environment import translate
 from processes import wait_for, wait_until_gone
+
+from collective_core import seats
 
 LIMIT = 60
 
@@ -19,7 +22,9 @@ import numpy
 import collective_core as cc
 cc.init()
 secret = [name for name in os.environ if name == "COLLECTIVE_SECRET"]
-print(f"{cc.allreduce(numpy.ones(1), op=cc.Sum)[0]:g} {os.environ['FRUIT']} {os.getcwd()} {sys.stdin.read()!r} {secret}", flush=True)
+place = " ".join(os.environ[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_RANK", "CROSS_RANK"))
+total = cc.allreduce(numpy.ones(1), op=cc.Sum)[0]
+print(f"{place} {total:g} {os.environ['FRUIT']} {os.getcwd()} {sys.stdin.read()!r} {secret}", flush=True)
 print("a complaint", file=sys.stderr, flush=True)
 cc.barrier()
 if sys.argv[1:] and cc.rank() == int(sys.argv[1]):
@@ -49,12 +54,28 @@ def python(mark: str, *words: str) -> list[str]:
     return ["python", "-c", f"{PROGRAM}\n# {mark}", *words]
 
 
-@pytest.mark.parametrize("hosts", ["localhost:3", "localhost:1,other:2"])
-def test_all_ranks_get_what_they_need_and_their_output_is_tagged(ssh, hosts, mark, tmp_path):
+def test_where_a_rank_sits_in_horovods_variables():
+    hosts = ["a", "a", "b", "b", "b", "c"]
+    assert seats.variables(3, hosts) == {
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "6",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+    }
+    assert [seats.variables(rank, hosts)["HOROVOD_CROSS_RANK"] for rank in range(6)] == ["0", "0", "1", "1", "0", "2"]
+    assert translate({**seats.variables(0, hosts), "HOROVOD_START_TIMEOUT": "5", "HOROVOD_ELASTIC_TIMEOUT": "6"}) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "places"), [("localhost:3", ["0 0 0", "1 1 0", "2 2 0"]), ("localhost:1,other:2", ["0 0 0", "1 0 1", "2 1 0"])]
+)
+def test_all_ranks_get_what_they_need_and_their_output_is_tagged(ssh, hosts, places, mark, tmp_path):
     done = launch("--tag-output", "-H", hosts, "-x", "FRUIT", "--wdir", str(tmp_path), *python(mark), ssh=ssh, FRUIT="a pear")
     assert done.returncode == 0, done.stdout + done.stderr
     said = f"3 a pear {tmp_path} '' []"
-    expected = [f"[1,{rank}]<{stream}>:{text}" for rank in range(3) for stream, text in (("stdout", said), ("stderr", "a complaint"))]
+    expected = [f"[1,{rank}]<stdout>:{places[rank]} {said}" for rank in range(3)] + [f"[1,{rank}]<stderr>:a complaint" for rank in range(3)]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
     assert done.stderr == ""
 

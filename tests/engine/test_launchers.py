@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from collective_core.config import from_environment
 from collective_core.errors import CollectiveError
 from collective_core.launchers import Single, first_host, read, read_secret
 from collective_core.rendezvous import meet, session_secret
+from eavesdropper import Eavesdropper, play
 
-from collective_core import _native
+from collective_core import _native, store
 
 WORKER = Path(__file__).parent / "workers" / "without_mpi.py"
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")
@@ -138,41 +139,6 @@ def test_another_secret_is_refused_on_both_sides():
     assert "does not know this job's secret" in found[1]["error"]
 
 
-class Eavesdropper:
-    """Stands between a rank and rank 0; keeps what it hears, and may change the n-th byte that the rank sends."""
-
-    def __init__(self, port, change=None):
-        self.heard = b""
-        self._change = change
-        self._sent = 0
-        self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-                host = socket.create_connection(("127.0.0.1", self._port), timeout=20)
-            except OSError:
-                continue  # rank 0 does not listen yet: the rank tries again
-            threading.Thread(target=self._pass_on, args=(caller, host, True), daemon=True).start()
-            threading.Thread(target=self._pass_on, args=(host, caller, False), daemon=True).start()
-
-    def _pass_on(self, source, target, from_rank):
-        with contextlib.suppress(OSError):  # when one of them goes, the other is told by the end of its connection
-            while data := source.recv(65536):
-                self.heard += data
-                if from_rank:
-                    place = None if self._change is None else self._change - self._sent
-                    self._sent += len(data)
-                    if place is not None and 0 <= place < len(data):
-                        data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-                target.sendall(data)
-        target.close()
-
-
 def test_who_listens_learns_no_secret_and_who_changes_something_is_noticed():
     greeting = 12 + 32 + 32  # and the proof: what follows is the first message
     for change in (None, greeting + 8 + 5):
@@ -189,6 +155,28 @@ def test_who_listens_learns_no_secret_and_who_changes_something_is_noticed():
             continue
         assert codes == [3, 3], errors
         assert "was changed on its way" in found[0]["error"]
+
+
+def test_a_recorded_start_cannot_be_played_again():
+    def enter(rank, port, timeout):
+        return store.enter(rank, 2, store.Place(("127.0.0.1", port)), SHARED.encode(), timeout)
+
+    first, second = free_port(), free_port()
+    middle = Eavesdropper(first)
+    with ThreadPoolExecutor(2) as ranks:
+        coming = [ranks.submit(enter, rank, port, 20.0) for rank, port in enumerate((first, middle.port))]
+        both = [each.result() for each in coming]
+        heard = [ranks.submit(each.exchange, b"of rank %d" % rank) for rank, each in enumerate(both)]
+        assert [each.result() for each in heard] == [[b"of rank 0", b"of rank 1"]] * 2
+        for each in both:
+            each.finish(True)
+        (said,) = middle.said
+        assert b"of rank 1" in said
+        again = ranks.submit(enter, 0, second, 1.0)
+        answered = play(second, said)
+        assert len(answered) == store.CHALLENGE_BYTES + store._Seal.BYTES, "its own challenge and proof, and not a word more"
+        with pytest.raises(CollectiveError, match=r"ranks \[1\] did not come"):
+            again.result()
 
 
 def test_the_secret_of_a_session_never_travels(monkeypatch):

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -85,6 +86,41 @@ print(json.dumps([hvd.nccl_built(), hvd.nccl_enabled(), hvd.cuda_built()]))
 """
     pytest.importorskip("torch")
     assert ask(program, wheel) == [VERSION, False, False]
+
+
+def test_a_communicator_that_is_made_after_a_failure_is_aborted_and_never_used(monkeypatch):
+    gpu = pytest.importorskip("collective_core.torch.gpu")
+    monkeypatch.setattr(gpu.torch.cuda, "Stream", lambda _device: None)  # no GPU here
+    own, aborted = gpu._Set(0, b"", 2, 0), []
+
+    class Library:
+        def communicator(self, *_):
+            assert own.retire("a rank has died") == 0, "there is none yet"
+            return 7
+
+        def abort(self, communicator):
+            aborted.append(communicator)
+
+    own.join(Library())
+    assert (aborted, own.communicator, own.broken) == ([7], 0, "a rank has died")
+
+
+def test_an_abort_waits_for_what_is_being_put_on_the_stream_but_not_for_ever(monkeypatch):
+    gpu = pytest.importorskip("collective_core.torch.gpu")
+    own = gpu._Set(0, b"", 2, 0)
+    own.communicator, order = 7, []
+    own.lock.acquire()
+    aborting = threading.Thread(target=lambda: order.append(own.retire("a rank has died")))
+    aborting.start()
+    assert (own.communicator, own.broken) == (7, "")
+    order.append("put")
+    own.lock.release()
+    aborting.join()
+    assert order == ["put", 7]
+    own.communicator = 8
+    monkeypatch.setattr(gpu, "ABORT_PATIENCE", 0.01)
+    with own.lock:  # NCCL waits for the dead rank in the call itself
+        assert own.retire("again") == 8
 
 
 def test_ranks_on_one_gpu_are_found():

@@ -103,6 +103,11 @@ def test_horovods_variables():
         "HOROVOD_SOMETHING has no effect: it is not known here",
     ]
     assert translate({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_CHECK_DISABLE": "1"})[0]["COLLECTIVE_STALL_WARNING"] == "0"
+    assert translate({"HOROVOD_GLOO_IFACE": "eth1"}) == ({"COLLECTIVE_NETWORK": "eth1"}, [])
+    quiet = {"HOROVOD_LOG_LEVEL": "ERROR", "HOROVOD_CYCLE_TIME": "5", "HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}
+    assert translate(quiet) == ({"COLLECTIVE_STALL_WARNING": "0"}, [])
+    levels = "trace, debug, info, warning, error, fatal"
+    assert translate({"HOROVOD_LOG_LEVEL": "loud"}) == ({}, [f"HOROVOD_LOG_LEVEL=loud has no effect: the levels are {levels}"])
 
 
 def test_every_variable_is_in_the_table():

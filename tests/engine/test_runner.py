@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import pickle
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from collective_core.errors import CollectiveError
-from collective_core.launch import frames, function
+from collective_core.launch import cluster, frames, function, horovod_run
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, place, read
+from collective_core.launch.outcomes import Outcomes
 from collective_core.launch.processes import rank_settings, start_code
 from processes import GONE, processes_with, wait_for, wait_until_gone
 
@@ -58,6 +60,93 @@ def test_every_ranks_result_comes_back_in_order(np):
 
 def test_run_as_in_horovod():
     assert run(lambda a, b: a + b, args=(1,), kwargs={"b": 2}, np=2) == [3, 3]
+
+
+def test_a_host_that_a_script_names_later_is_reached_as_the_cluster_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cluster.reached(Host("node2", 1)).way == ()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/provision_config").write_text("Host node2 10.0.0.2\n    HostName 10.0.0.2\nHost *\n    BatchMode yes\n")
+    assert cluster.reached(Host("10.0.0.2", 1)) == Host("10.0.0.2", 1, ("-F", f"{tmp_path}/.ssh/provision_config", "10.0.0.2"))
+    for other in (Host("localhost", 1), Host("elsewhere", 2), Host("node2", 1, ("-p", "2", "node2"))):
+        assert cluster.reached(other) == other
+
+
+#: Every argument of horovod.run (0.28), in its order, with a value that it has nowhere by default.
+HOROVODS = {
+    "num_proc": 2,
+    "min_num_proc": 1,
+    "max_num_proc": 4,
+    "slots": 3,
+    "reset_limit": 5,
+    "cooldown_range": (6, 7),
+    "hosts": "a,b:2",
+    "hostfile": None,
+    "start_timeout": 8,
+    "ssh_port": 9,
+    "ssh_identity_file": "key",
+    "disable_cache": True,
+    "output_filename": "out",
+    "verbose": True,
+    "use_gloo": True,
+    "use_mpi": None,
+    "mpi_args": "--x",
+    "network_interface": "eth0",
+    "executable": "/py",
+    "np": None,
+    "min_np": None,
+    "max_np": None,
+}
+
+
+def test_the_arguments_of_horovods_run(monkeypatch, tmp_path):
+    seen = {}
+
+    class Noted:
+        def __init__(self, *args, **more):
+            bound = inspect.signature(Runner).bind(*args, **more)
+            seen.update(bound.arguments)
+
+        def run(self, function, *args, **kwargs):
+            return [function(*args, **kwargs)]
+
+    monkeypatch.setattr(horovod_run, "Runner", Noted)
+    assert list(inspect.signature(run).parameters)[:25] == ["func", "args", "kwargs", *HOROVODS]
+    with pytest.warns(UserWarning, match="mpi_args has no effect"):
+        assert run(lambda *words: words, (1,), {}, *HOROVODS.values()) == [(1,)]
+    assert (seen["np"], seen["min_np"], seen["max_np"], seen["reset_limit"], seen["cooldown_range"]) == (2, 1, 4, 5, (6, 7))
+    assert (seen["hosts"], seen["env"], seen["python"]) == (["a:3", "b:2"], {"COLLECTIVE_NETWORK": "eth0"}, "/py")
+    assert (list(seen["ssh"][-4:]), seen["start_timeout"]) == (["-p", "9", "-i", "key"], 8)
+    assert (seen["output_filename"], seen["verbose"]) == ("out", True)
+    run(max, (1, 2), np=3, min_np=2, max_np=5, network_interfaces=["eth0", "eth1"], elastic_timeout=4)
+    assert (seen["np"], seen["min_np"], seen["max_np"], seen["elastic_timeout"]) == (3, 2, 5, 4)
+    assert seen["env"] == {"COLLECTIVE_NETWORK": "eth0,eth1"}
+    for wrong in ({"hosts": "a", "hostfile": "b"}, {"use_gloo": True, "use_mpi": True}, {"hostfile": str(tmp_path / "none")}):
+        with pytest.raises(CollectiveError) as error:
+            run(max, (1, 2), **wrong)
+        assert error.value.kind == "invalid"
+
+
+def test_what_ranks_print_is_kept_by_rank(tmp_path):
+    def speak():
+        import os
+        import sys
+
+        print("good", os.environ["HOROVOD_LOCAL_RANK"])
+        print("bad", file=sys.stderr)
+
+    Runner(np=2, output_filename=str(tmp_path / "kept")).run(speak)
+    assert [(tmp_path / f"kept/rank.{rank}/stdout").read_text() for rank in range(2)] == ["good 0\n", "good 1\n"]
+    assert (tmp_path / "kept/rank.1/stderr").read_text() == "bad\n"
+
+
+def test_the_rank_that_failed_first_is_blamed_and_not_the_one_that_was_heard_first():
+    outcomes = Outcomes({0: "a", 1: "b"})
+    outcomes.note(frames.exit_of(0, 3, ago=0.1))
+    outcomes.note(frames.exit_of(1, 4, ago=2.0))
+    assert outcomes.failed == [1, 0]
+    with pytest.raises(RankFailedError, match="rank 1 on b ended with exit code 4"):
+        outcomes.results()
 
 
 def test_the_environment_and_the_output_of_ranks(capfd):

@@ -22,6 +22,14 @@ def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts):
         assert not entry["still_listening"], "the listener must close once all ranks are there"
 
 
+def test_what_a_rank_said_at_an_earlier_start_opens_no_door(launch, tmp_path):
+    reports = launch("security.py", 2, 2, ["replay", str(tmp_path)]).must_succeed().reports()
+    assert all(entry["connected"] for entry in reports.values()), reports
+    answers = reports[1]["answers"]
+    assert answers, "nothing was recorded"
+    assert set(answers) == {32 + 32}, "each time a challenge and a proof of its own, and not a word more"
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
     reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()

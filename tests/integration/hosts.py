@@ -108,7 +108,7 @@ def marked_processes(sandbox: Sandbox) -> list[str]:
 def running(*words: str) -> Iterator[Running]:
     """A ``provision`` run in the background, for tests that do something to it or to its hosts meanwhile."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "provision", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "provision", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         yield Running(process)
@@ -118,17 +118,18 @@ def running(*words: str) -> Iterator[Running]:
 
 
 class Running:
-    """A run in the background and what it has said so far."""
+    """A run in the background and what it has said so far: on standard error, or on both streams where they are one."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self.stream = process.stderr or process.stdout
         self.said: list[str] = []
 
     def wait_for(self, *texts: str, timeout: float = RUN_S) -> str:
-        """Read its progress until a line holds all of ``texts``; that line."""
-        assert self.process.stderr is not None
+        """Read what it says until a line holds all of ``texts``; that line."""
+        assert self.stream is not None
         deadline = time.monotonic() + timeout
-        for line in self.process.stderr:
+        for line in self.stream:
             self.said.append(line)
             if all(text in line for text in texts):
                 return line
@@ -138,7 +139,8 @@ class Running:
     def finish(self, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
         out, err = self.process.communicate(timeout=timeout)
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, "".join(self.said) + err)
+        said = "".join(self.said) + (out if err is None else err)
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, said if err is None else out, said)
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:

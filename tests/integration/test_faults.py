@@ -104,7 +104,7 @@ def test_functions_do_not_travel_between_different_pythons_and_programs_run_on_b
     (tmp_path / "both.py").write_text("import sys, collective_core as cc\ncc.init()\nprint(cc.size(), sys.version_info[:2], flush=True)\n")
     monkeypatch.chdir(tmp_path)
     done = good(provision("run", "--gloo", "--hosts", str(mixed.inventory), "python", "both.py"))
-    assert {"[0] 4 (3, 11)", "[2] 4 (3, 13)"} <= set(done.stderr.splitlines())
+    assert {"[0] 4 (3, 11)", "[2] 4 (3, 13)"} <= set(done.stdout.splitlines())
 
 
 def test_a_bad_hwloc_went_where_nothing_needs_it_and_stayed_where_something_does(mixed):

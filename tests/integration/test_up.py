@@ -171,17 +171,20 @@ def work(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
 def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
+    (work / "beside.py").touch()
     root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
     words = ["run", "--launcher", launcher, "--hosts", inventory(cluster), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
     done = good(provision(*words, "python", "train.py", "-1"))
     for rank in range(4):
-        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stderr
+        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stdout
         assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
-    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "of-rank-2.txt of-rank-3.txt train.py"
+    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "beside.py of-rank-2.txt of-rank-3.txt train.py"
 
     failed = provision(*words, "python", "train.py", "2")
     assert failed.returncode == 1
     assert "rank 2 failed first" in failed.stderr
+    assert "[2]   File" in failed.stderr
+    assert "rank 1 sums to 4" in failed.stdout
     assert failed.stderr.splitlines()[-1] == "ValueError: a bad batch"
     assert processes_of_jobs(cluster) == []
 
@@ -245,18 +248,20 @@ for step in range(100000):
 
 
 @contextlib.contextmanager
-def at_work(cluster: Sandbox, work: Path) -> Iterator[Running]:
-    """A job of our own launcher on all hosts, all four ranks in the middle of it."""
+def at_work(cluster: Sandbox, work: Path, launcher: str = "own") -> Iterator[Running]:
+    """A job on all hosts, all four ranks in the middle of it."""
     (work / "waits.py").write_text(WAITS)
-    with running("run", "--gloo", "--hosts", inventory(cluster), "python", "waits.py") as run:
+    with running("run", "--launcher", launcher, "--hosts", inventory(cluster), "python", "waits.py") as run:
         for _ in range(4):
             run.wait_for("is at work")
         yield run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, number):
-    with at_work(cluster, work) as run:
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("own", signal.SIGINT), ("own", signal.SIGTERM), ("own", signal.SIGKILL), ("mpi", signal.SIGTERM)]
+)
+def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
+    with at_work(cluster, work, launcher) as run:
         run.process.send_signal(number)
         wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
         ended = run.finish(timeout=60)
@@ -394,7 +399,7 @@ def checkpoints_fill_a_disk(cluster: Sandbox, work: Path) -> None:
         assert root(one, f"ls -A {small}").split() == saved, "the earlier ones stay, and no draft"
         again = good(provision(*words, "--restart-from", small, "python", "saves.py", "elsewhere", "1"))
         assert f"goes on from {small}/{saved[-1]} (step {step - 1})" in again.stderr
-        assert f"saved {step}" in again.stderr
+        assert f"saved {step}" in again.stdout
     finally:
         as_machine(one, "mount", f"umount {small} && rmdir {small}")
 
@@ -568,7 +573,7 @@ def test_a_host_that_cannot_build_the_engine_stops_nobody_else(cluster, tmp_path
 
 
 def test_the_whole_job_after_all_of_that(cluster):
-    good(provision("up", inventory(cluster), timeout=RUN_S))
+    good(provision("up", inventory(cluster), "--torch", "2.13.0", timeout=RUN_S))  # the last good run was without
 
 
 SAYS_WHERE = """
@@ -592,7 +597,7 @@ def launcher_host(cluster, tmp_path_factory) -> Sandbox:
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(checkout)], check=True)
     wheel = next(folder.glob("provision-*.whl"))
     slurm.toolkit(cluster.hosts[0], wheel.read_bytes(), wheel.name)
-    root(cluster.hosts[0], f"install -d -o trainer /home/trainer/work && cat > /home/trainer/work/train.py <<'E'\n{SAYS_WHERE}\nE")
+    root(cluster.hosts[0], f"install -d -o trainer /home/trainer/job && cat > /home/trainer/job/train.py <<'E'\n{SAYS_WHERE}\nE")
     return cluster
 
 
@@ -607,9 +612,9 @@ def test_in_an_allocation_of_slurm_ranks_are_where_it_says(launcher_host, ssh):
     try:
         for failing, code in ((-1, "0:0"), (2, "1:0")):
             job = f"WORD=pear /opt/toolkit/bin/provision run --gloo -x WORD python train.py {failing}"
-            asked = f"cd work && sbatch --parsable -N 2 --ntasks-per-node=2 -o job.txt --wrap {shlex.quote(job)}"
+            asked = f"cd job && sbatch --parsable -N 2 --ntasks-per-node=2 -o job.txt --wrap {shlex.quote(job)}"
             ended = slurm.end_of(one, ssh(launcher_host, one, asked).stdout.strip())
-            said = root(one, "cat /home/trainer/work/job.txt")
+            said = root(one, "cat /home/trainer/job/job.txt")
             assert f"ExitCode={code}" in ended, said
             assert sorted(re.findall(r"rank \d sums to 4, pear, node\d", said)) == PLACED
             assert failing < 0 or said.endswith("ValueError: a bad batch")
@@ -634,7 +639,7 @@ def test_in_the_launcher_of_an_mpi_job_ranks_are_on_its_workers(launcher_host, s
     given += "OMPI_MCA_plm_rsh_args='-o ConnectionAttempts=10' OMPI_MCA_orte_set_default_slots=2 WORD=pear"
     for way in ("--gloo --python /opt/provision/venv/bin/python", "--mpi"):
         done = ssh(
-            launcher_host, launcher_host.hosts[0], f"cd work && {given} /opt/toolkit/bin/provision run {way} -x WORD python train.py -1"
+            launcher_host, launcher_host.hosts[0], f"cd job && {given} /opt/toolkit/bin/provision run {way} -x WORD python train.py -1"
         )
         assert done.returncode == 0, done.stderr
-        assert sorted(re.findall(r"rank \d sums to 4, pear, node\d", done.stderr)) == PLACED
+        assert sorted(re.findall(r"rank \d sums to 4, pear, node\d", done.stdout)) == PLACED

@@ -72,7 +72,7 @@ def test_the_page_opens_from_disk_and_shows_the_slow_link() -> None:
 
 def test_tables_for_people_have_every_measurement() -> None:
     pairs, sums, training = tables(document())
-    assert pairs[0] == {"between": "a – b", "4 KiB": "50.0 us", "16 MiB": "2.00 GB/s", "of the limit": "80%"}
+    assert pairs[0] == {"between": "a – b", "4 KiB takes": "50.0 us", "16 MiB at": "2.00 GB/s", "of the limit": "80%"}
     assert pairs[2]["of the limit"] == ""
     assert [row["ranks"] for row in sums] == ["2", "4", "5"]
     assert training[0] == {"ranks": "1", "samples/s": "900", "efficiency": "90%"}
@@ -80,11 +80,12 @@ def test_tables_for_people_have_every_measurement() -> None:
 
 def test_the_run_before_is_kept_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
-    (tmp_path / "hosts.ini").write_text("a ansible_host=192.0.2.1\n")
+    (tmp_path / "hosts.ini").write_text("a ansible_host=192.0.2.1\nb ansible_host=192.0.2.2\n")
     hosts = inventory.load(str(tmp_path / "hosts.ini"))
     assert history.last(hosts) is None
     history.keep(hosts, document())
     assert history.last(hosts) == document()
+    assert history.last(inventory.load(str(tmp_path / "hosts.ini"), limit="a")) is None, "two hosts are not compared with one"
     found = comparing.changes(document(2.0), document(2.1))
     assert found == [], "5 % is noise"
     slower = comparing.changes(document(2.0), document(1.0))

@@ -6,15 +6,15 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import facts
-from provision.bundle import archive, wheels
+from provision import downloads, facts
+from provision.bundle import archive, gather, wheels
 from provision.errors import ProvisionError, UsageError
 from provision.plan import Plan
 from provision.resolve import HostWishes, Wishes, resolve
@@ -34,7 +34,13 @@ def packed(tmp_path: Path) -> Path:
     (folder / "wheels/kind").mkdir(parents=True)
     (folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").write_bytes(b"wheel" * 1000)
     hosts = {
-        name: {"requirements": archive.requirements_of(host), "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"], "debs": [], "nccl_debs": []}
+        name: {
+            "requirements": archive.requirements_of(host),
+            "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"],
+            "nccl_wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"] if host.nccl else [],
+            "debs": [],
+            "nccl_debs": [],
+        }
         for name, host in plan().hosts.items()
     }
     (folder / "supplies/openmpi").mkdir(parents=True)
@@ -54,6 +60,13 @@ def test_what_was_packed_comes_out(packed: Path, tmp_path: Path) -> None:
     assert sources.read_bytes() == b"sources"
     assert bundle.supply("openmpi_tarball") is None
     bundle.must_hold(plan())
+    parcels = bundle.parcels(tmp_path / "parcels")
+    inside = {}
+    for name, parcel in parcels.items():
+        with tarfile.open(parcel["archive"]) as packed_for_host:
+            inside[name] = packed_for_host.getnames()
+    wheel = "demo-1.0+cpu-py3-none-any.whl"
+    assert inside == {"node1": [f"wheels/{wheel}"], "gpu1": [f"wheels/{wheel}", f"nccl_wheels/{wheel}"]}
 
 
 def test_any_changed_byte_is_refused(packed: Path, tmp_path: Path) -> None:
@@ -142,10 +155,43 @@ def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-no
         file.writestr(f"{info}/RECORD", "")
 
 
-def bring(tmp_path: Path, target: wheels.Target, *pins: str) -> list[str]:
+def bring(tmp_path: Path, target: wheels.Target, *pins: str, locked: Sequence[Mapping[str, Any]] = (), to: str = "out") -> list[str]:
     return wheels.bring(
-        pins, target, tmp_path / "out", indexes={"PIP_NO_INDEX": "1"}, find_links=tmp_path / "links", say=lambda _line: None
+        pins, target, tmp_path / to, locked, indexes={"PIP_NO_INDEX": "1"}, find_links=tmp_path / "links", say=lambda _line: None
     )
+
+
+def test_nccls_wheel_is_brought_beside_the_one_that_pytorch_pins(tmp_path: Path) -> None:
+    known = facts.load_file(DATA / "lint-facts.json")
+    host = resolve(known, Wishes(nccl_source="wheel"), {}).hosts["gpu1"]
+    assert host.nccl is not None
+    assert host.torch is not None
+    pins = gather._pins(host)
+    assert pins["nccl"] == [host.nccl.package]
+    assert host.torch.package in pins["venv"]
+    assert host.nccl.package not in pins["venv"]
+    (tmp_path / "links").mkdir()
+    wheel(tmp_path / "links", "pvtorch", "1.0", "pvnccl==2.0")
+    for version in ("1.0", "2.0"):
+        wheel(tmp_path / "links", "pvnccl", version)
+    target = wheels.Target("3.13", "x86_64", "2.31")
+    assert bring(tmp_path, target, "pvtorch==1.0") == ["pvnccl-2.0-py3-none-any.whl", "pvtorch-1.0-py3-none-any.whl"]
+    assert bring(tmp_path, target, "pvnccl==1.0", to="nccl") == ["pvnccl-1.0-py3-none-any.whl"]
+    with pytest.raises(ProvisionError):
+        bring(tmp_path, target, "pvtorch==1.0", "pvnccl==1.0", to="both")
+
+
+def test_what_the_lock_knows_comes_as_it_says(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    wheel(tmp_path / "links", "pvtop", "1.0", "pv-under>=1")
+    for version in ("1.0", "1.5"):
+        wheel(tmp_path / "links", "pv_under", version)
+    target = wheels.Target("3.13", "x86_64", "2.31")
+    sha256 = downloads.digest(tmp_path / "links/pv_under-1.0-py3-none-any.whl")
+    locked = [{"name": "pv-under", "version": "1.0", "sha256": sha256}]
+    assert bring(tmp_path, target, "pvtop==1.0", locked=locked) == ["pv_under-1.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
+    with pytest.raises(ProvisionError, match=r"pv_under-1\.0-py3-none-any\.whl has checksum .*, but provision\.lock says 0000"):
+        bring(tmp_path, target, "pvtop==1.0", locked=[{**locked[0], "sha256": "0" * 64}], to="other")
 
 
 def test_dependencies_are_those_of_the_other_machine(tmp_path: Path) -> None:

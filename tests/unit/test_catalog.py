@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 
 import pytest
@@ -37,6 +38,7 @@ def test_every_file_has_a_schema_and_holds_to_it(name: str) -> None:
         ("cuda_repositories", "repos/{system}/{arch}", "repos/{system}/x86_64", "does not say where the architecture goes"),
         ("openmpi", "value: fb41086b", "value: xb41086b", "is no SHA-256"),
         ("pytorch", "index: ", "index ", "this is no catalogue"),
+        ("nccl", '{"12.0": "N", "12.1": "N"}', '{"12.0": "N", "12.1": "Q"}', "there is no evidence 'Q'"),
         ("os", "family: debian", "family: debain", "is no family: debian or rhel"),
     ],
 )
@@ -44,7 +46,7 @@ def test_a_typo_is_one_error_that_names_the_line(name: str, right: str, wrong: s
     broken = text_of(name).replace(right, wrong, 1)
     assert broken != text_of(name)
     with pytest.raises(reading.CatalogError) as caught:
-        reading.read(broken, f"{name}.yaml", schemas.FILES[name])
+        reading.read(broken.encode(), f"{name}.yaml", schemas.FILES[name])
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
     place, _, line = str(caught.value.where).partition(":")
@@ -53,6 +55,15 @@ def test_a_typo_is_one_error_that_names_the_line(name: str, right: str, wrong: s
         number for number, (old, new) in enumerate(zip(text_of(name).splitlines(), broken.splitlines(), strict=False), 1) if old != new
     )
     assert int(line) in (first, first + 1)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(b"what: \x07 a bell", "YAML has no character U+0007"), (b"what: \xe9", "this is no UTF-8")])
+def test_bytes_that_are_no_text_are_one_error_that_names_the_line(wrong: bytes, said: str) -> None:
+    content = text_of("nccl").encode()
+    broken = content.replace(b"what:", wrong, 1)
+    with pytest.raises(reading.CatalogError, match=re.escape(said)) as caught:
+        reading.read(broken, "nccl.yaml", schemas.FILES["nccl"])
+    assert caught.value.where == f"nccl.yaml:{content[: content.index(b'what:')].count(10) + 1}"
 
 
 def test_every_nccl_build_has_evidence_and_every_absent_one_a_source() -> None:

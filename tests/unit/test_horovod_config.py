@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from provision import horovod_config, options
+from provision import horovod_config
 from provision.errors import UsageError
+from provision.run_options import run_options
 
 #: Of the shape that Horovod's documentation gives.
 FILE = """
@@ -55,10 +57,10 @@ def test_a_file_becomes_the_variables_that_horovod_makes_of_it(file: Path) -> No
 
 
 def test_options_win_over_the_file(file: Path) -> None:
-    chosen = options.run_options(["train"], config_file=file, mpi=True, fusion_threshold_mb=8)
+    chosen = run_options(["train"], config_file=file, mpi=True, fusion_threshold_mb=8)
     assert chosen.launcher == "mpi"
     assert chosen.environment["COLLECTIVE_FUSION_MB"] == "8"  # which the engine prefers
-    assert options.run_options(["train"], config_file=file).launcher == "own"
+    assert run_options(["train"], config_file=file).launcher == "own"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,16 @@ def test_what_cannot_be_meant_is_named(tmp_path: Path, text: str, says: str) -> 
 def test_tuning_reaches_the_engine_wherever_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("autotune: {enabled: true}")
     for given in ({"autotune": True}, {"config_file": tmp_path / "c.yaml"}):
-        assert options.run_options(["train"], **given).environment["COLLECTIVE_AUTOTUNE"] == "1"  # type: ignore[arg-type]
-    assert "COLLECTIVE_AUTOTUNE" not in options.run_options(["train"]).environment
+        assert run_options(["train"], **given).environment["COLLECTIVE_AUTOTUNE"] == "1"  # type: ignore[arg-type]
+    assert "COLLECTIVE_AUTOTUNE" not in run_options(["train"]).environment
     with pytest.raises(UsageError, match="cannot read it"):
         horovod_config.read(tmp_path / "none.yaml")
+
+
+def test_the_engines_names_are_those_that_the_engine_knows() -> None:
+    """The toolkit does not import the engine, so its table is read from the engine's source."""
+    source = (Path(__file__).parents[2] / "collective_core/src/collective_core/horovod_environment.py").read_text(encoding="utf-8")
+    assignments = [each for each in ast.parse(source).body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict)]
+    honoured = next(ast.literal_eval(each.value) for each in assignments if ast.unparse(each.targets[0]) == "HONOURED")
+    set_here = {*horovod_config._VARIABLES.values()} & set(honoured) - {"HOROVOD_LOG_LEVEL"}  # which only takes warnings away
+    assert {name: honoured[name] for name in set_here} == horovod_config._OURS

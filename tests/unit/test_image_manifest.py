@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_a_worker_per_host_with_what_the_host_has(capsys: pytest.CaptureFixture[
     assert "-np 4 " in script
     assert script.endswith("/opt/provision/venv/bin/python train.py --lr 1\n")
     assert "StrictHostKeyChecking yes" in script
+
+
+def test_kubernetes_hands_the_program_on_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    job = made(capsys, "--limit", "node1", "--", "sh", "-c", "echo $$ $(HOSTNAME) ${HOME}")
+    script = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"][-1]
+    expanded = re.sub(r"\$(\$|\([A-Za-z_.-]+\))", lambda found: "$" if found[1] == "$" else "expanded", script)
+    assert "expanded" not in expanded
+    assert "sh -c 'echo $$ $(HOSTNAME) ${HOME}'" in expanded
 
 
 def test_without_gpus_none_are_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

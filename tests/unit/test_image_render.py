@@ -10,6 +10,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -125,37 +126,52 @@ def test_hosts_of_one_kind_share_an_image() -> None:
 
 
 def test_the_files_of_a_lock_constrain_pip() -> None:
-    locked = [
-        {"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"},
-        {"name": "jinja2", "version": "3.1.6", "url": "u", "sha256": "s"},
-    ]
-    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
-    assert files["constraints.txt"].content == b"jinja2==3.1.6  # sha256:s\nsympy==1.13.1  # sha256:s\n"
+    locked = {
+        "venv": [
+            {"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"},
+            {"name": "nvidia-nccl-cu12", "version": "2.29.3", "url": "u", "sha256": "s"},
+        ],
+        "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
+    }
+    target = targets.of_system("ubuntu 22.04", "12.4", replace(WISHES, nccl_source="wheel"))
+    files = render.context(target, ENGINE, locked=locked)
+    assert files["constraints/venv.txt"].content == b"nvidia-nccl-cu12==2.29.3  # sha256:s\nsympy==1.13.1  # sha256:s\n"
+    assert files["constraints/nccl.txt"].content == b"nvidia-nccl-cu12==2.21.5  # sha256:t\n"
     text = files["Dockerfile"].content.decode()
-    for step in text.split("pip download")[1:]:  # what is brought is compared, and only then installed, from there alone
+    steps = text.split("pip download")[1:]
+    for step in steps:  # what is brought is compared, and only then installed, from there alone
         command, checked, installed = step.split("&& ")[:3]
-        assert "--constraint /build/constraints.txt" in command
-        assert "/build/check-lock" in checked
-        assert "--no-index" in installed
-    assert text.count("pip download") == 3
+        environment = "nccl" if '"nvidia-nccl' in command else "venv"
+        assert f"--constraint /build/constraints/{environment}.txt" in command
+        assert f"/build/locked_files.py /build/wheels/{environment} /build/constraints/{environment}.txt" in checked
+        assert f"--no-index{' --no-deps' if environment == 'nccl' else ''} --find-links /build/wheels/{environment}" in installed
+    assert len(steps) == 4
     assert text.count("pip install --no-cache-dir --only-binary") == 2  # pip itself
+    singularity = render.context(target, ENGINE, kind="apptainer", locked=locked)
+    assert {line.split()[0] for line in singularity["provision.def"].content.decode().splitlines() if "constraints/" in line} >= {
+        "constraints/venv.txt",
+        "constraints/nccl.txt",
+    }
 
 
 def test_a_wheel_that_is_not_the_locks_ends_the_build(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"as it was")
     (tmp_path / "wheels/unknown-1.0-py3-none-any.whl").write_bytes(b"not locked")
-    locked = [{"name": "jinja2", "version": "3.1.6", "url": "u", "sha256": hashlib.sha256(b"as it was").hexdigest()}]
+    locked = {"venv": [{"name": "jinja2", "version": "3.01.6", "url": "u", "sha256": hashlib.sha256(b"as it was").hexdigest()}]}
     files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
-    (tmp_path / "constraints.txt").write_bytes(files["constraints.txt"].content)
-    script = tmp_path / "check-lock"
-    script.write_bytes(files["packages/check-lock"].content)
+    (tmp_path / "constraints.txt").write_bytes(files["constraints/venv.txt"].content)
+    script = tmp_path / "locked_files.py"
+    script.write_bytes(files["packages/locked_files.py"].content)
     command = [sys.executable, str(script), str(tmp_path / "wheels"), str(tmp_path / "constraints.txt")]
-    assert subprocess.run(command, check=False).returncode == 0
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "provision.lock does not know unknown 1.0: taken as the index has it\n")
     (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"another")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Jinja2-3.1.6-py3-none-any.whl has checksum" in done.stderr
+    (tmp_path / "constraints.txt").write_text("jinja2==3.1.6\n")  # without a checksum: nothing is let through for that
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:

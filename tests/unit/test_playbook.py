@@ -157,10 +157,12 @@ def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_p
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("pvextra.py", "")
     shutil.rmtree(tmp_path / "venv")
-    event = keep(tmp_path, "pvdemo==1.0", locked=locked)
+    event = keep(tmp_path, "pvdemo==1.0", locked=[{**locked[0], "name": "PvDemo", "version": "1.00"}])  # however it is spelt
     assert event.kind == "failed"
     assert "nothing of it was used" in event.text
     assert not list((tmp_path / "venv/lib").glob("python3*/site-packages/pvdemo*"))
+    # What no host needed before, for another Python or another provision: it is installed, and named.
+    assert keep(tmp_path, "pvdemo==1.0", locked=[{**locked[0], "name": "pvother"}]).result["unlocked"] == ["pvdemo 1.0"]
 
 
 def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:

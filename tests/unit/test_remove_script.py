@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -237,3 +238,20 @@ def test_files_of_others_are_told_from_ours(tmp_path: Path) -> None:
         path.write_text("key")
     assert repository.not_ours(record, str(theirs))
     assert not repository.not_ours(record, str(ours))
+
+
+def test_of_several_archives_of_a_package_that_was_cut_off_the_last_one_is_unpacked(remover: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for version in ("9.0", "10.0", "2.0"):  # in the order in which they came
+        (tmp_path / f"demo_{version}_amd64.deb").write_bytes(b"")
+        time.sleep(0.02)
+    monkeypatch.setattr(remover, "ARCHIVES", str(tmp_path))
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool = True) -> tuple[int, str]:
+        ran.append(command)
+        return 0, ""
+
+    cut_off = remover.Removal.__new__(remover.Removal)
+    cut_off.run = run
+    assert cut_off.unpack("demo:amd64")
+    assert [command[-1] for command in ran] == [str(tmp_path / "demo_2.0_amd64.deb")]

@@ -300,6 +300,15 @@ def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> Non
     assert any(lost.candidate == "libnccl2=2.19.3-1+cuda12.0" and "does not exist" in lost.reason for lost in made.rejected)
 
 
+def test_another_open_mpi_than_the_catalogues_is_told_and_counts() -> None:
+    other = {"openmpi-bin": ["4.1.6-1"]}
+    made = plan_for({"a": host(system=("debian", "12"), candidates=other)}, Wishes(openmpi="distribution"))
+    assert made.hosts["a"].openmpi.version == "4.1.6"
+    assert [note for note in made.notes if "Open MPI 4.1.6, the catalogue says 4.1.4: what the host says counts" in note]
+    same = plan_for({"a": host(system=("debian", "12"), candidates={"openmpi-bin": ["4.1.4-3+b1"]})})
+    assert not any("what the host says counts" in note for note in same.notes)
+
+
 def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told() -> None:
     offered = {"libnccl2": ["2.29.1-1+cuda12.4", "2.21.5-1+cuda12.4", "2.18.3-1-1"]}
     made = plan_for({"a": gpu("12.4", candidates=offered)})

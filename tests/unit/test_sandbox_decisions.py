@@ -15,8 +15,9 @@ import docker.errors
 import pytest
 import requests.exceptions
 
+from provision import interrupts
 from provision.errors import UsageError
-from provision.sandbox import aptsources, bases, engine, hostfiles, interrupts, inventory, keys, lock, names, settings
+from provision.sandbox import aptsources, bases, engine, hostfiles, inventory, keys, lock, names, settings
 from provision.sandbox.model import Sandbox, SandboxHost
 
 # Bases and names
@@ -103,6 +104,60 @@ deb-src http://source.example/debian bookworm main
 deb [arch=amd64 signed-by=/usr/share/keyrings/vendor.gpg] https://vendor.example/apt bookworm main
 deb [trusted=yes] http://user:pw@mirror.example/debian/ bookworm main non-free # remark
 """
+
+
+THIRD_PARTY = """\
+deb [signed-by=/etc/apt/keyrings/vendor.gpg] https://vendor.example/apt bookworm main
+deb https://vendor.example/other bookworm stable
+"""
+
+
+def test_a_mirror_takes_the_place_of_the_distribution_alone():
+    mirror = aptsources.mirror_at("http://m.example/debian/", "debian")
+    lines = """\
+# deb http://old.example/debian bookworm main
+deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://old.example/debian bookworm main contrib
+deb http://old.example/debian bookworm-updates main
+deb http://sec.example/debian-security bookworm-security main
+"""
+    moved = aptsources.moved(lines + THIRD_PARTY, mirror, "debian", "bookworm")
+    assert [entry.uri for entry in aptsources.parse_list(moved)] == [
+        "http://m.example/debian",
+        "http://m.example/debian",
+        "http://m.example/debian-security",
+        "https://vendor.example/apt",
+        "https://vendor.example/other",
+    ]
+    assert moved.endswith(THIRD_PARTY)
+    assert moved.startswith("# deb http://old.example")
+    assert "[arch=amd64 signed-by=" in moved
+    stanzas = """\
+Types: deb
+URIs: http://old.example/debian http://second.example/debian
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://sec.example/debian-security
+Suites: bookworm-security
+Components: main
+
+Types: deb
+URIs: https://vendor.example/apt
+Suites: bookworm
+Components: main
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+"""
+    found = aptsources.parse_deb822(aptsources.moved(stanzas, mirror, "debian", "bookworm"))
+    assert [(entry.uri, entry.suite) for entry in found] == [
+        ("http://m.example/debian", "bookworm"),
+        ("http://m.example/debian", "bookworm-updates"),
+        ("http://m.example/debian-security", "bookworm-security"),
+        ("https://vendor.example/apt", "bookworm"),
+    ]
+    assert aptsources.mirror_at("http://m.example/ubuntu", "ubuntu").security == "http://m.example/ubuntu"
 
 
 def test_both_formats_of_apt_sources():

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import signal
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -22,8 +23,10 @@ printf 'all:\\n\\t@echo "  CC       one.lo"\\n\\t%s\\ninstall:\\n\\tmkdir -p $(D
 """
 
 
-def load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "playbooks/library" / f"{name}.py"
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+
+
+def load(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +35,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-source_build = load("source_build")
+# Ansible puts it there on hosts.
+sys.modules["ansible.module_utils.locked_files"] = load("ansible.module_utils.locked_files", PLAYBOOKS / "module_utils/locked_files.py")
+source_build = load("source_build", PLAYBOOKS / "library/source_build.py")
 
 
 def tarball(path: Path, recipe: str, *, configure: str = CONFIGURE) -> Path:

@@ -8,7 +8,7 @@
 
 Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
 agree. No operation hangs: see :mod:`collective_core.config` for the timeouts and the other environment variables. After
-``init`` a process must not ``fork`` children that use the engine; start data loaders with ``spawn`` or ``forkserver``.
+``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
 """
 
 from __future__ import annotations

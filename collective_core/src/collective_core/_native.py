@@ -19,6 +19,9 @@ ABI = 8  # of csrc/c_api.h
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
+#: How an operation is submitted: to be run by the engine's thread; in the caller's; or as the caller's only one until it is done.
+QUEUED, BLOCKING, ALONE = range(3)
+
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
@@ -276,10 +279,10 @@ def plain_run() -> Callable[[Any], int]:
     return _plain_run
 
 
-def submit(op: Operation, blocking: bool = False, only: bool = False) -> int:
-    """Queues a collective; with ``blocking``, runs it. ``only``: nothing else is submitted until it is done. Returns its handle."""
+def submit(op: Operation, way: int = QUEUED) -> int:
+    """Starts a collective in one of the three ways of csrc/c_api.h. Returns its handle."""
     handle = c_int64()
-    check(library().cc_submit(byref(op), 1 if blocking else 2 if only else 0, byref(handle)))
+    check(library().cc_submit(byref(op), way, byref(handle)))
     return handle.value
 
 
@@ -292,9 +295,11 @@ def is_done(handle: int) -> bool:
 def wait(handle: int, seconds: float = math.inf) -> bool:
     """Waits until the operation is done, at most so long, and raises its error, if any; says whether it is. Ctrl-C works meanwhile."""
     done, end = c_int32(), time.monotonic() + seconds
-    while not done.value and time.monotonic() < end:
-        check(library().cc_wait(handle, SIGNAL_INTERVAL, byref(done)))
-    return bool(done.value)
+    while True:
+        left = end - time.monotonic()
+        check(library().cc_wait(handle, max(0.0, min(left, SIGNAL_INTERVAL)), byref(done)))
+        if done.value or left <= 0:
+            return bool(done.value)
 
 
 def gathered(handle: int, size: int) -> tuple[int, int, list[int]]:

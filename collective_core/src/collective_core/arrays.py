@@ -7,6 +7,7 @@ and shape. A disagreement raises :class:`CollectiveError` (kind ``mismatch``) on
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from typing import Any, Sequence
 
@@ -31,24 +32,24 @@ def reduction_number(op: Any, dtype: str) -> int:
     return REDUCTIONS[op]
 
 
-def run(operation: _native.Operation) -> None:
-    """Runs a collective; remembers a failure that ended the engine."""
+def run(operation: _native.Operation, *memory: Any) -> None:
+    """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
     try:
         _native.run(operation)
     except CollectiveError as error:
-        context.note_failure(error)
+        context.note_failure(error, (operation, memory))
         raise
 
 
-def wait(handle: int) -> None:
-    """Waits for a submitted collective; if it failed, releases its handle and raises.
+def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
+    """Waits for a submitted collective, at most so long, and says whether it is done; if it failed, releases its handle and raises.
 
-    An interruption of the wait (Ctrl-C) is not a failure: the engine goes on using the operation's memory.
+    An interruption of the wait (Ctrl-C) is not a failure: the engine goes on using the operation's ``memory``.
     """
     try:
-        _native.wait(handle)
+        return _native.wait(handle, seconds)
     except CollectiveError as error:
-        context.note_failure(error)
+        context.note_failure(error, memory)
         _native.release(handle)
         raise
 
@@ -150,7 +151,7 @@ def allreduce(
     operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
     operation.reduce, operation.process_set = reduction_number(op, dtype), who.id
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
-    run(operation)
+    run(operation, source, result)
     if plain and out is array:
         remember(array, op, operation)
     return result
@@ -171,7 +172,7 @@ def reducescatter(
     result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
     number = reduction_number(op, dtype)
     more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
-    run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more))
+    run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more), source, result)
     return result
 
 
@@ -181,7 +182,7 @@ def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_s
     source, dtype = _contiguous(array)
     result = source.copy()
     root, problem = who.number_of(root_rank), objection_to_root(root_rank, who)
-    run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem))
+    run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
     return result
 
 
@@ -190,8 +191,7 @@ def allgather(array: Any, name: str | None = None, process_set: ProcessSet | Non
     who = members(process_set)
     source, dtype = _contiguous(array)
     problem = objection_to_rows(source.shape, "allgather")
-    handle = _native.submit(_operation("allgather", source, dtype, who, name, objection=problem), blocking=True)
-    return _received(handle, source, who)[0]
+    return _received(_operation("allgather", source, dtype, who, name, objection=problem), source, who)[0]
 
 
 def alltoall(
@@ -201,12 +201,12 @@ def alltoall(
     who = members(process_set)
     source, dtype = _contiguous(array)
     chosen, problem = choose_splits(source.shape, splits, who)
-    handle = _native.submit(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=problem), blocking=True)
-    return _received(handle, source, who)
+    return _received(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=problem), source, who)
 
 
-def _received(handle: int, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
-    wait(handle)
+def _received(operation: _native.Operation, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
+    handle = _native.submit(operation, _native.BLOCKING)
+    wait(handle, (operation, source))
     buffer, rows = take_received(handle, who.size)
     return buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:])), rows
 
@@ -224,7 +224,7 @@ def join(process_set: ProcessSet | None = None) -> int:
     rank (of the job) that joined last.
     """
     who = members(process_set)
-    handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=who.id), blocking=True)
+    handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=who.id), _native.BLOCKING)
     wait(handle)
     _, received = take_received(handle, who.size)
     context.forget_names(who.id)  # ranks with less data have called less

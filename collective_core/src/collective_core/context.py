@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core import _native, config, flight, launchers, mpi_carrier, rendezvous
 from collective_core.elastic import worker
-from collective_core.errors import CollectiveError, NotInitialisedError
+from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
 
 #: Generations of an elastic job in which this process tries to meet the others before it gives up.
 MOST_MEETINGS = 20
@@ -194,12 +194,15 @@ def _leave(together: bool, patience: float = math.inf) -> None:
     timeline.save_alone()
 
 
-def note_failure(error: CollectiveError) -> None:
-    """After a failure that ended the engine, the end of the process must not wait for the other ranks."""
+def note_failure(error: CollectiveError, memory: Any = None) -> None:
+    """After a failure that ended the engine, the end of the process must not wait for the other ranks.
+
+    ``memory``: what the operation that failed reads and writes, which MPI may still do.
+    """
     global _healthy
-    if error.kind in ("timeout", "peer_lost", "internal"):
+    if is_fatal(error):
         _healthy = False
-        mpi_carrier.keep(error)
+        mpi_carrier.keep(memory)
         for told in after_failure:
             told()
 

@@ -15,10 +15,15 @@ class CollectiveError(RuntimeError):
     the others only ``shutdown()`` remains. ``ranks`` are the ranks to blame, as far as they are known.
     """
 
-    def __init__(self, message: str, kind: str = "internal", ranks: Sequence[int] = ()) -> None:
+    def __init__(self, message: str = "", kind: str = "internal", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.kind = kind
         self.ranks: tuple[int, ...] = tuple(ranks)
+
+
+def is_fatal(error: CollectiveError) -> bool:
+    """Whether the failure ended the engine: then only ``shutdown()`` remains, and other ranks may be gone."""
+    return error.kind in ("timeout", "peer_lost", "internal")
 
 
 class NotInitialisedError(CollectiveError, ValueError):

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import Mapping
 
+from collective_core import seats
+
 #: Variables that are honoured, and the one of ours that they stand for. Ours wins where both are set.
 HONOURED = {
     "HOROVOD_AUTOTUNE": "COLLECTIVE_AUTOTUNE",
     "HOROVOD_CPU_OPERATIONS": "COLLECTIVE_BACKEND",
     "HOROVOD_FUSION_THRESHOLD": "COLLECTIVE_FUSION_MB",
+    "HOROVOD_GLOO_IFACE": "COLLECTIVE_NETWORK",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "COLLECTIVE_START_TIMEOUT",
+    "HOROVOD_LOG_LEVEL": "COLLECTIVE_STALL_WARNING",
     "HOROVOD_STALL_CHECK_DISABLE": "COLLECTIVE_STALL_WARNING",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "COLLECTIVE_STALL_WARNING",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "COLLECTIVE_TIMEOUT",
     "HOROVOD_TIMELINE": "COLLECTIVE_TIMELINE",
 }
-#: Variables that ask for what is so anyway.
-ALWAYS = ("HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_LOG_LEVEL", "HOROVOD_LOG_HIDE_TIME", "HOROVOD_LOG_TIMESTAMP")
+#: Variables that ask for what is so anyway, or that the launchers set or read.
+ALWAYS = (
+    *("HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_LOG_HIDE_TIME", "HOROVOD_LOG_TIMESTAMP"),
+    *seats.NAMES,
+    *("HOROVOD_START_TIMEOUT", "HOROVOD_ELASTIC_TIMEOUT"),
+)
+#: What ``HOROVOD_LOG_LEVEL`` may say, and when it asks for no warnings: neither of ranks that are waited for nor of variables.
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+WITHOUT_WARNINGS = LOG_LEVELS[4:]
 #: Why the others do nothing, by the beginning of their names.
 WITHOUT_MEANING = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum is not cut into chunks of MPI",
@@ -27,7 +38,6 @@ WITHOUT_MEANING = {
     "HOROVOD_DISABLE_GROUP_FUSION": "groups are not fused",
     "HOROVOD_ELASTIC": "the launcher of an elastic job says what its ranks need",
     "HOROVOD_ENABLE_XLA_OPS": "it concerns TensorFlow",
-    "HOROVOD_GLOO_IFACE": "COLLECTIVE_NETWORK or COLLECTIVE_ADDRESS choose the network",
     "HOROVOD_HIERARCHICAL": "collectives are hierarchical whenever a host has several ranks",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI's threads are used with COLLECTIVE_BACKEND=mpi only",
     "HOROVOD_NUM_NCCL_STREAMS": "it concerns Horovod's own use of NCCL",
@@ -55,6 +65,9 @@ def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]
                 ours[HONOURED[name]] = "mpi"
             else:
                 notes.append(f"{name}={value} has no effect: tensors in host memory go through the engine's own collectives, or MPI")
+        elif name == "HOROVOD_LOG_LEVEL":
+            if value.lower() not in LOG_LEVELS:
+                notes.append(f"{name}={value} has no effect: the levels are {', '.join(LOG_LEVELS)}")
         elif name == "HOROVOD_STALL_CHECK_DISABLE":
             if value != "0":
                 ours[HONOURED[name]] = "0"
@@ -62,6 +75,9 @@ def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]
             continue  # start_timeline always works
         else:
             ours.setdefault(HONOURED[name], value)
+    if environment.get("HOROVOD_LOG_LEVEL", "").strip().lower() in WITHOUT_WARNINGS:
+        ours["COLLECTIVE_STALL_WARNING"] = "0"
+        notes.clear()
     return ours, notes
 
 

@@ -32,6 +32,6 @@ def repeat(array: Any, op: str) -> bool:
         try:
             _native.check(fault)
         except CollectiveError as error:
-            context.note_failure(error)
+            context.note_failure(error, array)
             raise
     return True

@@ -15,7 +15,8 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 
 _current: Carrier | None = None
-_kept: list[CollectiveError] = []
+#: What operations were using when the engine ended.
+_kept: list[Any] = []
 
 
 def choose(backend: str, launcher: Any) -> None:
@@ -46,10 +47,10 @@ def is_chosen() -> bool:
     return _current is not None
 
 
-def keep(error: CollectiveError) -> None:
-    """After a failure that ended the engine MPI may still read and write the tensors: the frames that hold them are never given back."""
+def keep(memory: Any) -> None:
+    """After a failure that ended the engine, by the operation that failed: MPI may still read and write its tensors, for good."""
     if _current is not None:
-        _kept.append(error)
+        _kept.append(memory)
 
 
 class Carrier:

@@ -20,11 +20,11 @@ class ProcessSet:
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
-    communicator: Any | None = None
+    mpi_comm: Any | None = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
         if hasattr(ranks_or_comm, "Get_rank"):
-            self.communicator = ranks_or_comm
+            self.mpi_comm = ranks_or_comm
             return
         ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
         if ranks is None or any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
@@ -145,7 +145,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     global _made
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if chosen.communicator is not None:
+    if chosen.mpi_comm is not None and chosen.ranks is None:
         return _add_communicators(chosen)
     ranks = chosen.ranks
     launcher = _Engine()
@@ -166,9 +166,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _add_communicators(mine: ProcessSet) -> ProcessSet:
-    communicator, mine.communicator = mine.communicator, None
     # MPI gives a null communicator, which is false, to ranks that are in none.
-    mine.ranks = sorted(communicator.allgather(context.rank())) if communicator else []
+    mine.ranks = sorted(mine.mpi_comm.allgather(context.rank())) if mine.mpi_comm else []
     asked = rendezvous.exchange_documents(_Engine(), {"ranks": mine.ranks})
     different = sorted({tuple(other["ranks"]) for other in asked if other["ranks"]})
     for ranks in different:

@@ -203,7 +203,8 @@ class Host:
         everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
         for _, writer, seal in self._guests.values():
             writer.write(everyone + seal.of(b"host", everyone))
-        await asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()))
+        # A guest that has read its answer may have hung up already, which is none of our failures; of one that died the job learns next.
+        await asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()), return_exceptions=True)
         return [parts[rank] for rank in range(self.size)]
 
     def _failure_of(self, failed: dict[int, BaseException], silent: list[int]) -> CollectiveError:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from collective_core import _native, arrays, context, recorder
-from collective_core.errors import CollectiveError
+from collective_core.errors import CollectiveError, is_fatal
 
 #: Seconds between two looks at the engine's ring of records, which holds 8192.
 COLLECT_INTERVAL = 0.5
@@ -61,13 +61,14 @@ def offset_of(enters: Sequence[Sequence[int]], leaves: Sequence[Sequence[int]], 
     return (least + most) / 2
 
 
-def _compare_clocks(phase: str) -> Clock:
+def _compare_clocks(call: str) -> Clock:
+    """``call``: what every rank has to call now. Ranks that do other things read it in their errors, too."""
     enters, leaves = [], []
     for number in range(CLOCK_ROUNDS):
         enters.append(time.monotonic_ns())
-        arrays.barrier(f"timeline.clock.{phase}.{number}")
+        arrays.barrier(f"{call}(), which every rank must call ({number})")
         leaves.append(time.monotonic_ns())
-    everyone = arrays.allgather(np.array([[enters, leaves]], dtype=np.int64), f"timeline.clocks.{phase}")
+    everyone = arrays.allgather(np.array([[enters, leaves]], dtype=np.int64), f"{call}: clocks")
     rank = context.rank()
     offset = 0.0 if rank == 0 else offset_of(everyone[:, 0].tolist(), everyone[:, 1].tolist(), rank)
     return Clock(time.monotonic_ns(), offset)
@@ -80,7 +81,7 @@ class Timeline:
         self.path = path
         self._rank = context.rank()
         self._host = context.current().peers[self._rank].host_name
-        self._first = _compare_clocks("begin")
+        self._first = _compare_clocks("start_timeline")
         _, self._next, self._waited = recorder.take(1 << 62)
         self._events: list[recorder.Event] = []
         self._lost = 0
@@ -110,7 +111,7 @@ class Timeline:
 
     def gather(self, part: Part) -> list[Part] | None:
         """All ranks' parts on rank 0, with corrected clocks. Collective."""
-        part = part._replace(clocks=(self._first, _compare_clocks("end")))
+        part = part._replace(clocks=(self._first, _compare_clocks("stop_timeline")))
         mine = np.frombuffer(json.dumps(part).encode(), dtype=np.uint8)
         lengths = arrays.allgather(np.array([mine.size]), "timeline.lengths")
         everyone = arrays.allgather(mine, "timeline.parts")
@@ -217,18 +218,24 @@ def stop_timeline() -> None:
 
 
 def end_with_engine(patience: float) -> bool:
-    """Before a shutdown in good order: a timeline that nobody stopped. Waits so many seconds for the other ranks to come; False if not."""
+    """Before a shutdown in good order: a timeline that nobody stopped. Waits so many seconds for the other ranks to come.
+
+    False if they did not, or one has died: then nothing more may be waited for.
+    """
     if _active is None:
         return True
-    operation = _native.operation(_native.BARRIER, THE_END, "uint8", (), 0)
+    handle = 0
     try:
-        together = _native.wait(_native.submit(operation, only=True), patience)
+        handle = _native.submit(_native.operation(_native.BARRIER, THE_END, "uint8", (), 0), _native.ALONE)
+        together = arrays.wait(handle, seconds=patience)
         if together:
             stop_timeline()
         return together
     except CollectiveError as error:
         print(f"timeline: not all ranks came to its end: {error}", file=sys.stderr)
-        return True
+        return not is_fatal(error)
+    finally:
+        _native.release(handle)
 
 
 def save_alone() -> None:

@@ -105,7 +105,7 @@ class _Node:
 
 
 def _trie(words: Iterable[bytes]) -> bytes:
-    """One expression that matches any of the words, from its rarest letter on."""
+    """One expression that matches any of the words, each from where `_tails` lets it begin."""
     root = _Node()
     for word, tail in _tails(words):
         node = root

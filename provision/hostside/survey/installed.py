@@ -57,9 +57,10 @@ def installed(machine):
         cuda_of_torch = stated.group(1) if stated else None
     facts["torch_cuda"] = cuda_of_torch
     facts["files"] = {}
-    for name in ("nccl", "venv"):  # what pip took, as venv_packages noted it
+    for name in ("venv", "nccl"):  # what pip took for each environment, as venv_packages noted it
         noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, name))
-        facts["files"].update(noted if isinstance(noted, dict) else {})
+        if isinstance(noted, dict):
+            facts["files"][name] = noted
     facts["engine_libraries"] = machine.glob(machine.venv + "/lib/python3*/site-packages/collective_core/*.so*") + machine.glob(
         machine.venv + "/lib/python3*/site-packages/collective_core/*/*.so*"
     )

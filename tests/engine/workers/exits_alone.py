@@ -1,5 +1,7 @@
-"""Under a timeline, rank 1 ends with sys.exit while the others compute. argv: the file of the timeline."""
+"""Under a timeline, rank 1 ends with sys.exit while the others compute, or is killed while rank 0 ends. argv: its file, and `killed`."""
 
+import os
+import signal
 import sys
 import time
 
@@ -8,11 +10,17 @@ import common
 import collective_core as cc
 from collective_core import context, timeline
 
-context.EXIT_PATIENCE = 1.0  # not ten
+context.EXIT_PATIENCE = 1.0  # seconds, not five minutes
 cc.init()
 timeline.start_timeline(sys.argv[1])
 cc.barrier()
 common.report(started=True)
+if sys.argv[2:] == ["killed"]:
+    if cc.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    finish = context._launcher.finish
+    context._launcher.finish = lambda healthy: (common.report(ends_mpi_with_the_others=healthy), finish(healthy))
+    sys.exit(0)
 if cc.rank() == 1:
     sys.exit(3)
 time.sleep(600)

@@ -67,6 +67,19 @@ with warnings.catch_warnings(record=True) as caught:
     hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=1, num_groups=2)
 assert any("num_groups is ignored" in str(warning.message) for warning in caught)
 
+# What programs look up of an optimizer, also with Adasum; the exception without a sentence.
+for op in (hvd.Average, hvd.Adasum):
+    asked = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=op, backward_passes_per_step=2)
+    assert (asked.backward_passes_per_step, asked.process_set) == (2, hvd.global_process_set)
+    asked.set_backward_passes_per_step(3)
+    assert asked.backward_passes_per_step == 3
+plain = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), gradient_predivide_factor=2.0, sparse_as_dense=True)
+assert (plain.op, plain.gradient_predivide_factor, plain.sparse_as_dense) == (hvd.Average, 2.0, True)
+try:
+    raise hvd.HorovodInternalError
+except hvd.HorovodInternalError as error:
+    assert (str(error), error.kind) == ("", "internal")
+
 # Gradients of a SyncBatchNorm have the types of their parameters, whatever the input's.
 norm = hvd.SyncBatchNorm(2)
 norm(torch.randn(4, 2, dtype=torch.bfloat16)).sum().backward()
@@ -80,6 +93,12 @@ for count in (4, 200_000):
     for got in (hvd.allreduce(x, op=hvd.Sum), synchronize(hvd.allreduce_async(x, op=hvd.Sum))):
         assert (got.view(torch.int32) == 65537 * n).all(), got.view(torch.int32)[:4]
 torch.set_flush_denormal(False)
+
+# Data loaders whose workers are forked after init, as PyTorch's are unless told otherwise: two epochs, with collectives while they live.
+loader = torch.utils.data.DataLoader(range(24), batch_size=4, num_workers=2, multiprocessing_context="fork")
+for _ in range(2):
+    sums = [hvd.allreduce(batch.sum() + me, op=hvd.Sum).item() for batch in loader]
+    assert sums == [n * sum(range(begin, begin + 4)) + sum(range(n)) for begin in range(0, 24, 4)], sums
 
 # After a shutdown, a forked child neither joins the job again nor ends MPI for its parent.
 hvd.barrier()

@@ -74,5 +74,18 @@ for step in range(steps_of(size - 1)):
 last = hvd.join()
 hvd.broadcast_parameters(model.state_dict(), root_rank=last)
 assert torch.allclose(model.weight, want, atol=1e-5), (model.weight, want)
+# A rank without data makes its first step when the others have made theirs: all agree anew on how gradients go.
+model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for epoch in range(2):
+    for _ in range(2 if rank or epoch else 0):
+        optimizer.zero_grad()
+        model(torch.full((1, 2), rank + 1.0)).sum().backward()
+        optimizer.step()
+    root = hvd.join()
+    if epoch == 0:
+        hvd.broadcast_parameters(model.state_dict(), root)
+assert hvd.allgather_object([p.tolist() for p in model.parameters()]) == size * [[p.tolist() for p in model.parameters()]]
 common.report(done=True, last=last)
 hvd.shutdown()

@@ -1,5 +1,8 @@
 """COLLECTIVE_BACKEND=mpi: every collective and type; that MPI has carried the large tensors, and that errors are as elsewhere."""
 
+import gc
+import weakref
+
 import common
 import numpy as np
 
@@ -84,6 +87,17 @@ try:
     handles = [hvd.allreduce_async(half, op=hvd.Sum, name=f"bfloat16.{i}") for i in range(3)]
     for handle in handles:
         assert (hvd.synchronize(handle).float() == size * (size + 1) / 2).all()
+    # A disagreement ends nothing: MPI has not seen the tensors, and nobody keeps them.
+    odd = torch.ones(LARGE + (rank == 0))
+    gone, kind = weakref.ref(odd), ""
+    try:
+        hvd.synchronize(hvd.allreduce_async_(odd, name="odd"))
+    except hvd.HorovodInternalError as error:
+        kind = error.kind
+    del odd
+    gc.collect()
+    assert kind == ("mismatch" if size > 1 else "")
+    assert gone() is None, "a tensor of an operation that failed is kept"
 except ImportError:
     pass
 common.report(done=True)

@@ -1,4 +1,4 @@
-"""Starts the engine while strangers knock. argv[1]: strangers, wrong-secret or other-address.
+"""Starts the engine while strangers knock. argv[1]: strangers, wrong-secret, or replay: of what rank 1 has said to rank 0 before.
 
 Drives the layer below init() with a launcher of its own: the ranks meet through files in argv[2], so that the test can slip
 between the opening of the listeners and the connecting.
@@ -12,31 +12,40 @@ import threading
 import time
 
 import common
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from collective_core.errors import CollectiveError
+from eavesdropper import Eavesdropper, play
 
 from collective_core import _native
 
 mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-port, name = _native.open_listeners("127.0.0.1")
-(folder / f"{common.RANK}.part").write_text(f"{port} {name}")
-(folder / f"{common.RANK}.part").rename(folder / str(common.RANK))
 
 
-def read(rank):
-    path = folder / str(rank)
-    while not path.exists():
+def meet(start):
+    """Opens the listeners for the job's so many-th start; the ports and sockets of all."""
+    port, name = _native.open_listeners("127.0.0.1")
+    (folder / f"{start}.{common.RANK}.part").write_text(f"{port} {name}")
+    (folder / f"{start}.{common.RANK}.part").rename(folder / f"{start}.{common.RANK}")
+    paths = [folder / f"{start}.{rank}" for rank in range(common.SIZE)]
+    while not all(path.exists() for path in paths):
         time.sleep(0.01)
-    return path.read_text().split()
+    return port, [path.read_text().split() for path in paths]
 
 
-places = [read(rank) for rank in range(common.SIZE)]
+port, places = meet(0)
 secret = b"s" * 32
 if mode == "wrong-secret" and common.RANK == 1:
     secret = b"x" * 32
-peers = [
-    _native.PeerInfo(r, os.getpid() if r == common.RANK else 0, f"host{r * common.HOSTS // common.SIZE}", "box", "127.0.0.1", int(p), n)
-    for r, (p, n) in enumerate(places)
-]
+
+
+def peers_at(places):
+    return [
+        _native.PeerInfo(r, os.getpid() if r == common.RANK else 0, f"host{r * common.HOSTS // common.SIZE}", "box", "127.0.0.1", int(p), n)
+        for r, (p, n) in enumerate(places)
+    ]
+
+
 held, answers = [], []
 
 
@@ -66,8 +75,18 @@ if mode == "strangers" and common.RANK == 0:
     thread.start()
 if mode == "strangers" and common.RANK == 1:
     time.sleep(1.5)  # the strangers come first
+if mode == "replay":
+    # A first start, in which somebody stands between rank 1 and rank 0; then a second one, with the same secret.
+    middle = Eavesdropper(int(places[0][0])) if common.RANK == 1 else None
+    if middle:
+        places[0][0] = str(middle.port)
+    _native.connect(common.RANK, peers_at(places), secret, 20.0, 20.0)
+    _native.run(_native.operation(_native.BARRIER, "first", "uint8", (), 0))
+    _native.close()
+    port, places = meet(1)
+    answers = [len(play(int(places[0][0]), said)) for said in middle.said] if middle else []
 try:
-    _native.connect(common.RANK, peers, secret, 20.0, 4.0)
+    _native.connect(common.RANK, peers_at(places), secret, 20.0, 4.0 if mode != "replay" else 20.0)
     if common.RANK == 0 and mode == "strangers":
         thread.join()
         assert answers == [b"", b""], answers
@@ -78,7 +97,7 @@ try:
             fields = line.split()
             if fields[3] == "0A":
                 listening.add(int(fields[1].split(":")[1], 16))
-    common.report(connected=True, still_listening=port in listening)
+    common.report(connected=True, still_listening=port in listening, answers=[a for a in answers if mode == "replay"])
     _native.run(_native.operation(_native.BARRIER, "e", "uint8", (), 0))
 except CollectiveError as error:
     common.report(connected=False, error=str(error), kind=error.kind, ranks=list(error.ranks))

@@ -1,4 +1,5 @@
 """Work under a timeline, where rank 1 computes longer than the others. argv: the file, and how the timeline is switched on."""
+# ruff: noqa: PT017 - worker scripts run without pytest
 
 import sys
 import time
@@ -10,6 +11,12 @@ import torch
 path, how = sys.argv[1:]
 hvd.init()
 if how == "call":
+    try:  # as some programs do it with Horovod
+        hvd.start_timeline(path) if hvd.rank() == 0 else hvd.allreduce(torch.ones(1), name="first")
+        raise RuntimeError("a timeline of one rank")
+    except hvd.HorovodInternalError as error:
+        assert error.kind == "mismatch", error
+        assert "start_timeline(), which every rank must call" in str(error), error
     hvd.start_timeline(path)
     try:
         hvd.start_timeline(path)

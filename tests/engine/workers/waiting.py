@@ -13,7 +13,7 @@ hvd.init()
 rank, size = hvd.rank(), hvd.size()
 hvd.barrier()
 if rank == size - 1:
-    time.sleep(float(os.environ.get("TEST_LATE", "1.5")))
+    time.sleep(float(os.environ.get("TEST_LATE", "3")))
 hvd.allreduce(torch.ones(10), name="loss")
 common.report(pid=os.getpid())
 if len(sys.argv) > 1:

@@ -17,9 +17,12 @@ from typing import Any, Callable
 from collective_core.elastic import line
 from collective_core.elastic.line import Line
 from collective_core.elastic.roll import Roll, Seat
+from collective_core.seats import variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
 MOST_VISITORS = 256
+#: Calls that may wait to be taken. Beyond that the system lets a caller try again a second later, a worker of ours among strangers, too.
+MOST_CALLS = 4096
 
 
 class Assembly:
@@ -39,7 +42,8 @@ class Assembly:
         self._closed = False
         both = socket.has_dualstack_ipv6() and not only_here
         place = ("127.0.0.1" if only_here else "", 0)
-        self._listener = socket.create_server(place, family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listener = socket.create_server(place, family=family, backlog=MOST_CALLS, dualstack_ipv6=both)
         threading.Thread(target=self._welcome, daemon=True).start()
 
     @property
@@ -59,8 +63,10 @@ class Assembly:
                 self._say(worker, kind="leave")
             seats = self._roll.form(now)
             place = self._meeting_place([seat.worker for seat in seats])
+            hosts = [self._roll.workers[seat.worker] for seat in seats]
             for seat in seats:
-                self._say(seat.worker, kind="seat", rank=seat.rank, size=seat.size, store=place, generation=self._roll.generation)
+                told = {"rank": seat.rank, "size": seat.size, "store": place, "among": variables(seat.rank, hosts)}
+                self._say(seat.worker, kind="seat", **told, generation=self._roll.generation)
             if self._roll.should_change() and self._told_to_change != self._roll.generation:
                 self._told_to_change = self._roll.generation
                 for worker in self._roll.working:

@@ -9,9 +9,13 @@ FORGIVEN = 300.0
 
 
 class Cooldown:
-    """A first failure costs a host nothing: its worker is started again at once. One that fails again and again is set aside."""
+    """A first failure costs a host nothing: its worker is started again at once. One that fails again and again is set aside.
 
-    def __init__(self) -> None:
+    ``first``, ``longest``: seconds, see above.
+    """
+
+    def __init__(self, first: float = FIRST, longest: float = LONGEST) -> None:
+        self._first, self._longest = first, longest
         self._failures: dict[str, tuple[int, float]] = {}  # how many, and when the last one was
 
     def note(self, host: str, now: float) -> None:
@@ -26,4 +30,4 @@ class Cooldown:
     def until(self, host: str) -> float:
         """When the host may be used again."""
         count, last = self._failures.get(host, (0, 0.0))
-        return last + min(FIRST * 2.0 ** (count - 2), LONGEST) if count > 1 else 0.0
+        return last + min(self._first * 2.0 ** (count - 2), self._longest) if count > 1 else 0.0

@@ -62,7 +62,7 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
     if answer["kind"] == "leave":
         raise SystemExit(0)
     seat = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
-    os.environ.update({name: str(value) for name, value in seat.items()})
+    os.environ.update({name: str(value) for name, value in {**seat, **answer["among"]}.items()})
     _generation = int(answer["generation"])
 
 

@@ -15,8 +15,8 @@ from typing import Any, Callable, Sequence
 
 from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
-from collective_core.launch import program
-from collective_core.launch.elastic import NAME, UNLIMITED, Driver, Limits, limits_of
+from collective_core.launch import cluster, program, timeouts
+from collective_core.launch.elastic import NAME, Driver, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, ask, place, read, ways
 from collective_core.launch.job import Job
@@ -28,14 +28,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
-    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks; it begins with -np")
-    parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks; -np by default")
+    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, with which it begins)")
+    parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks (-np, with a script all slots)")
     parser.add_argument("--host-discovery-script", dest="script", help="an elastic job: a program that prints host:slots, a line each")
+    parser.add_argument("--slots-per-host", type=int, help="slots of hosts for which the script names none (1)")
+    parser.add_argument("--elastic-timeout", type=float, help="seconds that an elastic job waits with too few ranks (600)")
+    parser.add_argument("--reset-limit", type=int, help="changes of an elastic job's ranks after which it ends")
+    set_aside = "seconds for which a host that fails again is set aside, at first and at most"
+    parser.add_argument("--blacklist-cooldown-range", dest="cooldown", type=float, nargs=2, metavar=("MIN", "MAX"), help=set_aside)
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     parser.add_argument("--restart-from", metavar="DIR", help="go on from the last valid checkpoint there (hvd.Checkpoints, hvd.elastic)")
     parser.add_argument("--wdir", help="where ranks work; the home on other hosts by default")
     parser.add_argument("--ssh-config", help="a configuration file for ssh")
-    parser.add_argument("--start-timeout", type=float, default=60.0, help="seconds for hosts to answer and ranks to meet (60)")
+    parser.add_argument("--start-timeout", type=float, help="seconds for hosts to answer and ranks to meet (60)")
     parser.add_argument("--tag-output", action="store_true", help="begin lines with [1,RANK]<stdout>: as mpirun does")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments; `python` is this interpreter")
     return parser
@@ -54,22 +59,31 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
     environment = _environment(arguments)
     hosts = read(arguments.hosts) or [Host("localhost", arguments.most or arguments.np or 1)]
     ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
-    limits = limits_of(arguments.np, arguments.least, arguments.most, arguments.start_timeout)
-    if limits is None and arguments.script is None:
-        ranks_of, timeout = place(hosts, arguments.np), arguments.start_timeout
+    script, timeout = arguments.script, timeouts.start() if arguments.start_timeout is None else arguments.start_timeout
+    limits = limits_of(
+        arguments.np,
+        arguments.least,
+        arguments.most,
+        timeout,
+        unlimited=script is not None,
+        waiting=arguments.elastic_timeout,
+        resets=arguments.reset_limit,
+    )
+    if limits is None:
+        ranks_of = place(hosts, arguments.np)
         job = Job(ranks_of, ways(hosts), environment, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
         return program.run(job, command, show)
-    script = arguments.script
     return program.run_elastic(
         Driver(
-            (lambda: ask(script)) if script else None,
-            limits or Limits(1, arguments.np or UNLIMITED, arguments.np or UNLIMITED, arguments.start_timeout),
+            (lambda: [cluster.reached(host) for host in ask(script, arguments.slots_per_host)]) if script else None,
+            limits,
             show,
             program=command,
             environment=environment,
             directory=arguments.wdir,
             ssh=ssh,
             hosts=hosts,
+            cooldown=cooldown_of(arguments.cooldown),
         )
     )
 

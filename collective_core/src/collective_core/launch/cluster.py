@@ -14,6 +14,21 @@ from collective_core.launch.hosts import Host
 SSH_CONFIG = "~/.ssh/provision_config"
 
 
+def reached(host: Host) -> Host:
+    """``host``, with the way to it where it is one that the toolkit has told this host of, and no other way is known."""
+    if host.way or host.is_here or host.name not in _told_of():
+        return host
+    return host._replace(way=("-F", os.path.expanduser(SSH_CONFIG), host.name))
+
+
+def _told_of() -> set[str]:
+    try:
+        lines = Path(SSH_CONFIG).expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {name for line in lines if line.startswith("Host ") for name in line.split()[1:]} - {"*"}
+
+
 class Cluster(NamedTuple):
     """``ssh_options``: with which ssh reaches the other hosts; empty where there are none."""
 

@@ -18,7 +18,7 @@ from collective_core.elastic.assembly import Assembly
 from collective_core.elastic.cooldown import Cooldown
 from collective_core.elastic.roll import Roll
 from collective_core.errors import CollectiveError
-from collective_core.launch import frames, this_host
+from collective_core.launch import frames, this_host, timeouts
 from collective_core.launch.frames import NO_RANK, Frame
 from collective_core.launch.hosts import Host
 from collective_core.launch.job import GRACE, Group, end_all
@@ -47,28 +47,54 @@ Discover = Callable[[], Sequence[Host]]
 
 
 class Limits(NamedTuple):
-    """``least`` and ``most`` ranks, and with how many it begins; seconds for hosts to answer, and for which fewer than ``least`` wait."""
+    """``least`` and ``most`` ranks, and with how many it begins; seconds for hosts to answer, and for which fewer than ``least`` wait.
+
+    ``resets``: how often the ranks may change; None: as often as they do.
+    """
 
     least: int
     most: int
     begin: int
-    start_timeout: float = 60.0
-    waiting: float = 600.0
+    start_timeout: float = timeouts.START
+    waiting: float = timeouts.ELASTIC
+    resets: int | None = None
 
 
-def limits_of(np: int | None, least: int | None, most: int | None, start_timeout: float) -> Limits | None:
-    """Of an elastic job that begins with ``np`` ranks, and without ``most`` never has more; None if it is none.
+def limits_of(
+    np: int | None,
+    least: int | None,
+    most: int | None,
+    start_timeout: float,
+    *,
+    unlimited: bool = False,
+    waiting: float | None = None,
+    resets: int | None = None,
+) -> Limits | None:
+    """Of an elastic job that begins with ``np`` ranks; None if it is none. As Horovod has it, ``least`` is ``np`` where it is not given.
 
-    Raises :class:`CollectiveError` for numbers that make no sense.
+    ``unlimited``: without ``most`` it has as many as the hosts have slots, and not only ``np``: their number may change.
+    ``waiting``, ``resets``: as of :class:`Limits`. Raises :class:`CollectiveError` for numbers that make no sense.
     """
-    if least is None and most is None:
+    if least is None and most is None and not unlimited:
         return None
-    utmost = most or np or UNLIMITED
-    limits = Limits(1 if least is None else least, utmost, np or utmost, start_timeout)
+    utmost = most or (None if unlimited else np) or UNLIMITED
+    fewest = (np or 1) if least is None else least
+    limits = Limits(fewest, utmost, np or utmost, start_timeout, timeouts.elastic() if waiting is None else waiting, resets)
     if not 0 < limits.least <= limits.begin <= limits.most:
         text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {limits.begin}, {limits.most}"
         raise CollectiveError(text, "invalid")
+    if not limits.waiting > 0 or (resets is not None and resets < 0):
+        raise CollectiveError(f"elastic-timeout {limits.waiting:g} and reset-limit {resets} cannot be meant", "invalid")
     return limits
+
+
+def cooldown_of(seconds: Sequence[float] | None) -> Cooldown:
+    """``seconds``: at first, and at most; None for our own numbers. Raises :class:`CollectiveError` for others than two that rise."""
+    if seconds is None:
+        return Cooldown()
+    if len(seconds) != 2 or not 0 < seconds[0] <= seconds[1]:
+        raise CollectiveError(f"a cool-down is two numbers of seconds that rise, not {tuple(seconds)}", "invalid")
+    return Cooldown(*seconds)
 
 
 class Ending(NamedTuple):
@@ -96,6 +122,7 @@ class Driver:
         directory: str | None = None,
         ssh: Sequence[str] = SSH,
         hosts: Sequence[Host] = (),
+        cooldown: Cooldown | None = None,
     ) -> None:
         self._discover, self._hosts, self._limits, self._show = discover, list(hosts), limits, show
         self._call, self._program = call, program
@@ -106,7 +133,8 @@ class Driver:
         self._roll = Roll(limits.least, limits.start_timeout, enough=limits.begin)
         only_here = discover is None and all(host.is_here for host in hosts)
         self._assembly = Assembly(self._roll, self._secret, self._wake, only_here)
-        self._cooldown = Cooldown()
+        self._cooldown = cooldown or Cooldown()
+        self._formed = 0  # generations so far
         self._groups: dict[int, Group] = {}
         self._starting = threading.Lock()  # of `_groups` and `_ended`
         self._ended = threading.Event()
@@ -358,6 +386,9 @@ class Driver:
     def _settle(self) -> None:
         seats, overdue = self._assembly.settle()
         if seats:
+            self._formed += 1
+            if self._limits.resets is not None and self._formed - 1 > self._limits.resets:
+                raise CollectiveError(f"the ranks of the job have changed more than {self._limits.resets} times (reset-limit)", "closed")
             self._seated = [seat.worker for seat in seats]
             self._rank_of.update({seat.worker: seat.rank for seat in seats})
             self._reasons.clear()

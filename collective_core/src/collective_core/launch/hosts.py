@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import subprocess
-from typing import Mapping, NamedTuple, Sequence, Union
+from typing import Callable, Mapping, NamedTuple, Sequence, Union
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import inventory
@@ -94,8 +94,17 @@ def ways(hosts: Sequence[Host]) -> dict[str, tuple[str, ...]]:
     return {host.name: host.way for host in hosts if not host.is_here}
 
 
-def ask(script: str, timeout: float = 30.0) -> list[Host]:
-    """What a discovery script prints: a line ``name`` or ``name:slots`` for each host that is there now.
+def with_slots(hosts: Hosts | Callable[[], Hosts], slots: int | None) -> Hosts | Callable[[], Hosts]:
+    """``a,b:4`` with so many slots for the hosts that have no number; so, too, what a function returns."""
+    if slots is None or hosts is None or isinstance(hosts, Mapping) or (isinstance(hosts, str) and os.path.isfile(hosts)):
+        return hosts
+    if callable(hosts):
+        return lambda: with_slots(hosts(), slots)  # type: ignore[return-value]  # of hosts it makes hosts
+    return [word if ":" in word else f"{word}:{slots}" for word in (hosts.split(",") if isinstance(hosts, str) else hosts)]
+
+
+def ask(script: str, slots: int | None = None, timeout: float = 30.0) -> list[Host]:
+    """What a discovery script prints: a line ``name`` or ``name:slots`` for each host that is there now; without a number ``slots``, or 1.
 
     Raises :class:`CollectiveError` when it fails, does not end, or prints something else.
     """
@@ -105,7 +114,7 @@ def ask(script: str, timeout: float = 30.0) -> list[Host]:
         said = (getattr(error, "stderr", None) or "").strip()
         raise CollectiveError(f"the script that lists the hosts failed: {error}" + (f": {said}" if said else ""), "invalid") from error
     lines = [line.strip() for line in done.stdout.splitlines()]
-    return read([line for line in lines if line])
+    return read([line if ":" in line else f"{line}:{slots or 1}" for line in lines if line])
 
 
 def place(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:

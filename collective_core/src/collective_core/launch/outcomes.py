@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from typing import Any, Mapping
 
 from collective_core.errors import CollectiveError
@@ -49,7 +50,7 @@ class Outcomes:
         self._raised: dict[int, dict[str, str]] = {}
         self._lost: dict[int, str] = {}
         self._codes: dict[int, int] = {}
-        self.failed: list[int] = []  # in the order in which we learned of it
+        self._failed_at: dict[int, float] = {}  # of time.monotonic()
 
     def note(self, frame: Frame) -> None:
         if frame.kind == "value":
@@ -61,8 +62,15 @@ class Outcomes:
         elif frame.kind == "exit":
             self._codes[frame.rank] = frames.code_of(frame)
         ended_badly = self._codes.get(frame.rank, 0) != 0 or (frame.rank in self._codes and frame.rank not in self._values)
-        if (frame.kind == "raised" or ended_badly) and frame.rank not in self.failed:
-            self.failed.append(frame.rank)
+        if frame.kind == "raised" or ended_badly:
+            # A rank's last words may take longer than the failure of others that it has caused.
+            when = time.monotonic() - (frames.seconds_since(frame) if frame.kind == "exit" else 0.0)
+            self._failed_at[frame.rank] = min(when, self._failed_at.get(frame.rank, when))
+
+    @property
+    def failed(self) -> list[int]:
+        """The ranks that have, in the order in which they did."""
+        return sorted(self._failed_at, key=lambda rank: self._failed_at[rank])
 
     @property
     def returned(self) -> bool:

@@ -7,15 +7,18 @@ its rank.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import cluster, function
-from collective_core.launch.elastic import Driver, Limits, limits_of
+from collective_core.launch import cluster, function, timeouts
+from collective_core.launch.elastic import NAME, Driver, Limits, cooldown_of, limits_of
+from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, Hosts, place, read, ways
 from collective_core.launch.job import GRACE, Job
+from collective_core.launch.kept_output import KeptOutput
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.remote import SSH
@@ -23,6 +26,8 @@ from collective_core.launch.remote import SSH
 #: Seconds that ranks get to end when all their functions have returned: a thread of theirs may never.
 LEAVING = 15.0
 THIS_MACHINE = "localhost"
+#: Ranks whose files sort by name where nobody says how many there can be.
+MOST_NUMBERED = 1000
 
 
 class Runner:
@@ -38,7 +43,10 @@ class Runner:
     ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
     joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an elastic job, whose ranks come and go between
     these numbers (collective_core.torch.elastic); ``np`` is with how many it begins, and the most where ``max_np`` is not given; ``hosts``
-    may then be a function without arguments, which is asked every second.
+    may then be a function without arguments, which is asked every second, and the most is all of their slots. ``elastic_timeout``:
+    seconds for which such a job waits with fewer than ``min_np`` ranks; ``reset_limit``: after how many changes of its ranks it ends;
+    ``cooldown_range``: seconds for which a host that fails again is set aside, at first and at most. ``output_filename``: a folder for
+    what each rank prints (kept_output.py). ``verbose``: say which ranks are started where.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -51,18 +59,27 @@ class Runner:
         python: str = sys.executable,
         directory: str | None = None,
         ssh: Sequence[str] = SSH,
-        start_timeout: float = 60.0,
+        start_timeout: float | None = None,
         prefix: bool = True,
         spark: Any = None,
         ray: Any = None,
         min_np: int | None = None,
         max_np: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[float] | None = None,
+        elastic_timeout: float | None = None,
+        output_filename: str | None = None,
+        verbose: bool = False,
     ) -> None:
         if np == 0:
             raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
         if sum(bool(place) for place in (hosts, spark, ray)) > 1:
             raise CollectiveError("hosts, spark and ray are answers to where ranks run: give one", "invalid")
-        self._limits = limits_of(np, min_np, max_np, start_timeout)
+        start_timeout = timeouts.start() if start_timeout is None else start_timeout
+        self._limits = limits_of(
+            np, min_np, max_np, start_timeout, unlimited=callable(hosts) and min_np is not None, waiting=elastic_timeout, resets=reset_limit
+        )
+        self._cooldown = cooldown_of(cooldown_range)
         if self._limits and (spark or ray):
             raise CollectiveError("an elastic job (min_np, max_np) needs hosts, not Spark or Ray", "invalid")
         if callable(hosts) and self._limits is None:
@@ -85,6 +102,8 @@ class Runner:
         self._ssh = ssh
         self._start_timeout = start_timeout
         self._prefix = prefix
+        self._output_filename = output_filename
+        self._verbose = verbose
 
     def run(self, function_: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Calls ``function_(*args, **kwargs)`` on every rank; returns what each returned, by rank.
@@ -106,24 +125,49 @@ class Runner:
             return self._run_elastic(self._limits, call)
         mailbox = Mailbox()
         job = Job(self._ranks_of, ways(self._hosts), self._environment, self._python, self._directory, self._ssh, self._start_timeout)
+        if self._verbose:
+            for host, ranks in self._ranks_of.items():
+                print(f"{NAME}: {host}: ranks {ranks[0]} to {ranks[-1]}", file=sys.stderr, flush=True)
         try:
             job.start(mailbox, call)
-            return self._follow(mailbox, job.host_of)
+            with self._showing(len(job.host_of)) as show_line:
+                return self._follow(mailbox, job.host_of, show_line)
         finally:
             mailbox.close()
             job.end()
 
+    @contextlib.contextmanager
+    def _showing(self, ranks: int) -> Iterator[Callable[[Frame], None]]:
+        """What shows a piece of output, and keeps it where that is wanted."""
+        kept = KeptOutput(self._output_filename, ranks) if self._output_filename else None
+
+        def show_line(frame: Frame) -> None:
+            if kept is not None:
+                kept.note(frame)
+            show(frame, self._prefix)
+
+        try:
+            yield show_line
+        finally:
+            if kept is not None:
+                kept.close()
+
     def _run_elastic(self, limits: Limits, call: bytes) -> list[Any]:
+        with self._showing(min(limits.most, MOST_NUMBERED)) as show_line:
+            return self._follow_elastic(limits, call, show_line)
+
+    def _follow_elastic(self, limits: Limits, call: bytes, show_line: Callable[[Frame], None]) -> list[Any]:
         ending = Driver(
             self._discover,
             limits,
-            lambda frame: show(frame, self._prefix),
+            show_line,
             call,
             environment=self._environment,
             python=self._python,
             directory=self._directory,
             ssh=self._ssh,
             hosts=self._hosts,
+            cooldown=self._cooldown,
         ).run()
         if ending.failed:
             rank, host, last = ending.failed
@@ -133,7 +177,7 @@ class Runner:
             return outcomes.results()
         return [function.unpack(value) for value in ending.values]
 
-    def _follow(self, mailbox: Mailbox, host_of: Mapping[int, str]) -> list[Any]:
+    def _follow(self, mailbox: Mailbox, host_of: Mapping[int, str], show_line: Callable[[Frame], None]) -> list[Any]:
         outcomes = Outcomes(host_of)
         end: float | None = None
         while not outcomes.complete and (end is None or time.monotonic() < end):
@@ -141,21 +185,8 @@ class Runner:
             if frame is None:
                 continue
             if frame.kind in ("out", "err"):
-                show(frame, self._prefix)
+                show_line(frame)
             outcomes.note(frame)
             if end is None and (outcomes.failed or outcomes.returned):
                 end = time.monotonic() + (GRACE if outcomes.failed else LEAVING)
         return outcomes.results()
-
-
-def run(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
-    hosts: Hosts = None,
-    env: Mapping[str, str] | None = None,
-    start_timeout: float = 60.0,
-) -> list[Any]:
-    """``horovod.run``: calls ``func`` on ``np`` ranks and returns each one's result; see :class:`Runner`."""
-    return Runner(np, hosts, env, start_timeout=start_timeout).run(func, *args, **dict(kwargs or {}))

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core import context
-from collective_core.process_sets import ProcessSet
+from collective_core.process_sets import ProcessSet, global_process_set
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.allreduce import allreduce_
@@ -25,16 +25,22 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
         compression: Any,
+        backward_passes_per_step: int,
         process_set: ProcessSet | None,
     ) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self.process_set = process_set if process_set is not None else global_process_set
         self._alone = is_alone(process_set)
         self._generation = context.generation()
         self._prefix = number_of_optimizer("adasum", process_set)
-        self._process_set = process_set
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Horovod's; for whoever asks. The ranks meet in ``step``, after however many passes."""
+        self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
         """Nothing to wait for: the ranks meet in ``step``."""
@@ -48,13 +54,13 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         before = [p.detach().clone() for p in self._trained]
         result = super(self.__class__, self).step(closure)
         if self._generation != context.generation():  # an elastic job
-            self._generation, self._alone = context.generation(), is_alone(self._process_set)
+            self._generation, self._alone = context.generation(), is_alone(self.process_set)
         if not self._alone:
             with torch.no_grad():
                 for parameter, start in zip(self._trained, before):
                     change, restore = self._compression.compress(parameter.detach() - start)
                     name = f"{self._prefix}.{self._names[parameter]}"
-                    allreduce_(change, name=name, op=Adasum, process_set=self._process_set)
+                    allreduce_(change, name=name, op=Adasum, process_set=self.process_set)
                     parameter.copy_(start + self._compression.decompress(change, restore))
         return result
 
@@ -67,6 +73,7 @@ def distribute_with_adasum(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
     compression: Any,
+    backward_passes_per_step: int,
     process_set: ProcessSet | None,
 ) -> Any:
     """The optimizer with steps that are combined by Adasum. Gradients of several backward passes add up before ``step``."""
@@ -74,5 +81,5 @@ def distribute_with_adasum(
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
-    wrapped._distribute(named_parameters, compression, process_set)
+    wrapped._distribute(named_parameters, compression, backward_passes_per_step, process_set)
     return wrapped

@@ -1,8 +1,8 @@
-"""How gradients are grouped: fixed buckets, the same on all ranks, in the reverse order of the parameters.
+"""How gradients are grouped: fixed buckets, the same on all ranks, in the order in which gradients came in the first rank's first step.
 
-Backward passes produce gradients roughly in that order, so the first bucket is complete early and its sum overlaps with the
-rest of the pass. Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the
-order of operations the same on all ranks without asking each other.
+So the first bucket is complete early and its sum overlaps with the rest of the pass, and parameters that are never used hold up nothing.
+Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the order of operations the same
+on all ranks without asking each other.
 
 A bucket is one flat tensor in the memory that the ranks of a host share (arena.py), where it is reduced without a copy. The
 gradients of parameters in host memory are views of it: ``p.grad`` is moved there when it is ready, unless it is there already
@@ -107,30 +107,26 @@ def make_buckets(
     prefix: str,
     uses_nccl: bool = False,
 ) -> list[Bucket]:
-    """Groups parameters of one type, last parameter first, into buckets of at most ``most_bytes`` (or one parameter).
+    """Groups parameters of one type, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one parameter).
 
-    Every one of ``groups`` is a bucket for each of its types, whatever its size; they come before the others. ``prefix`` begins
-    the names, which no other optimizer's buckets may have.
+    Every one of ``groups`` is a bucket for each of its types, whatever its size. The buckets are in the order in which they will be
+    complete. ``prefix`` begins the names, which no other optimizer's buckets may have.
     """
-    buckets: list[Bucket] = []
-    grouped = {parameter for group in groups for parameter in group}
+    parts: list[list[torch.nn.Parameter]] = []
     for group in groups:
-        for dtype in dict.fromkeys(p.dtype for p in group):
-            buckets.append(Bucket(f"{prefix}.{len(buckets)}", [p for p in group if p.dtype == dtype], dtype, uses_nccl))
-    open_groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+        parts += [[p for p in group if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in group)]
+    grouped = {parameter for group in groups for parameter in group}
+    open_parts: dict[torch.dtype, list[torch.nn.Parameter]] = {}
     open_bytes: dict[torch.dtype, int] = {}
-
-    def close(dtype: torch.dtype) -> None:
-        buckets.append(Bucket(f"{prefix}.{len(buckets)}", open_groups.pop(dtype), dtype, uses_nccl))
-        open_bytes.pop(dtype)
-
-    for parameter in reversed([p for p in parameters if p not in grouped]):
-        dtype = parameter.dtype
-        size = parameter.numel() * parameter.element_size()
-        if dtype in open_groups and open_bytes[dtype] + size > most_bytes:
-            close(dtype)
-        open_groups.setdefault(dtype, []).append(parameter)
-        open_bytes[dtype] = open_bytes.get(dtype, 0) + size
-    for dtype in list(open_groups):
-        close(dtype)
-    return buckets
+    for parameter in parameters:
+        if parameter in grouped:
+            continue
+        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
+        if dtype not in open_parts or open_bytes[dtype] + size > most_bytes:
+            open_parts[dtype], open_bytes[dtype] = [], 0
+            parts.append(open_parts[dtype])
+        open_parts[dtype].append(parameter)
+        open_bytes[dtype] += size
+    place = {parameter: number for number, parameter in enumerate(parameters)}
+    parts.sort(key=lambda part: max(place[parameter] for parameter in part))
+    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, uses_nccl) for number, part in enumerate(parts)]

@@ -79,11 +79,10 @@ class Checkpoints:
         """
         header = {"schema": SCHEMA, "step": int(step), "more": more}
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
-        gathered = {name: part.collective_state_dict() for name, part in self._parts.items() if hasattr(part, "collective_state_dict")}
         error = ""
         if context.rank() == ROOT:
             try:
-                self._write(header, gathered)
+                self._write(header)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
                 why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
                 error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
@@ -117,9 +116,9 @@ class Checkpoints:
         self._restart = None
         return {"step": found.header["step"], **found.header["more"]}
 
-    def _write(self, header: dict[str, Any], gathered: dict[str, Any]) -> None:
+    def _write(self, header: dict[str, Any]) -> None:
         packed = io.BytesIO()
-        torch.save({name: gathered.get(name) or part.state_dict() for name, part in self._parts.items()}, packed)
+        torch.save({name: part.state_dict() for name, part in self._parts.items()}, packed)
         content = packed.getbuffer()
         line = json.dumps({**header, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
         self._folder.mkdir(parents=True, exist_ok=True)

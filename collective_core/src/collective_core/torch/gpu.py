@@ -7,20 +7,17 @@ another event. So the host never waits for the GPU, and work on the GPU keeps th
 NCCL is used when COLLECTIVE_NCCL asks for it, in a process set whose members all have a GPU and the same NCCL, which they tell each other
 when the set is made (rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory. The first operation
 of a set joins NCCL's communicator, in a thread of its own, so that a rank that dies meanwhile is noticed. While a GPU is at work, another
-thread asks the engine now and then whether all ranks live: NCCL itself would wait for a dead one for ever, and with it the program, at the
-next look at a result. When the engine has failed, or the GPU takes longer than COLLECTIVE_TIMEOUT, communicators are aborted.
+thread sees to it (gpu_watch.py). When the engine has failed, communicators are aborted.
 
 Two ranks on one GPU cannot use NCCL. The ranks compare their GPUs before the first operation; then all go through host memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import sys
 import threading
-import time
 import warnings
 import weakref
 from typing import Any, Callable, Sequence
@@ -32,10 +29,11 @@ from collective_core import _native, arrays, context, nccl, rendezvous
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import Members, ProcessSet, members, process_set_by_id
+from collective_core.torch import gpu_watch
 from collective_core.torch.ops.handles import Work
 
-#: Seconds between looks at the other ranks while a GPU is at work.
-WATCH_INTERVAL = 0.1
+#: Seconds for which an abort waits for what is being put on the stream. Beyond that it is NCCL itself that waits there for a rank.
+ABORT_PATIENCE = 5.0
 #: Bytes of a GPU's name that are compared.
 GPU_NAME = 64
 _REDUCTIONS = {
@@ -61,23 +59,43 @@ class Launch:
 class _Set:
     """A process set whose members use NCCL."""
 
-    def __init__(self, unique_id: bytes, size: int, rank: int) -> None:
-        self.unique_id, self.size, self.rank = unique_id, size, rank
+    def __init__(self, number: int, unique_id: bytes, size: int, rank: int) -> None:
+        self.number, self.unique_id, self.size, self.rank = number, unique_id, size, rank
         self.communicator = 0
         self.device: torch.device | None = None
         self.stream: Any = None
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
         self.compared = False
-        self.last: tuple[float, Any] | None = None  # what was put on the stream last: when, and the event at its end
         self.joining: threading.Thread | None = None
         self.problem = ""
         self.broken = ""  # why it can never be used again
+        self.lock = threading.Lock()  # of `broken` and `communicator`: neither changes while something is put on the stream
+
+    def join(self, library: nccl.Library) -> None:
+        """Joins the communicator. Waits for the other ranks, and therefore not under the lock."""
+        self.stream = torch.cuda.Stream(self.device)
+        made = library.communicator(self.size, self.unique_id, self.rank)
+        with self.lock:
+            if not self.broken:
+                self.communicator = made
+                return
+        library.abort(made)
+
+    def retire(self, reason: str) -> int:
+        """Nothing more is put on its stream. Returns the communicator, which the caller has to end; 0 if there is none."""
+        taken = self.lock.acquire(timeout=ABORT_PATIENCE)
+        try:
+            self.broken = reason
+            communicator, self.communicator = self.communicator, 0
+            return communicator
+        finally:
+            if taken:
+                self.lock.release()
 
 
 _tags = itertools.count(1)
 _sets: dict[int, _Set] = {}
-_watching = threading.Lock()  # held by the thread that does
 
 
 def offer(is_first: bool) -> dict[str, Any] | None:
@@ -96,11 +114,13 @@ def learn(process_set: int, rank: int, offers: list[Any]) -> None:
     """What all members of a new process set have told."""
     old = _sets.pop(process_set, None)
     library = nccl.library()
-    if old is not None and old.communicator and library is not None:
-        library.destroy(old.communicator)
+    gpu_watch.forget(process_set)
+    communicator = old.retire("its process set was made anew") if old is not None else 0
+    if communicator and library is not None:
+        library.destroy(communicator)
     if library is None or len(offers) < 2 or any(not other or other["version"] != offers[0]["version"] for other in offers):
         return
-    _sets[process_set] = _Set(bytes.fromhex(offers[0]["id"]), len(offers), rank)
+    _sets[process_set] = _Set(process_set, bytes.fromhex(offers[0]["id"]), len(offers), rank)
     _native.use_carrier(_start, _test, device=_native.GPU_MEMORY)
 
 
@@ -127,10 +147,16 @@ def is_within_reach(tensor: torch.Tensor, who: Members) -> bool:
 
 
 def _compare_gpus(device: torch.device, who: Members) -> None:
-    _sets[who.id].compared = True
     mine = str(getattr(torch.cuda.get_device_properties(device), "uuid", f"unknown, of rank {who.rank}"))
     row = np.frombuffer(mine.encode()[:GPU_NAME].ljust(GPU_NAME), dtype=np.uint8).reshape(1, GPU_NAME)
-    rows = arrays.allgather(row, f"nccl.gpus.{who.id}", process_set=process_set_by_id(who.id))
+    try:
+        rows = arrays.allgather(row, f"the first CUDA tensor of process set {who.id}", process_set=process_set_by_id(who.id))
+    except CollectiveError as error:
+        if error.kind != "mismatch":
+            raise
+        text = f"at the first CUDA tensor the ranks compare their GPUs, so all ranks begin with one; some did something else: {error}"
+        raise CollectiveError(text, error.kind, error.ranks) from error
+    _sets[who.id].compared = True
     shared = ranks_that_share([bytes(row) for row in rows])
     if shared:
         del _sets[who.id]
@@ -225,51 +251,30 @@ def _launch(own: _Set, facts: dict[str, Any]) -> None:
         if launch and launch.source.device != own.device:
             raise RuntimeError(f"a rank uses one GPU: this one has used {own.device}, and now {launch.source.device}")
         with torch.cuda.device(own.device):
-            if not own.communicator:
-                own.stream = torch.cuda.Stream(own.device)
-                own.communicator = library.communicator(own.size, own.unique_id, own.rank)
-            if own.broken:  # while it was made
-                raise RuntimeError(own.broken)
-            with torch.cuda.stream(own.stream):
-                _put_on_stream(library, own, facts, launch)
-                end = torch.cuda.Event()
-                end.record(own.stream)
-            own.last = time.monotonic(), end
-        if _watching.acquire(blocking=False):
-            threading.Thread(target=_watch, name="collective_core gpu", daemon=True).start()
+            if not own.communicator and not own.broken:
+                own.join(library)
+            with own.lock:
+                if own.broken:
+                    raise RuntimeError(own.broken)
+                with torch.cuda.stream(own.stream):
+                    _put_on_stream(library, own, facts, launch)
+                    end = torch.cuda.Event()
+                    end.record(own.stream)
+        gpu_watch.see_to(own.number, end)
     except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
         own.problem = f"{failure}; without COLLECTIVE_NCCL CUDA tensors go through host memory"
-
-
-def _watch() -> None:
-    """While a GPU is at work for a set: sees that the other ranks live, and that it ends."""
-    try:
-        while True:
-            time.sleep(WATCH_INTERVAL)
-            busy = [(number, own.last[0]) for number, own in list(_sets.items()) if own.last is not None and not own.last[1].query()]
-            if not busy:
-                return
-            for number, since in busy:
-                _native.look_around(number)
-                if time.monotonic() - since > context.current().config.timeout:
-                    raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
-    except CollectiveError as error:
-        if error.kind != "closed":  # the program has left the job
-            print(f"collective_core: operations on GPUs are ended: {error}", file=sys.stderr, flush=True)
-            context.note_failure(error)
-    finally:
-        _watching.release()
 
 
 def _abort() -> None:
     """After a failure: nothing on this GPU may wait for other ranks any more."""
     library = nccl.library()
     for own in list(_sets.values()):
-        own.broken = "its communicator was aborted after a failure"  # first: what comes meanwhile must find one or the other
-        communicator, own.communicator = own.communicator, 0
+        communicator = own.retire("its communicator was aborted after a failure")
         if communicator and library is not None:
-            with contextlib.suppress(CollectiveError):
+            try:
                 library.abort(communicator)
+            except CollectiveError as error:
+                print(f"collective_core: what is under way on a GPU could not be ended: {error}", file=sys.stderr, flush=True)
 
 
 context.after_failure.append(_abort)

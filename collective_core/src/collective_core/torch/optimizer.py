@@ -1,8 +1,9 @@
 """DistributedOptimizer: sums gradients over all ranks while the backward pass still runs, then steps.
 
-A hook on every parameter notes when its gradient is ready. When all gradients of a bucket are, and all earlier buckets have
-gone, the bucket is submitted to the engine (buckets.py says why in this order). The last one is complete when the pass ends and
-has nothing to overlap with: ``step`` sums it in its own thread, without waking another, and waits for the others.
+A hook on every parameter notes when its gradient is ready. The first step notes the order in which they come, and at its end the ranks
+agree on one plan: that of the first rank (:meth:`_agree`). From then on a bucket is submitted to the engine when all its gradients are
+ready and all earlier buckets have gone (buckets.py says why in this order). The last one is complete when the pass ends and has nothing
+to overlap with: ``step`` sums it in its own thread, without waking another, and waits for the others.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator
+from zlib import crc32
 
 import torch
 
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet
+from collective_core.process_sets import ProcessSet, global_process_set
 from collective_core.torch import gpu
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.buckets import Bucket, make_buckets
 from collective_core.torch.compression import Compression
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.tuning import BucketTuner
 
@@ -45,8 +48,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet | None,
     ) -> None:
         self._compression = compression
-        self._passes_per_step = backward_passes_per_step
-        self._op = op
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set if process_set is not None else global_process_set
         # Average divides in the engine; the factor is taken out before the sum and put back after it.
         self._prescale = 1.0 / gradient_predivide_factor
         self._postscale = gradient_predivide_factor
@@ -59,24 +65,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
-        self._process_set = process_set
-        self._sparse_as_dense = sparse_as_dense
+        self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
         self._groups = _groups_of(self._trained, groups, num_groups)
-        # Which gradients are sparse is agreed on in the first step, which therefore sums nothing before its end.
-        self._sparse: list[torch.nn.Parameter] | None = [] if sparse_as_dense else None
         self._generation = context.generation()
         self._hook_handles: list[Any] = []
         self._joins = context.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
-        self._make_buckets()
+        self._arrived: list[int] = []  # while there is no plan
+        self._forget_plan()
+        self._begin_anew()
         if not self._alone or worker.is_one():
             for parameter in self._trained:
                 self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
 
     def _set_number(self) -> int:
-        return (self._process_set.process_set_id if self._process_set is not None else 0) or 0
+        return self.process_set.process_set_id or 0
 
     def _notice_others(self) -> None:
         """Before anything of a step: in an elastic job the ranks may have changed, and after a join their tuning may differ."""
@@ -85,35 +90,50 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._generation = context.generation()
             self._begin_anew()
             self._synchronized = False
-            self._alone = is_alone(self._process_set)
-            self._sparse = [] if self._sparse_as_dense else None
-            self._make_buckets()
-        elif self._tuner and self._joins != context.joins(self._set_number()):
+            self._alone = is_alone(self.process_set)
+            self._forget_plan()
+        elif self._joins != context.joins(self._set_number()):
             self._joins = context.joins(self._set_number())
-            if self._tuner.give_up():
+            self._agreed = False  # a rank that had joined before its first step knows no plan
+            if self._tuner and self._tuner.give_up():
                 self._make_buckets()
 
+    def _forget_plan(self) -> None:
+        """Until the ranks have agreed on one, which is at the end of the next step, nothing is summed before that."""
+        self._agreed = False
+        self._order, self._sparse_ones = list(range(len(self._trained)))[::-1], [False] * len(self._trained)
+        self._make_buckets()
+
     def _make_buckets(self) -> None:
-        dense = [p for p in self._trained if p not in set(self._sparse or ())]
+        """By the plan: the parameters' order, and which of them have sparse gradients."""
+        self._sparse = [p for p, is_sparse in zip(self._trained, self._sparse_ones) if is_sparse]
+        dense = [self._trained[number] for number in self._order if not self._sparse_ones[number]]
         groups = [[p for p in group if p in set(dense)] for group in self._groups]
         most_bytes = self._tuner.size if self._tuner else context.current().config.fusion_bytes
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
-        uses_nccl = not self._alone and gpu.is_used(self._process_set)
-        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], self._prefix, uses_nccl)
+        uses_nccl = not self._alone and gpu.is_used(self.process_set)
+        # A rank with another plan would be told so by the names of its buckets.
+        plan = crc32(repr((self._order, self._sparse_ones)).encode())
+        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], f"{self._prefix}.{plan:x}", uses_nccl)
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
-        self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
         self._launched = 0
 
-    def _agree_on_sparse(self) -> None:
-        """In the first step: a gradient that is sparse on one rank is sent as sparse by all."""
-        flags = torch.tensor([p.grad is not None and p.grad.is_sparse for p in self._trained], dtype=torch.uint8)
-        flags = allreduce.allreduce_(flags, name=f"{self._prefix}.sparse", op=allreduce.Max, process_set=self._process_set)
-        self._sparse = [p for p, flag in zip(self._trained, flags.tolist()) if flag]
-        left = dict(self._passes_left)
-        self._make_buckets()
-        self._passes_left = left
+    def _agree(self) -> None:
+        """On the plan: gradients go in the order in which they have come on the first rank, and those that are sparse on any go as sparse.
+
+        Those that have not come are the last. A rank that has joined has no say.
+        """
+        order = dict.fromkeys([*self._arrived, *reversed(range(len(self._trained)))])
+        wants_sparse = [not self.sparse_as_dense and p.grad is not None and p.grad.is_sparse for p in self._trained]
+        mine = torch.tensor([[[*order], [was or wants for was, wants in zip(self._sparse_ones, wants_sparse)]]], dtype=torch.int64)
+        plans = allgather(mine, f"{self._prefix}.plan", self.process_set)
+        agreed = plans[0, 0].tolist(), plans[:, 1].amax(0).bool().tolist()
+        if agreed != (self._order, self._sparse_ones):
+            self._order, self._sparse_ones = agreed
+            self._make_buckets()
+        self._agreed = True
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 if self._passes_left[parameter] == 0:
@@ -122,12 +142,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
         self._require_idle("set_backward_passes_per_step")
-        self._passes_per_step = passes
+        self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._trained, passes)
 
     def _is_under_way(self) -> bool:
         """Whether gradients of an unfinished step have been taken over."""
-        return any(left < self._passes_per_step for left in self._passes_left.values())
+        return any(left < self.backward_passes_per_step for left in self._passes_left.values())
 
     def _require_idle(self, call: str) -> None:
         if self._is_under_way():
@@ -144,7 +164,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "Increase backward_passes_per_step to accumulate gradients locally."
                 )
             self._passes_left[parameter] -= 1
-            if self._passes_left[parameter] == 0 and self._sparse is not None and parameter in self._bucket_of:
+            if self._passes_left[parameter] > 0:
+                return
+            if not self._agreed:
+                self._arrived.append(self._number_of[parameter])
+            elif parameter in self._bucket_of:
                 self._add(parameter)
                 self._launch_complete()
 
@@ -152,7 +176,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
         if parameter.grad.is_sparse:
-            if not self._sparse_as_dense:
+            if not self.sparse_as_dense:
                 raise CollectiveError(f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now", "invalid")
             parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
@@ -168,19 +192,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _how(self) -> dict[str, Any]:
         return {
-            "op": self._op,
+            "op": self.op,
             "prescale_factor": self._prescale,
             "postscale_factor": self._postscale,
-            "process_set": self._process_set,
+            "process_set": self.process_set,
         }
 
     def _start_sparse(self, parameter: torch.nn.Parameter) -> int:
         gradient = parameter.grad
         if gradient is None or not gradient.is_sparse:
-            rows = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype)
-            empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), rows, parameter.shape, check_invariants=False)
+            rows = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+            nowhere = torch.zeros((1, 0), dtype=torch.int64, device=parameter.device)
+            empty = torch.sparse_coo_tensor(nowhere, rows, parameter.shape, check_invariants=False)
             gradient = empty if gradient is None else gradient.to_sparse(1)
-        return sparse_allreduce_async(gradient, f"{self._prefix}.{self._names[parameter]}", self._op, self._process_set)
+        return sparse_allreduce_async(gradient, f"{self._prefix}.{self._names[parameter]}", self.op, self.process_set)
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
@@ -198,9 +223,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _reduce(self) -> None:
         sparse: list[tuple[torch.nn.Parameter, int]] = []
         with self._lock:
-            if self._sparse is None:
-                self._agree_on_sparse()
-            for parameter in self._sparse or ():
+            if not self._agreed and self._trained:
+                self._agree()
+            for parameter in self._sparse:
                 sparse.append((parameter, self._start_sparse(parameter)))
             for bucket in self._buckets:
                 for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
@@ -234,8 +259,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Forgets what is left of a step: also after a failure the next one begins with nothing under way."""
         for bucket in self._buckets:
             bucket.reset()
+        self._arrived.clear()
         self._launched = 0
-        self._passes_left = dict.fromkeys(self._trained, self._passes_per_step)
+        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""
@@ -335,7 +361,7 @@ def DistributedOptimizer(
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be at least 1")
     if op == allreduce.Adasum:
-        return distribute_with_adasum(optimizer, named_parameters, compression, process_set)
+        return distribute_with_adasum(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)

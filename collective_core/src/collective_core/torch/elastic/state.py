@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Callable, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.torch.checkpoint import Checkpoints
-from collective_core.torch.elastic.sampler import ElasticSampler
-from collective_core.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    load_in_place,
-)
+from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
+from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
+from collective_core.torch.elastic.handlers import handler_of
+from collective_core.torch.elastic.handlers import set_handler_registry as set_handler_registry
+from collective_core.torch.functions import allgather_object, broadcast_object
 from collective_core.torch.ops import allreduce
 
 
@@ -34,9 +32,12 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State:
-    """The interface: ``save`` and ``restore`` work in this rank's memory, ``sync`` brings the newest rank's to all."""
+    """The interface: ``save`` and ``restore`` work in this rank's memory, ``sync`` brings the newest rank's to all.
 
-    def __init__(self) -> None:
+    ``bcast_object`` and ``get_rank`` are Horovod's; the engine's own are used here.
+    """
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:  # noqa: ARG002
         self.commits = 0
         self._callbacks: list[Callable[[], None]] = []
 
@@ -90,10 +91,10 @@ class State:
 
 
 class ObjectState(State):
-    """Plain values as attributes: ``ObjectState(epoch=0, batch=0)``."""
+    """Plain values as attributes: ``ObjectState(epoch=0, batch=0)``. The first two parameters are Horovod's, as those of :class:`State`."""
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
+        super().__init__(bcast_object, get_rank)
         self._names = list(values)
         self._saved: dict[str, Any] = copy.deepcopy(values)
         for name, value in values.items():
@@ -114,13 +115,14 @@ class ObjectState(State):
 
     def begin_from(self, folder: str | os.PathLike[str]) -> None:
         """What ``Checkpoints.save`` was given beside its parts goes to the values of the same names, ``step`` too; others stay."""
-        found = Checkpoints(folder, **dict(self._parts())).restore()
+        found = Checkpoints(folder, **self._parts()).restore()
         for name in self._names:
             if name in found:
                 setattr(self, name, found[name])
 
-    def _parts(self) -> list[tuple[str, Any]]:
-        return []
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint keeps by its ``state_dict``."""
+        return {}
 
     def _sync_values(self, root: int) -> None:
         values = broadcast_object({name: getattr(self, name) for name in self._names}, root, "elastic.values")
@@ -132,58 +134,44 @@ class ObjectState(State):
 class TorchState(ObjectState):
     """Model, optimizer, samplers and plain values: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
 
-    Anything with ``state_dict`` and ``load_state_dict`` may be given; parts are attributes by their names. What the ranks have done of a
-    sampler's epoch is put together when they change.
+    Anything with ``state_dict`` and ``load_state_dict`` may be given, and what the registry of handlers knows; parts are attributes by
+    their names.
     """
+
+    _handlers: Mapping[str, StateHandler] = MappingProxyType({})
 
     def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **values: Any) -> None:
         named = {"model": model, "optimizer": optimizer, **values}
-        parts = {name: part for name, part in named.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
-        super().__init__(**{name: value for name, value in values.items() if name not in parts})
-        self.model, self.optimizer = model, optimizer
-        self._part_names = list(parts)
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._states = self._copies()
+        found = {name: handler_of(value) for name, value in named.items()}
+        super().__init__(**{name: value for name, value in values.items() if found[name] is None})
+        for name, value in named.items():
+            setattr(self, name, value)
+        self._handlers = {name: handler for name, handler in found.items() if handler is not None}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._handlers:
+            self._handlers[name].set_value(value)
+        super().__setattr__(name, value)
 
     def save(self) -> None:
         super().save()
-        self._states = self._copies()
+        for handler in self._handlers.values():
+            handler.save()
 
     def restore(self) -> None:
         super().restore()
-        for name, part in self._parts():
-            state = copy.deepcopy(self._states[name])
-            if isinstance(part, torch.optim.Optimizer):
-                load_in_place(part, state)
-            else:
-                part.load_state_dict(state)
+        for handler in self._handlers.values():
+            handler.restore()
 
-    def sync(self) -> None:
-        root, commits = self.newest()
-        for name, part in self._parts():
-            if isinstance(part, torch.nn.Module):
-                broadcast_parameters(part.state_dict(), root)
-            elif isinstance(part, torch.optim.Optimizer):
-                broadcast_optimizer_state(part, root)
-            elif isinstance(part, ElasticSampler):
-                part.load_state_dict(part.collective_state_dict())
-            else:
-                part.load_state_dict(broadcast_object(part.state_dict(), root, f"elastic.part.{name}"))
-        self._sync_values(root)
-        self._states = self._copies()
-        self.commits = commits + 1
+    def _sync_values(self, root: int) -> None:
+        for handler in self._handlers.values():
+            handler.root = root
+            handler.sync()
+        super()._sync_values(root)
 
     def reset(self) -> None:
-        for _, part in self._parts():
-            if isinstance(part, torch.optim.Optimizer):
-                part.zero_grad(set_to_none=True)  # of a step that was cut off
-            elif isinstance(part, ElasticSampler):
-                part.reset()
+        for handler in self._handlers.values():
+            handler.reset()
 
-    def _parts(self) -> list[tuple[str, Any]]:
-        """What the attributes are now: a program may have put others in their place."""
-        return [(name, getattr(self, name)) for name in self._part_names]
-
-    def _copies(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(part.state_dict()) for name, part in self._parts()}
+    def _parts(self) -> dict[str, Any]:
+        return {name: handler.value for name, handler in self._handlers.items() if hasattr(handler.value, "state_dict")}

@@ -29,7 +29,7 @@ def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None
         objection=arrays.objection_to_rows(tensor.shape, "allgather"),
         device=device_number(tensor),
     )
-    handle = _native.submit(operation, blocking)
+    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, list[int]]:
         buffer, rows = arrays.take_received(handle, who.size)

@@ -78,7 +78,7 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
         device=device_number(tensor),
     )
     if blocking:
-        arrays.run(operation)
+        arrays.run(operation, source, target)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
 

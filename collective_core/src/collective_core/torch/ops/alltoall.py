@@ -47,7 +47,7 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
         objection=problem or other_problem,
         device=device_number(tensor),
     )
-    handle = _native.submit(operation, blocking)
+    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, torch.Tensor]:
         buffer, rows = arrays.take_received(handle, who.size)

@@ -57,7 +57,7 @@ def _start(
         return output
 
     if blocking:
-        arrays.run(operation)
+        arrays.run(operation, source, target)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
 

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from typing import Any, Callable, Sequence
 
-from collective_core import _native, arrays, mpi_carrier
+from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
@@ -23,18 +23,15 @@ def _drop_abandoned() -> None:
             handle = _abandoned.popleft()
         except IndexError:
             return  # another thread was faster
-        if _is_over(handle):
+        try:
+            over = arrays.wait(handle, _kept.get(handle), 0.0)
+        except CollectiveError:  # its own, or that the engine was shut down, which has ended its operations
+            over = True
+        if over:
             _kept.pop(handle, None)
             _native.release(handle)
         else:
             _abandoned.append(handle)
-
-
-def _is_over(handle: int) -> bool:
-    try:
-        return _native.is_done(handle)
-    except CollectiveError:
-        return True  # the engine was shut down, and has ended its operations
 
 
 class Work:
@@ -62,10 +59,9 @@ class Work:
         """Waits. Raises :class:`CollectiveError` if the collective failed. To be called once."""
         if self._engine_handle:
             try:
-                arrays.wait(self._engine_handle)
+                arrays.wait(self._engine_handle, _kept.get(self._engine_handle))
             except CollectiveError:
-                if not mpi_carrier.is_chosen():  # which may still use it
-                    _kept.pop(self._engine_handle, None)
+                _kept.pop(self._engine_handle, None)
                 raise
         result = self._finish()
         _kept.pop(self._engine_handle, None)

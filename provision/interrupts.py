@@ -1,4 +1,4 @@
-"""Ctrl-C at the wrong moment: held back while the engine makes something that must not be lost sight of, ignored while cleaning up.
+"""Ctrl-C at the wrong moment: noted, held back while something is made that must not be lost sight of, or ignored while cleaning up.
 
 Being told to end (SIGTERM) and losing the terminal (SIGHUP) count as much, where they have an effect at all: under `nohup` they have none.
 """
@@ -45,6 +45,14 @@ def also_when_ended() -> Iterator[None]:
 
     with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
         yield
+
+
+@contextmanager
+def noted() -> Iterator[threading.Event]:
+    """Within the block they set the event and do nothing else, so that what was started can be ended in order."""
+    came = threading.Event()
+    with _handled(_ENDING, lambda _number, _frame: came.set()):
+        yield came
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""Who listens on the way, changes something, or says again what was said before."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+#: Seconds in which whoever is to listen must do so, and must have hung up on who says the old again.
+PATIENCE = 20.0
+
+
+class Eavesdropper:
+    """Stands between whoever calls and who listens at ``port``; keeps what it hears, and may change the n-th byte of the callers'."""
+
+    def __init__(self, port, change=None):
+        self.heard = b""  # of both sides
+        self.said: list[bytes] = []  # by each caller
+        self._change = change
+        self._sent = 0
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+                host = socket.create_connection(("127.0.0.1", self._port), timeout=20)
+            except OSError:
+                continue  # nobody listens yet: the caller tries again
+            self.said.append(b"")
+            threading.Thread(target=self._pass_on, args=(caller, host, len(self.said) - 1), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(host, caller), daemon=True).start()
+
+    def _pass_on(self, source, target, number=None):
+        with contextlib.suppress(OSError):  # when one of them goes, the other is told by the end of its connection
+            while data := source.recv(65536):
+                self.heard += data
+                if number is not None:
+                    self.said[number] += data
+                    place = None if self._change is None else self._change - self._sent
+                    self._sent += len(data)
+                    if place is not None and 0 <= place < len(data):
+                        data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)  # closing alone would say nothing while the other thread still reads
+        target.close()
+
+
+def play(port, said):
+    """Says it to who listens there, or will in a moment; what is answered until the other side hangs up."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            caller = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+    answered = b""
+    with caller, contextlib.suppress(ConnectionError):
+        caller.sendall(said)
+        while data := caller.recv(65536):
+            answered += data
+    return answered

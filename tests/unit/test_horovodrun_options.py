@@ -1,0 +1,149 @@
+"""Every option of horovodrun 0.28, as it is typed, on the command line of `provision run`: what becomes of it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from provision import cli, horovod_options, launch
+from provision import run as launching
+from provision.run import RunOptions
+
+#: As it is typed → variables of the ranks.
+VARIABLES = {
+    "--cycle-time-ms 3.5": {"HOROVOD_CYCLE_TIME": "3.5"},
+    "--cache-capacity 2048": {"HOROVOD_CACHE_CAPACITY": "2048"},
+    "--hierarchical-allreduce": {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"},
+    "--no-hierarchical-allreduce": {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0"},
+    "--hierarchical-allgather": {"HOROVOD_HIERARCHICAL_ALLGATHER": "1"},
+    "--no-hierarchical-allgather": {"HOROVOD_HIERARCHICAL_ALLGATHER": "0"},
+    "--autotune": {"COLLECTIVE_AUTOTUNE": "1"},
+    "--no-autotune": {"COLLECTIVE_AUTOTUNE": "0"},
+    "--autotune-log-file log.csv": {"HOROVOD_AUTOTUNE_LOG": "log.csv"},
+    "--autotune-warmup-samples 5": {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5"},
+    "--autotune-steps-per-sample 5": {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "5"},
+    "--autotune-bayes-opt-max-samples 5": {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "5"},
+    "--autotune-gaussian-process-noise 0.2": {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "0.2"},
+    "--timeline-filename t.json": {"COLLECTIVE_TIMELINE": "t.json"},
+    "--timeline-mark-cycles": {"HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+    "--no-timeline-mark-cycles": {"HOROVOD_TIMELINE_MARK_CYCLES": "0"},
+    "--stall-check": {"HOROVOD_STALL_CHECK_DISABLE": "0"},
+    "--no-stall-check": {"HOROVOD_STALL_CHECK_DISABLE": "1"},
+    "--stall-check-warning-time-seconds 7": {"HOROVOD_STALL_CHECK_TIME_SECONDS": "7"},
+    "--stall-check-shutdown-time-seconds 8": {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8"},
+    "--mpi-threads-disable": {"HOROVOD_MPI_THREADS_DISABLE": "1"},
+    "--no-mpi-threads-disable": {"HOROVOD_MPI_THREADS_DISABLE": "0"},
+    "--num-nccl-streams 2": {"HOROVOD_NUM_NCCL_STREAMS": "2"},
+    "--thread-affinity 1": {"HOROVOD_THREAD_AFFINITY": "1"},
+    "--gloo-timeout-seconds 30": {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"},
+    "--log-level DEBUG": {"HOROVOD_LOG_LEVEL": "DEBUG"},
+    "--log-with-timestamp": {"HOROVOD_LOG_HIDE_TIME": "0"},
+    "--log-without-timestamp": {"HOROVOD_LOG_HIDE_TIME": "1"},
+    "--log-hide-timestamp": {"HOROVOD_LOG_HIDE_TIME": "1"},
+    "--no-log-hide-timestamp": {"HOROVOD_LOG_HIDE_TIME": "0"},
+    "--fusion-threshold-mb 32": {"COLLECTIVE_FUSION_MB": "32.0"},
+    "--tcp": {},
+    "--disable-cache": {},
+}
+#: As it is typed → fields of the options.
+FIELDS = {
+    "--num-proc 4": {"np": 4},
+    "--verbose": {"verbose": True},
+    "--start-timeout 9": {"start_timeout": 9.0},
+    "--network-interface eth0 --network-interface eth1": {"networks": ("eth0", "eth1")},
+    "--network-interfaces eth0,eth1": {"networks": ("eth0", "eth1")},
+    "--output-filename out": {"output": Path("out")},
+    "--gloo": {"launcher": "own"},
+    "--mpi": {"launcher": "mpi"},
+    "--prefix-output-with-timestamp": {"timestamps": True},
+    "-prefix-timestamp": {"timestamps": True},
+    "--mpi-args='--map-by ppr:2:node'": {"mpi_args": ("--map-by", "ppr:2:node")},
+    "--binding-args='--rankfile mine'": {"binding": ("--rankfile", "mine")},
+    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": launch.Elastic(2, 2, 4)},
+    "-np 2 --max-np 4": {"elastic": launch.Elastic(2, 2, 4)},
+    "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
+        "elastic": launch.Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
+    },
+}
+
+
+def launched(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -> tuple[Any, RunOptions | None, str]:
+    """The inventory and options with which `provision run WORDS` would launch, and what it printed."""
+    seen: list[Any] = [None, None]
+
+    def run(inventory: Any, options: RunOptions, *_: Any) -> int:
+        seen[:] = inventory, options
+        return 0
+
+    monkeypatch.setattr(launching, "run", run)
+    done = CliRunner().invoke(cli.app, ["run", *words, "python", "train.py", "--lr", "1"])
+    assert done.exit_code == code, done.output + repr(done.exception)
+    return seen[0], seen[1], done.output
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("typed", [*VARIABLES, *FIELDS])
+def test_an_option_of_horovodrun(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, options, _ = launched(["-H", "a:2,b:2", "--env", "none", *shlex.split(typed)], monkeypatch)
+    assert options is not None
+    expected = FIELDS.get(typed, {})
+    assert {name: getattr(options, name) for name in expected} == expected
+    if typed in VARIABLES:
+        assert dict(options.environment) == VARIABLES[typed]
+    assert options.command == ("python", "train.py", "--lr", "1")
+
+
+def test_every_option_of_the_table_is_among_them() -> None:
+    typed = {words.split()[0] for words in VARIABLES}
+    assert {name for option in horovod_options.KEYS for name in option.split("/")} <= typed
+
+
+def test_hosts_port_key_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").touch()
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    inventory, _, _ = launched(["--hosts", "a:2,b:4", "-p", "2222", "-i", str(tmp_path / "key")], monkeypatch)
+    assert [(host.name, host.slots, host.port, host.key_file) for host in inventory.hosts] == [
+        ("a", 2, 2222, str(tmp_path / "key")),
+        ("b", 4, 2222, str(tmp_path / "key")),
+    ]
+    inventory, _, _ = launched(["-hostfile", str(tmp_path / "hosts")], monkeypatch)
+    assert [(host.name, host.slots) for host in inventory.hosts] == [("a", 2)]
+    assert launched(["-v"], monkeypatch)[2].startswith("provision 0.")
+
+
+def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program").write_bytes(b"\x7fELF\xff")
+    (tmp_path / "no_interpreter").write_text("echo a:2\n")
+    for typed, says in {
+        "--jsrun": "LSF",
+        "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is no number",
+        "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
+        "--mpi-args='\"'": "quote it as for a shell",
+        "--gloo --mpi-args=--x": "are mpirun's",
+        f"--host-discovery-script {tmp_path}": "must be a script that begins with #!",
+        f"--host-discovery-script {tmp_path}/program": "must be a script that begins with #!",
+        f"--host-discovery-script {tmp_path}/no_interpreter": "must be a script that begins with #!",
+        "--mpi --max-np 2": "--max-np: mpirun ends a job",
+    }.items():
+        seen: list[Any] = []
+        monkeypatch.setattr(launching, "run", lambda *given, seen=seen: seen.append(given))
+        done = CliRunner().invoke(cli.app, ["run", "-H", "a:2", *shlex.split(typed), "python", "train.py"])
+        assert says in str(done.exception)
+        assert seen == []
+
+
+def test_start_and_elastic_timeouts_of_horovods_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "12")
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "34")
+    _, options, _ = launched(["-H", "a:2", "--min-np", "1"], monkeypatch)
+    assert options is not None
+    assert options.elastic is not None
+    assert (options.start_timeout, options.elastic.timeout) == (12, 34)
