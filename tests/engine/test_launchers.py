@@ -18,17 +18,13 @@ from collective_core.errors import CollectiveError
 from collective_core.launchers import Single, first_host, read, read_secret
 from collective_core.rendezvous import meet, session_secret
 from eavesdropper import Eavesdropper, play
+from leftovers import own_sockets
 
 from collective_core import _native, store
 
 WORKER = Path(__file__).parent / "workers" / "without_mpi.py"
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")
 SHARED = "a secret that all ranks of this job know"
-
-
-def local_listeners() -> set[str]:
-    """The engine's unix sockets of all processes of this machine."""
-    return {name for name in Path("/proc/net/unix").read_text().split() if name.startswith("@collective-core-")}
 
 
 def clean(**more):
@@ -214,10 +210,10 @@ def test_who_failed_to_meet_does_not_listen():
                 raise CollectiveError("rank 1 is gone", "peer_lost", (1,))
             return [mine]
 
-    before = local_listeners()
+    before = own_sockets()
     with pytest.raises(CollectiveError, match="rank 1 is gone"):
         meet(Interrupted(), from_environment())
-    assert local_listeners() == before
+    assert own_sockets() == before
 
 
 def test_several_hosts_without_a_secret_are_refused():

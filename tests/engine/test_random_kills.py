@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import MARK, files, processes_marked
 from test_launchers import SHARED, clean, free_port, reports
-from test_security import litter
 
 WORKER = Path(__file__).parent / "workers" / "random_kill.py"
 SEEDS = 50
+#: By which the jobs' processes are known.
+KILLS = f"random-kills-{os.getpid()}"
 AT_ONCE = 4
 #: Seconds of a phase within which the victim's moment lies; on a quiet machine the start takes half of one.
 LATEST = {"start": 1.0, "work": 0.4}
@@ -47,6 +50,7 @@ def environment(rank: int, n: int, hosts: int, port: int) -> dict[str, str]:
         COLLECTIVE_ADDRESS="127.0.0.1",
         COLLECTIVE_START_TIMEOUT=str(START_TIMEOUT),
         OMP_NUM_THREADS="1",
+        **{MARK: KILLS},
     )
 
 
@@ -74,10 +78,11 @@ def run(seed: int) -> Job:
 
 @pytest.fixture(scope="module")
 def jobs():
-    before = litter()
+    before = files()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         done = list(pool.map(run, range(SEEDS)))
-    assert litter() <= before
+    assert not processes_marked(KILLS)
+    assert files() <= before
     return done
 
 

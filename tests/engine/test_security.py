@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import tempfile
-from pathlib import Path
 
 import pytest
-from test_launchers import local_listeners
+from leftovers import MARK, files, processes_marked
 
 from collective_core import _native
 
@@ -50,18 +48,13 @@ def test_hmac_is_the_standard_one():
             assert bytes(digest) == hmac.new(key, message, hashlib.sha256).digest()
 
 
-def litter() -> set[str]:
-    """Files and sockets that could be a rank's."""
-    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    files = {str(p) for place in places for pattern in ("*collective*", "*cc_*", "memfd*") for p in place.glob(pattern)}
-    return files | local_listeners()
-
-
-def test_killed_ranks_leave_nothing_behind(launch):
-    before = litter()
-    reports = launch("litter.py", 2).reports()
+def test_killed_ranks_leave_nothing_behind(launch, tmp_path):
+    before, mark = files(), tmp_path.name
+    reports = launch("litter.py", 2, env={MARK: mark}).reports()
     assert len(reports) >= 1
-    assert litter() <= before
+    assert all(entry["marked"] for entry in reports.values()), "its processes could not be told from others"
+    assert not processes_marked(mark)  # nor their sockets: those have no other owner
+    assert files() <= before
 
 
 def test_a_forked_child_is_told_and_hides_no_death(launch):

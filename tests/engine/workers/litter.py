@@ -13,5 +13,5 @@ cc.allreduce(np.ones(1_000_000))
 array = cc.empty(1_000_000)
 array[:] = 1
 cc.allreduce(array, out=array)
-common.report(done=True)
+common.report(marked=bool(os.environ.get("TEST_JOB")))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -24,6 +24,8 @@ from collective_core.launch.processes import start_code
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")
 #: Seconds between signs of life for the agent.
 PULSE = 5.0
+#: Seconds for the last words of a connection that has ended.
+PATIENCE = 1.0
 #: Lines of ssh's own complaints that an error quotes.
 MOST_COMPLAINTS = 5
 #: Bytes that a host's shell may print before the agent begins, and bytes of the agent's first word.
@@ -51,8 +53,9 @@ class Remote:
         self._writing = threading.Lock()
         self._over = threading.Event()
         self._hello: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        for job in (self._collect_complaints, self._read_hello):
-            threading.Thread(target=job, daemon=True).start()
+        self._complaining = threading.Thread(target=self._collect_complaints, daemon=True)
+        self._complaining.start()
+        threading.Thread(target=self._read_hello, daemon=True).start()
 
     def _collect_complaints(self) -> None:
         for line in self._process.stderr or ():
@@ -80,9 +83,7 @@ class Remote:
         except queue.Empty:
             raise CollectiveError(f"host {self.host} did not answer in time{self._said()}", "timeout") from None
         if frame is None or frame.kind != "hello":
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
-            raise CollectiveError(f"no agent could be started on host {self.host}{self._said()}", "peer_lost")
+            raise CollectiveError(f"no agent could be started on host {self.host}{self._last_words()}", "peer_lost")
         met: dict[str, Any] = json.loads(frame.body)
         if met["version"] != __version__:
             text = f"host {self.host} has collective_core {met['version']}, this one {__version__}: install the same on all"
@@ -91,6 +92,11 @@ class Remote:
 
     def _said(self) -> str:
         return ": " + " / ".join(self._complaints[-MOST_COMPLAINTS:]) if self._complaints else ""
+
+    def _last_words(self) -> str:
+        """What was said by a connection that is over. What holds its errors open for longer, as ssh's ControlPersist does, is not waited for."""
+        self._complaining.join(PATIENCE)
+        return self._said()
 
     def start(
         self,
@@ -108,7 +114,7 @@ class Remote:
         try:
             self._send(Frame("plan", NO_RANK, json.dumps(plan).encode()), Frame("call", NO_RANK, call))
         except OSError as error:
-            raise CollectiveError(f"the connection to host {self.host} ended{self._said()}", "peer_lost") from error
+            raise CollectiveError(f"the connection to host {self.host} ended{self._last_words()}", "peer_lost") from error
         for job in (lambda: self._forward(mailbox), self._beat):
             threading.Thread(target=job, daemon=True).start()
 
@@ -130,7 +136,7 @@ class Remote:
             while left:
                 frame = frames.read(self._process.stdout)
                 if frame is None:
-                    reason = f"the connection ended{self._said()}"
+                    reason = f"the connection ended{self._last_words()}"
                     break
                 if frame.kind == "refused":
                     reason = frame.body.decode(errors="replace")
