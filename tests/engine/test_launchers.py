@@ -37,9 +37,9 @@ def reports(outputs):
     return {entry["rank"]: entry for entry in found}
 
 
-def run_ranks(environments):
+def run_ranks(environments, worker=(str(WORKER),)):
     processes = [
-        subprocess.Popen([sys.executable, str(WORKER)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, *worker], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for environment in environments
     ]
     outputs = [process.communicate(timeout=100) for process in processes]
@@ -214,6 +214,17 @@ def test_who_failed_to_meet_does_not_listen():
     with pytest.raises(CollectiveError, match="rank 1 is gone"):
         meet(Interrupted(), from_environment())
     assert own_sockets() == before
+
+
+@pytest.mark.parametrize(("how", "why"), [("dies", "ranks .1. went away"), ("fails", "rank 1 .* did not connect to rank 0")])
+def test_who_did_not_connect_is_known_to_those_that_did(how, why):
+    """Rank 2 is on another host and needs rank 0 alone, which waits in vain for rank 1 and must not be blamed for going away."""
+    environments = [{**e, "COLLECTIVE_START_TIMEOUT": "3"} for e in store_environments(3, free_port(), hosts=2)]
+    found, _, errors = run_ranks(environments, (str(WORKER.with_name("connecting.py")), how))
+    for rank in (0, 2):
+        assert re.search(why, found[rank]["error"]), errors
+        assert found[rank]["ranks"] == [1]
+    assert how == "dies" or "no route to host" in found[1]["error"]
 
 
 def test_several_hosts_without_a_secret_are_refused():

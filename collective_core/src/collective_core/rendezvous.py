@@ -46,8 +46,9 @@ def host_identity(override: str | None = None) -> str:
 def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None) -> list[_native.PeerInfo]:
     """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
 
-    Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
-    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret.
+    Three rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
+    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret; and, once they have
+    connected, whether all could. So a rank that died meanwhile, or cannot be reached, is named by those too that did not need it.
     """
     identity = host_identity(config.host_id)
     mine: dict[str, Any] = {
@@ -81,6 +82,7 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     except CollectiveError as failure:
         error = str(failure)
 
+    failure: CollectiveError | None = None
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
         places = exchange_documents(
@@ -97,12 +99,23 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
             mpi_carrier.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
-            times = config.timeout, config.start_timeout
-            _native.connect(ranks.index(launcher.rank), peers, secret, *times, process_set, config.stall_warning, sockets)
+            failure = _connect(ranks.index(launcher.rank), peers, secret, config, process_set, sockets)
+        _raise_first_failure(exchange_documents(launcher, _told(failure)), everyone, failure)
     except BaseException:
         _native.close(process_set)  # whoever is not in the job does not listen
         raise
     return peers
+
+
+def _connect(
+    rank: int, peers: list[_native.PeerInfo], secret: bytes, config: Config, process_set: int, sockets: int
+) -> CollectiveError | None:
+    """Why this rank could not connect to the others, if so: it has yet to tell them. Ranks in it are numbers in the job."""
+    try:
+        _native.connect(rank, peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning, sockets)
+    except CollectiveError as failure:
+        return CollectiveError(str(failure), failure.kind, [peers[number].rank for number in failure.ranks])
+    return None
 
 
 def session_secret(job_secret: bytes, nonce: bytes, process_set: int) -> bytes:
@@ -136,3 +149,18 @@ def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, An
         rank, text = failed[0]
         who = f"rank {rank} (host {everyone[rank]['host_name']}, pid {everyone[rank]['pid']})"
         raise CollectiveError(f"{who} cannot start: {text}", "invalid", [number for number, _ in failed])
+
+
+def _told(failure: CollectiveError | None) -> dict[str, Any]:
+    return {"error": str(failure), "kind": failure.kind, "ranks": failure.ranks} if failure else {"error": ""}
+
+
+def _raise_first_failure(outcomes: list[dict[str, Any]], everyone: list[dict[str, Any]], own: CollectiveError | None) -> None:
+    """A rank that could connect learns why another could not; each that could not raises its own reason."""
+    if own is not None:
+        raise own
+    failed = next(((rank, outcome) for rank, outcome in enumerate(outcomes) if outcome["error"]), None)
+    if failed:
+        rank, outcome = failed
+        who = f"rank {rank} (host {everyone[rank]['host_name']}, pid {everyone[rank]['pid']})"
+        raise CollectiveError(f"{who} could not connect: {outcome['error']}", outcome["kind"], outcome["ranks"])

@@ -32,7 +32,8 @@ MOST_VISITORS = 256
 MOST_BYTES = 1 << 24
 #: In the place of a length: rank 0 says why the job cannot start.
 FAILED = (1 << 64) - 1
-#: Seconds for which other ranks wait longer than rank 0, so that they hear from it whom it waited for.
+#: Seconds for which rank 0 waits longer than ranks wait for each other while they connect, and other ranks for rank 0: so that all
+#: hear from who waited longest whom it waited for.
 GRACE = 3.0
 #: Seconds between attempts to reach rank 0, which may not be up yet.
 RETRY_INTERVAL = 0.1
@@ -122,7 +123,7 @@ class Host:
     def __init__(self, size: int, place: Place, secret: bytes, timeout: float) -> None:
         self.size = size
         self.secret = secret
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, timeout + GRACE
         self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, _Seal]] = {}
         self._visitors: list[asyncio.StreamWriter] = []
         self._is_local = isinstance(place.where, str)
@@ -192,7 +193,7 @@ class Host:
             parts[rank] = part
 
         reads = {asyncio.ensure_future(read(rank, reader, seal)): rank for rank, (reader, _, seal) in self._guests.items()}
-        done, waiting = await asyncio.wait(reads, timeout=self._timeout, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
+        done, waiting = await asyncio.wait(reads, timeout=self._patience, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
         for task in waiting:
             task.cancel()
         failed = {reads[task]: failure for task in done if (failure := task.exception()) is not None}
@@ -213,7 +214,7 @@ class Host:
                 return failure if isinstance(failure, CollectiveError) else CollectiveError(f"{failure} (internal error)", "internal")
         if failed:
             return CollectiveError(f"ranks {sorted(failed)} went away while the job was starting", "peer_lost", sorted(failed))
-        text = f"ranks {silent} said nothing for {self._timeout:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
+        text = f"ranks {silent} said nothing for {self._patience:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
         return CollectiveError(text, "timeout", silent)
 
     async def _tell(self, error: CollectiveError) -> None:
@@ -255,7 +256,7 @@ class Guest:
                     text = f"rank {rank} cannot reach rank 0 at {place} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
                     raise CollectiveError(text, "timeout", [0]) from error
                 time.sleep(RETRY_INTERVAL)
-        self._connection.settimeout(timeout + GRACE)
+        self._connection.settimeout(timeout + 2 * GRACE)
 
     def _enter(self) -> tuple[socket.socket, _Seal]:
         connection = self._place.call()

@@ -94,7 +94,7 @@ class Remote:
         return ": " + " / ".join(self._complaints[-MOST_COMPLAINTS:]) if self._complaints else ""
 
     def _last_words(self) -> str:
-        """What was said by a connection that is over. What holds its errors open for longer, as ssh's ControlPersist does, is not waited for."""
+        """What was said on a connection that is over. Who holds it open for longer, as ssh's ControlPersist does, is not waited for."""
         self._complaining.join(PATIENCE)
         return self._said()
 

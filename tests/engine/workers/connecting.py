@@ -1,0 +1,26 @@
+"""Rank 1 never connects to the others: it dies first (argv: ``dies``), or its network refuses (``fails``)."""
+
+import os
+import signal
+import sys
+
+import common
+
+import collective_core as cc
+from collective_core import _native
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(*_):
+    raise cc.CollectiveError("no connection to rank 0 (pid 1, host a): no route to host", "timeout", (0,))
+
+
+if os.environ["COLLECTIVE_RANK"] == "1":
+    _native.connect = {"dies": die, "fails": fail}[sys.argv[1]]
+try:
+    cc.init()
+except cc.CollectiveError as error:
+    common.report(rank=int(os.environ["COLLECTIVE_RANK"]), error=str(error), kind=error.kind, ranks=error.ranks)
