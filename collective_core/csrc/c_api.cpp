@@ -148,7 +148,7 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   return task;
 }
 
-// Adds to the time that callers have waited.
+// Adds to the time that callers have waited for an operation that was submitted before.
 class WaitClock {
  public:
   WaitClock() = default;
@@ -282,8 +282,7 @@ int32_t cc_run(const cc_operation* operation) {
   return guarded([&] {
     const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
-    const WaitClock clock;
-    current->run(task);
+    process().recorder->add_wait(current->run(task) - task->queued_ns);
     return result_of(*task);
   });
 }
@@ -294,8 +293,7 @@ int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
     const auto task = make_task(*operation, current->topology().size);
     require(way >= cc_queued && way <= cc_alone, "unknown way to submit");
     if (way == cc_blocking) {
-      const WaitClock clock;
-      current->run(task);
+      process().recorder->add_wait(current->run(task) - task->queued_ns);
     } else {
       task->blocking = way == cc_alone;
       current->submit(task);

@@ -13,7 +13,7 @@ class Deadline {
 
   void extend() {
     started_ = warned_ = Clock::now();
-    end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
+    end_ = started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
   }
   bool passed() const { return Clock::now() >= end_; }
   // A wait that depends on a peer's own wait gets more time, so that the peer's more exact message arrives first.

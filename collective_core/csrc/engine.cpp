@@ -68,35 +68,41 @@ Engine::~Engine() {
   group_->liveness().linger();
 }
 
-void Engine::run(const std::shared_ptr<Task>& task) {
+int64_t Engine::run(const std::shared_ptr<Task>& task) {
   task->blocking = true;
-  task->queued_ns = monotonic_ns();
   Lock lock(mutex_);
   if (busy_ || !queue_.empty()) {
-    lock.unlock();
-    submit(task);
-    lock.lock();
+    enqueue(task);
     changed_.wait(lock, [&] { return task->done; });
-    return;
+    return monotonic_ns();
   }
   note_caller();
-  if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
+  if (closing_) {
+    settle(*task, Failure(Fault::closed, "the engine is shutting down"));
+    return monotonic_ns();
+  }
   busy_ = true;
   // While it is under way, another thread may submit what the other ranks want first.
+  int64_t now = task->queued_ns;
   while (!task->done) {
     lock.unlock();
-    const std::shared_ptr<Task> ran = perform(task);
+    const Outcome outcome = perform(task, now);
     lock.lock();
-    forget(ran);
-    changed_.notify_all();
+    conclude(outcome);
+    now = outcome.ended_ns;
   }
   busy_ = false;
   changed_.notify_all();
+  return now;
 }
 
-void Engine::forget(const std::shared_ptr<Task>& task) {
-  const auto position = std::find(queue_.begin(), queue_.end(), task);
+void Engine::conclude(const Outcome& outcome) {
+  Task& task = *outcome.task;
+  if (outcome.failure) settle(task, *outcome.failure);
+  task.done = true;
+  const auto position = std::find(queue_.begin(), queue_.end(), outcome.task);
   if (position != queue_.end()) queue_.erase(position);
+  changed_.notify_all();
 }
 
 void Engine::note_caller() {
@@ -106,8 +112,11 @@ void Engine::note_caller() {
 }
 
 void Engine::submit(const std::shared_ptr<Task>& task) {
-  task->queued_ns = monotonic_ns();
   const Lock lock(mutex_);
+  enqueue(task);
+}
+
+void Engine::enqueue(const std::shared_ptr<Task>& task) {
   note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
@@ -131,20 +140,20 @@ void Engine::work() {
     changed_.wait(lock, [this] { return closing_ || (!queue_.empty() && !busy_); });
     if (closing_) return;
     busy_ = true;
-    std::shared_ptr<Task> task = queue_.front();
+    const std::shared_ptr<Task> task = queue_.front();
     lock.unlock();
-    task = perform(task);
+    const Outcome outcome = perform(task, monotonic_ns());
     lock.lock();
-    forget(task);
     busy_ = false;
-    changed_.notify_all();
+    conclude(outcome);
   }
 }
 
-std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
+Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t started_ns) {
   const ExactFloats exact;
   std::shared_ptr<Task> current = task;
-  Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns);
+  std::optional<Failure> failed;
+  Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns, started_ns);
   try {
     if (!stopped_.empty()) {
       throw Failure(Fault::peer_lost, "the engine stopped after an earlier failure: " + stopped_, stopped_ranks_);
@@ -157,22 +166,15 @@ std::shared_ptr<Task> Engine::perform(const std::shared_ptr<Task>& task) {
       event.agree(current->operation.header, current->queued_ns);
       transfer(current->operation, deadline);
     }
-    const Lock lock(mutex_);
-    current->done = true;
   } catch (const Failure& failure) {
+    failed = failure;
     if (is_fatal(failure.fault)) stop(failure);
-    const Lock lock(mutex_);
-    settle(*current, failure);
   } catch (const std::exception& error) {
-    const Failure failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(),
-                          {topology().rank});
-    stop(failure);
-    const Lock lock(mutex_);
-    settle(*current, failure);
+    failed = Failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(), {topology().rank});
+    stop(*failed);
   }
   group_->set_current(nullptr);
-  event.end(current->fault == Fault::none);
-  return current;
+  return {current, failed, event.end(!failed)};
 }
 
 void Engine::stop(const Failure& failure) {
@@ -349,16 +351,17 @@ void Engine::reduce_inline(Operation& operation) {
     begin = mine.begin * (header.count / rows);
     length = mine.length * (header.count / rows);
   }
-  std::vector<const void*> sources;
+  sources_.clear();
   for (const int r : topology().order) {
     const Header* theirs = headers_[r];
     if (theirs->kind == Kind::join) continue;
     const void* payload = Group::payload(theirs);
-    sources.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
-                      begin * size_of(header.dtype));
+    sources_.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
+                       begin * size_of(header.dtype));
   }
-  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources.data(),
-                   static_cast<int>(sources.size()), length);
+  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources_.data(),
+                   static_cast<int>(sources_.size()), length);
+  exchange_.fetch_next_slot(header.inline_bytes);
 }
 
 Splits Engine::splits_of_all() const {

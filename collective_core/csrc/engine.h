@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,7 +29,7 @@ struct Task {
   Operation operation;
   bool blocking = false;  // its submitter waits for it and submits nothing else meanwhile
   bool done = false;
-  int64_t queued_ns = 0;
+  int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
   Fault fault = Fault::none;
   std::string error;
   std::vector<int> ranks;  // to blame for the error
@@ -42,7 +43,8 @@ class Engine {
   ~Engine();
 
   // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
-  void run(const std::shared_ptr<Task>& task);
+  // run returns when it was done, in nanoseconds of monotonic_ns().
+  int64_t run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);
   // Throws what ended the engine meanwhile, or would end its next operation, unless one is under way, which looks
@@ -57,8 +59,17 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
   void work();
-  // Runs `task` or, when another one goes first, that; returns the one that it ran.
-  std::shared_ptr<Task> perform(const std::shared_ptr<Task>& task);
+  // How an operation went: the failure is still to be settled, because that needs mutex_.
+  struct Outcome {
+    std::shared_ptr<Task> task;
+    std::optional<Failure> failure;
+    int64_t ended_ns;
+  };
+  // Runs `task` or, when another one goes first, that.
+  Outcome perform(const std::shared_ptr<Task>& task, int64_t started_ns);
+  void enqueue(const std::shared_ptr<Task>& task);  // with mutex_ held
+  // With mutex_ held: the outcome's task is done and no longer queued.
+  void conclude(const Outcome& outcome);
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
   void ask(Task& task, Deadline& deadline);
   // Takes part in what the other ranks do until all have joined.
@@ -72,11 +83,9 @@ class Engine {
   bool all_in_arena() const;
   void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
   Splits splits_of_all() const;
-  // Takes it out of the queue, if it is there. With mutex_ held, as the next one.
-  void forget(const std::shared_ptr<Task>& task);
-  // Several threads may bring their operations in any order: then none of them is stuck.
+  // With mutex_ held. Several threads may bring their operations in any order: then none of them is stuck.
   void note_caller();
-  void settle(Task& task, const Failure& failure);
+  void settle(Task& task, const Failure& failure);  // with mutex_ held
   // Tells the other ranks, and ends this engine.
   void stop(const Failure& failure);
 
@@ -86,6 +95,7 @@ class Engine {
   std::shared_ptr<Carriers> carriers_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
+  std::vector<const void*> sources_;    // of the latest reduction of small tensors
   Joined joined_;
 
   std::mutex mutex_;

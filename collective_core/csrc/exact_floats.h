@@ -11,10 +11,14 @@ namespace cc {
 // While it lives, this thread keeps subnormal numbers; afterwards it does with them what it did before.
 class ExactFloats {
  public:
-  ExactFloats() : before_(get()) { set(before_ & ~flushing); }
+  ExactFloats() : before_(get()) {
+    if (before_ & flushing) set(before_ & ~flushing);
+  }
   ExactFloats(const ExactFloats&) = delete;
   ExactFloats& operator=(const ExactFloats&) = delete;
-  ~ExactFloats() { set(before_); }
+  ~ExactFloats() {
+    if (before_ & flushing) set(before_);
+  }
 
  private:
 #if defined(__x86_64__)

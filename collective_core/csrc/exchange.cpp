@@ -48,6 +48,12 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   });
 }
 
+void Exchange::fetch_next_slot(size_t payload) {
+  const char* slot = reinterpret_cast<const char*>(group_.slot(sequence_ + 1, group_.topology().rank));
+  for (size_t at = 0; at < sizeof(Header) + payload; at += cache_line) fetch_to_write(slot + at);
+  fetch_to_write(&group_.my_cell().published);
+}
+
 std::vector<int> Exchange::missing_here() const {
   std::vector<int> missing;
   for (int local = 0; local < group_.topology().local_size(); ++local) {

@@ -25,6 +25,10 @@ class Exchange {
 
   // Sets header->sequence. Afterwards group.slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
+  // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become
+  // this core's own again while the caller does something else, not when it waits. `payload`: the bytes of it that the
+  // next operation is likely to need.
+  void fetch_next_slot(size_t payload);
   const Traffic& traffic() const { return leaders_.traffic(); }
 
  private:

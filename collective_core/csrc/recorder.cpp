@@ -40,9 +40,11 @@ void Event::agree(const Header& header, int64_t when_queued) {
   agreed_ns = monotonic_ns();
 }
 
-void Event::end(bool well) {
-  ended_ns = monotonic_ns();
+int64_t Event::end(bool well) {
+  const int64_t now = monotonic_ns();
+  ended_ns = now;
   state.store(static_cast<uint32_t>(well ? EventState::done : EventState::failed), std::memory_order_release);
+  return now;
 }
 
 Recorder::Recorder(const std::string& path) {
@@ -74,14 +76,14 @@ void Recorder::introduce(int rank, int size, const std::string& host_name) {
   std::memcpy(recording_->magic, "ccfr0001", sizeof recording_->magic);
 }
 
-Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns) {
+Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns) {
   const uint64_t number = recording_->events.fetch_add(1) + 1;
   Event& event = recording_->ring[(number - 1) % most_events];
   event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_release);
   event.process_set = process_set;
   event.number = number;
   event.queued_ns = queued_ns;
-  event.started_ns = monotonic_ns();
+  event.started_ns = started_ns;
   event.agreed_ns = event.ended_ns = 0;
   event.describe(header);
   event.state.store(static_cast<uint32_t>(EventState::running), std::memory_order_release);

@@ -28,7 +28,8 @@ struct Event {
   void describe(const Header& header);
   // The ranks agreed, perhaps on another operation than the one that this rank had begun with.
   void agree(const Header& header, int64_t when_queued);
-  void end(bool well);
+  // Returns when that was.
+  int64_t end(bool well);
 };
 static_assert(sizeof(Event) == 136, "recorder.py reads this layout");
 
@@ -56,7 +57,7 @@ class Recorder {
   ~Recorder();
 
   void introduce(int rank, int size, const std::string& host_name);
-  Event& begin(const Header& header, int process_set, int64_t queued_ns);
+  Event& begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns);
   void add_wait(int64_t nanoseconds) { recording_->waited_ns.fetch_add(static_cast<uint64_t>(nanoseconds)); }
   const Recording& recording() const { return *recording_; }
 

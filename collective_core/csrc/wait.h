@@ -53,6 +53,15 @@ inline void relax() {
 #endif
 }
 
+// A hint: this core will write the cache line.
+inline void fetch_to_write(const void* line) {
+#if defined(__x86_64__)
+  __asm__ __volatile__("prefetchw %0" : : "m"(*static_cast<const char*>(line)));  // the builtin needs a newer target
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 template <class Check>
 void wait_until(Signal& signal, uint32_t target, const Patience& patience, Check check) {
   for (int i = 0; i < patience.spins; ++i) {

@@ -141,9 +141,9 @@ def allreduce(
     float32 and rounded once. The average of integers is rounded down; integers wrap on overflow as in NumPy.
     ``prescale_factor`` multiplies each input, ``postscale_factor`` the result; of integers, both round towards zero.
     """
-    plain = name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
-    if out is not None and plain and array is out and repeat(array, op):
-        return out
+    repeats = out is array and name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
+    if repeats and repeat(array, op):
+        return array
     who = members(process_set)
     source, dtype = _contiguous(array)
     result = np.empty_like(source) if out is None else _writable(out, source)
@@ -152,7 +152,7 @@ def allreduce(
     operation.reduce, operation.process_set = reduction_number(op, dtype), who.id
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
     run(operation, source, result)
-    if plain and out is array:
+    if repeats:
         remember(array, op, operation)
     return result
 

@@ -16,7 +16,7 @@ _prepared: dict[int, Prepared] = {}
 
 def remember(array: Any, op: str, operation: _native.Operation) -> None:
     """Keeps the operation for :func:`repeat`, for as long as the array lives."""
-    key = id(array)
+    key = id(array)  # no other array's while this one lives, and forgotten before it can be
     gone = weakref.ref(array, lambda _: _prepared.pop(key, None))
     # A call without declared types, and an argument that needs no conversion: half the cost of the ordinary call.
     _prepared[key] = (gone, op, array.shape, array.dtype, _native.plain_run(), ctypes.c_void_p(ctypes.addressof(operation)), operation)
@@ -25,9 +25,12 @@ def remember(array: Any, op: str, operation: _native.Operation) -> None:
 def repeat(array: Any, op: str) -> bool:
     """Runs the remembered operation, if there is one and the array is still what it was; says whether it ran."""
     known = _prepared.get(id(array))
-    if known is None or known[0]() is not array or known[1] != op or known[2] != array.shape or known[3] is not array.dtype:
+    if known is None:
         return False
-    fault = known[4](known[5])
+    _, kept_op, shape, dtype, call, argument, _ = known
+    if op != kept_op or array.shape != shape or array.dtype is not dtype:
+        return False
+    fault = call(argument)
     if fault:
         try:
             _native.check(fault)
