@@ -180,7 +180,7 @@ def test_whether_root_is_to_be_had_and_where_things_go_then(
 
 def test_dpkgs_three_letters() -> None:
     text = "libnccl2\t2.18.3-1+cuda12.2\thi \nhwloc\t2.9.0-1\tii \ng++\t4:12.2.0-3\tiF \nold\t1\trc \nbash\t5.2\tii \nbad\t1\tiiR\n"
-    found, held, broken = survey.read_dpkg(text)
+    found, held, broken = survey.sorted_out([line.split("\t") for line in text.splitlines()])
     assert found == {"libnccl2": "2.18.3-1+cuda12.2", "hwloc": "2.9.0-1"}
     assert held == ["libnccl2"]
     assert broken == ["bad", "g++"]

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import platform
 import re
 import socket
 
@@ -36,7 +35,7 @@ def identity(machine):
         "machine_id": hashlib.sha256(machine_id.encode()).hexdigest()[:16] if machine_id else None,
         "boot_id": machine.line("/proc/sys/kernel/random/boot_id"),
         "container": container,
-        "arch": platform.machine(),
+        "arch": os.uname().machine,
     }
 
 
@@ -70,6 +69,6 @@ def operating_system(machine):
         "name": values.get("PRETTY_NAME"),
         "id_like": alike,
         "family": family,
-        "kernel": platform.release(),
+        "kernel": os.uname().release,
         "libc": (libc or "").split()[-1] if libc else None,
     }

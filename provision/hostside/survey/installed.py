@@ -11,6 +11,7 @@ import re
 
 from .libraries import ldconfig_entries
 from .looking import section
+from .packages import installed_versions
 
 LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
 DISTRIBUTIONS_OF_INTEREST = re.compile(
@@ -85,14 +86,7 @@ def wanted_packages(plan):
 
 
 def missing_packages(machine, wanted):
-    if not wanted:
-        return
-    if machine.which("dpkg-query"):
-        query = ["dpkg-query", "-W", "-f", "${db:Status-Status}\\t${Package}\\t${Version}\\n"] + sorted(wanted)
-    else:
-        query = ["rpm", "-q", "--qf", "installed\\t%{NAME}\\t%{VERSION}-%{RELEASE}\\n"] + sorted(wanted)
-    rows = [line.split("\t") for line in machine.run(query)[1].splitlines()]
-    there = {row[1]: row[2] for row in rows if len(row) == 3 and row[0] == "installed"}
+    there = installed_versions(machine) if wanted else {}
     for name in sorted(wanted):
         if name not in there:
             yield "package %s is gone" % name
@@ -113,34 +107,58 @@ def changed_files(machine, record):
             yield "%s was changed" % entry["path"]
 
 
+def recorded_files(machine, venv):
+    """{folder: {name: (package, checksum, size)}} of what packages brought and nobody is meant to edit; None: brought by several, may be any's."""
+    found = {}
+    for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
+        info, seen = os.path.dirname(record), {}
+        package = os.path.basename(info)
+        lines = io.StringIO(machine.read(record, limit=64 << 20) or "")
+        for row in csv.reader(line for line in lines if not line.endswith(".pyc,,\n")):  # thousands: they never reach the slower part
+            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
+                folder, _, name = row[0].rpartition("/")
+                if folder not in seen:
+                    seen[folder] = found.setdefault(os.path.normpath(os.path.join(info, "..", folder)), {})
+                seen[folder][name] = None if name in seen[folder] else (package, row[1], row[2])
+    return found
+
+
 def damaged_environment(machine, venv):
     """The first thing that is wrong with each package of a virtual environment: its files' sizes, and the engine's very bytes."""
     if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
         yield "%s has no interpreter" % venv
         return
-    rows, owners, bad = [], {}, set()
-    for record in machine.glob(venv + "/lib/python3*/site-packages/*.dist-info/RECORD"):
-        folder = os.path.dirname(os.path.dirname(record))
-        for row in csv.reader(io.StringIO(machine.read(record, limit=64 << 20) or "")):
-            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
-                path = os.path.normpath(os.path.join(folder, row[0]))
-                owners[path] = owners.get(path, 0) + 1
-                rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
-    for package, path, checksum, size in rows:
-        if package in bad or owners[path] > 1:  # a file that two packages brought may be either's
-            continue
+    bad = set()
+    for folder, files in recorded_files(machine, venv).items():
         try:
-            found = os.stat(machine.path(path)).st_size
+            at = os.open(machine.path(folder), os.O_PATH)  # names from here: the kernel need not walk the whole path for each
         except OSError:
-            found = None
-        wrong = "is gone" if found is None else "has another size" if size and found != int(size) else None
-        if wrong is None and package.startswith("collective_core-") and checksum.startswith("sha256="):
-            with open(machine.path(path), "rb") as file:
-                digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
-            wrong = "has other content" if digest != checksum[len("sha256=") :] else None
-        if wrong:
-            bad.add(package)
-            yield "%s %s" % (path, wrong)
+            at = None
+        for name, known in files.items():
+            if known is not None and known[0] not in bad:
+                wrong = wrong_with(at, name, *known)
+                if wrong:
+                    bad.add(known[0])
+                    yield "%s/%s %s" % (folder, name, wrong)
+        if at is not None:
+            os.close(at)
+
+
+def wrong_with(folder, name, package, checksum, size):
+    """How a file differs from what its package brought, or None. `folder`: an open one, or None where there is none."""
+    try:
+        found = None if folder is None else os.stat(name, dir_fd=folder).st_size
+    except OSError:
+        found = None
+    if found is None:
+        return "is gone"
+    if size and found != int(size):
+        return "has another size"
+    if package.startswith("collective_core-") and checksum.startswith("sha256="):
+        with open(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
+        return "has other content" if digest != checksum[len("sha256=") :] else None
+    return None
 
 
 @section("drift")

@@ -3,16 +3,16 @@
 import json
 import os
 import re
-import shutil
 import sys
 
-from .looking import section, together
+from .looking import once, program_in, section, together
 
 LIBRARIES_OF_INTEREST = re.compile(
     r"^lib(mpi|open-pal|open-rte|prrte|pmix|nccl|nccl-net|hwloc|event_core|cudart|cuda|nvidia-ml|ibverbs|fabric|ucp)\.so"
 )
 
 
+@once
 def ldconfig_entries(machine):
     """[(soname, path)] of the loader's cache, in its order: the first one wins."""
     _, output, _ = machine.run(["ldconfig", "-p"])
@@ -120,8 +120,8 @@ def mpi(machine):
     paths = distinct_files([path for path in on_path + elsewhere if os.access(path, os.X_OK)])[:12]
     answers = together(*[lambda path=path: ask_mpirun(machine, path) for path in paths])
     found = [dict(answer, on_path=path in on_path) for path, answer in zip(paths, answers) if answer]
-    first = shutil.which("mpirun", path=machine.env.get("PATH", ""))
-    return {"found": found, "first": first, "orted": shutil.which("orted", path=machine.env.get("PATH", ""))}
+    path = machine.env.get("PATH", "")
+    return {"found": found, "first": program_in(path, "mpirun"), "orted": program_in(path, "orted")}
 
 
 @section("hwloc")

@@ -4,7 +4,6 @@ import glob
 import os
 import pwd
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -17,6 +16,26 @@ PATIENCE_S = 8.0  # a guard against what hangs (a dead NFS mount, a broken drive
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 
 
+def once(look):
+    """`look` for several sections: a machine is asked once, whichever section needs it first, and all share the answer."""
+
+    def answer(machine):
+        with machine.guard:
+            guard, known = machine.known.setdefault(look, (threading.Lock(), []))
+        with guard:
+            if not known:
+                known.append(look(machine))
+            return known[0]
+
+    return answer
+
+
+def program_in(path, name):
+    """Where a program lies on a search path, or None. As shutil.which, whose module takes as long to load as all of this to run."""
+    places = [os.path.join(folder, name) for folder in path.split(":") if folder]
+    return next((place for place in places if os.access(place, os.X_OK) and not os.path.isdir(place)), None)
+
+
 class Machine:
     """The one way the sections look at the host: files under a root, programs on PATH, the environment."""
 
@@ -26,7 +45,7 @@ class Machine:
         self.options = dict(options or {})
         self.patience = float(self.options.get("patience", PATIENCE_S))
         self.home = pwd.getpwuid(os.getuid()).pw_dir
-        self.rights_guard, self.rights_known = threading.Lock(), None
+        self.guard, self.known = threading.Lock(), {}  # see `once`
         # A non-interactive login often lacks the sbin folders, where ldconfig lives.
         known = self.env.get("PATH", "").split(":")
         self.tool_path = ":".join(
@@ -40,12 +59,7 @@ class Machine:
     def in_home(self, path):
         return path.replace("~", self.home.rstrip("/"), 1)
 
-    def rights(self):
-        """What the login user may become: see `rights_of`. Asked once, whichever section needs it first."""
-        with self.rights_guard:
-            if self.rights_known is None:
-                self.rights_known = rights_of(self)
-            return self.rights_known
+    rights = once(rights_of)
 
     @property
     def venv(self):
@@ -83,7 +97,7 @@ class Machine:
             return []
 
     def which(self, name):
-        return shutil.which(name, path=self.tool_path)
+        return program_in(self.tool_path, name)
 
     def run(self, arguments, timeout=None, env=None):
         """Run a program and return (exit status, output, error output); status None: not there or it took too long."""

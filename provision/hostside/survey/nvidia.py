@@ -3,10 +3,9 @@
 import json
 import os
 import re
-import shutil
 import sys
 
-from .looking import number, section, together
+from .looking import number, program_in, section, together
 from .user import running_programs
 
 GPU_PATIENCE_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
@@ -167,5 +166,5 @@ def cuda(machine):
         version = cuda_version_in(machine, folder)
         if version or machine.exists(folder + "/bin/nvcc"):
             toolkits.append({"path": folder, "real": real, "version": version, "nvcc": machine.exists(folder + "/bin/nvcc")})
-    nvcc = shutil.which("nvcc", path=machine.env.get("PATH", ""))
+    nvcc = program_in(machine.env.get("PATH", ""), "nvcc")
     return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": nvcc_version(machine, nvcc)} if nvcc else None}

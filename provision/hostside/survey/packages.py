@@ -6,7 +6,7 @@ import re
 import struct
 
 from .hardware import mount_of
-from .looking import number, section, without_credentials
+from .looking import number, once, section, without_credentials
 
 # Packages worth reporting, as the distributions name them.
 PACKAGES_OF_INTEREST = re.compile(
@@ -84,14 +84,34 @@ def package_manager(machine):
     return facts
 
 
-def read_dpkg(text):
-    """packages, held and broken from `dpkg-query -W`: name, version, three status letters (wanted, state, error)."""
+@once
+def listed_packages(machine):
+    """[[name, version, letters]] of what dpkg or rpm has; letters: dpkg's three (wanted, state, error). rpm has only what is installed."""
+    if machine.which("dpkg-query"):
+        status, output, complaint = machine.run(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Abbrev}\\n"])
+        if status != 0 and not output:
+            raise RuntimeError("dpkg-query: " + complaint.strip()[-300:])
+    elif machine.which("rpm"):
+        status, output, complaint = machine.run(["rpm", "-qa", "--qf", "%{NAME}\\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\\tii \\n"])
+        if status != 0:
+            raise RuntimeError("rpm: " + complaint.strip()[-300:])
+        output = output.replace("\t0:", "\t")
+    else:
+        return []
+    rows = [line.split("\t") for line in output.splitlines()]
+    return [row for row in rows if len(row) == 3 and len(row[2]) >= 2]
+
+
+def installed_versions(machine):
+    """{name: version} of every installed package; of rpm without its epoch, which dnf's names for exact packages lack, too."""
+    versions = {name: version for name, version, letters in listed_packages(machine) if letters[1] == "i"}
+    return versions if machine.which("dpkg-query") else {name: version.rpartition(":")[2] for name, version in versions.items()}
+
+
+def sorted_out(rows):
+    """packages of interest, held and broken ones of `listed_packages`."""
     found, held, broken = {}, [], []
-    for line in text.splitlines():
-        fields = line.split("\t")
-        if len(fields) != 3 or len(fields[2]) < 2:
-            continue
-        name, version, letters = fields
+    for name, version, letters in rows:
         if letters[1] in "HUFWt" or letters[2:3] == "R":
             broken.append(name)
         if letters[1] != "i":
@@ -105,26 +125,14 @@ def read_dpkg(text):
 
 @section(None)
 def packages(machine):
+    found, held, broken = sorted_out(listed_packages(machine))
+    interrupted = False
     if machine.which("dpkg-query"):
-        status, output, complaint = machine.run(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Abbrev}\\n"])
-        if status != 0 and not output:
-            raise RuntimeError("dpkg-query: " + complaint.strip()[-300:])
-        found, held, broken = read_dpkg(output)
         interrupted = any(name.isdigit() for name in machine.listdir("/var/lib/dpkg/updates"))
-        return {"packages": found, "held_packages": held, "broken_packages": broken, "dpkg_interrupted": interrupted}
-    if machine.which("rpm"):
-        status, output, complaint = machine.run(["rpm", "-qa", "--qf", "%{NAME}\\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\\n"])
-        if status != 0:
-            raise RuntimeError("rpm: " + complaint.strip()[-300:])
-        found = {}
-        for line in output.splitlines():
-            name, _, version = line.partition("\t")
-            if PACKAGES_OF_INTEREST.match(name):
-                found[name] = re.sub(r"^0:", "", version)
+    elif machine.which("rpm"):
         locks = [machine.read(path) or "" for path in ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")]
         held = sorted({line.strip() for text in locks for line in text.splitlines() if line.strip() and not line.startswith("#")})
-        return {"packages": found, "held_packages": held, "broken_packages": [], "dpkg_interrupted": False}
-    return {"packages": {}, "held_packages": [], "broken_packages": [], "dpkg_interrupted": False}
+    return {"packages": found, "held_packages": held, "broken_packages": broken, "dpkg_interrupted": interrupted}
 
 
 # What the plan chooses between, as the host's own package index has it.

@@ -3,7 +3,6 @@
 import configparser
 import importlib.util
 import os
-import platform
 import pwd
 import re
 import sys
@@ -55,7 +54,7 @@ def python(machine):
             others.append({"path": found, "version": version.group(1), "has_venv": can_make_venvs(machine, found)})
     facts = {
         "executable": sys.executable,
-        "version": platform.python_version(),
+        "version": sys.version.split()[0],
         "has_venv": bool(importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")),
         "has_pip": bool(importlib.util.find_spec("pip")),
         "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),

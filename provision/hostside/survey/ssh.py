@@ -5,10 +5,11 @@ import pwd
 import re
 import stat
 
-from .looking import SECRET_NAME, number, section
+from .looking import SECRET_NAME, number, once, section
 from .user import running_programs
 
 
+@once
 def listening_ports(machine):
     ports = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

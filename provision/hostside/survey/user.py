@@ -6,7 +6,7 @@ import re
 import resource
 import time
 
-from .looking import SECRET_NAME, section, without_credentials
+from .looking import SECRET_NAME, once, section, without_credentials
 from .rights import group_names
 
 VARIABLES_OF_INTEREST = re.compile(r"^(NCCL|OMPI|PMIX|PRTE|UCX|HOROVOD|COLLECTIVE|HWLOC|OMP_NUM|CUDA_VISIBLE|MASTER_(ADDR|PORT)$)")
@@ -76,6 +76,7 @@ def security(machine):
     }
 
 
+@once
 def running_programs(machine):
     return set(filter(None, (machine.line(found) for found in machine.glob("/proc/[0-9]*/comm"))))
 

@@ -1,0 +1,159 @@
+"""What the survey finds changed since the last run: every kind of damage to an environment and to system packages, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from provision import resources
+
+survey = ModuleType("survey_script")
+exec(compile(resources.script("survey"), "survey", "exec"), survey.__dict__)  # noqa: S102 - our own text
+
+SITE = "lib/python3.11/site-packages"
+CONTENT = b"as it was brought"
+
+
+def bring(venv: Path, package: str, *paths: str) -> None:
+    """Install files as pip does, byte-compiled ones without checksum and size in the record."""
+    info = venv / SITE / f"{package}.dist-info"
+    info.mkdir(parents=True)
+    checksum = base64.urlsafe_b64encode(hashlib.sha256(CONTENT).digest()).decode().rstrip("=")
+    with open(info / "RECORD", "w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        for path in paths:
+            (venv / SITE / path).parent.mkdir(parents=True, exist_ok=True)
+            (venv / SITE / path).write_bytes(CONTENT)
+            rows.writerow([path, "", ""] if path.endswith(".pyc") else [path, f"sha256={checksum}", len(CONTENT)])
+        rows.writerow([f"{package}.dist-info/RECORD", "", ""])
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """An environment under the prefix /p of the root ``tmp_path``."""
+    made = tmp_path / "p/venv"
+    (made / "bin").mkdir(parents=True)
+    (made / "bin/python").touch(mode=0o755)
+    modules = ("plain/__init__.py", "plain/__pycache__/__init__.cpython-311.pyc", "plain/deep/x.py")
+    bring(made, "plain-1.0", *modules, "plain/a, b.txt", "shared.py")
+    bring(made, "tool-2.0", "../../../bin/tool", "../../../share/tool/doc.txt", "../../../etc/tool.conf", "shared.py")
+    bring(made, "collective_core-0.1.0", "collective_core/lib.so")
+    return made
+
+
+def found_in(venv: Path) -> list[str]:
+    root = venv.parent.parent
+    machine = survey.Machine(root=str(root), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
+    return list(survey.damaged_environment(machine, "/p/venv"))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(CONTENT[:-1])
+
+
+def turn(path: Path) -> None:
+    path.write_bytes(CONTENT[::-1])
+
+
+def remove_whole(path: Path) -> None:
+    for each in path.iterdir():
+        each.unlink()
+    path.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "said"),
+    [
+        (f"{SITE}/plain/__init__.py", Path.unlink, "is gone"),
+        (f"{SITE}/plain/__init__.py", cut, "has another size"),
+        (f"{SITE}/plain/a, b.txt", cut, "has another size"),
+        (f"{SITE}/plain/deep", remove_whole, "/x.py is gone"),
+        ("bin/tool", Path.unlink, "is gone"),
+        ("share/tool/doc.txt", cut, "has another size"),
+        (f"{SITE}/collective_core/lib.so", cut, "has another size"),
+        (f"{SITE}/collective_core/lib.so", turn, "has other content"),
+    ],
+)
+def test_every_kind_of_damage_is_found(venv: Path, path: str, damage: Callable[[Path], Any], said: str) -> None:
+    assert found_in(venv) == []
+    damage(venv / path)
+    whole = f"/p/venv/{path}{said}" if said.startswith("/") else f"/p/venv/{path} {said}"
+    assert found_in(venv) == [whole]
+
+
+def test_an_environment_without_interpreter(venv: Path) -> None:
+    (venv / "bin/python").chmod(0o644)
+    assert found_in(venv) == ["/p/venv has no interpreter"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (f"{SITE}/plain/__pycache__/__init__.cpython-311.pyc", Path.unlink),
+        ("etc/tool.conf", cut),  # settings are there to be edited
+        (f"{SITE}/shared.py", cut),  # may be either package's
+        (f"{SITE}/plain/__init__.py", turn),  # of the size that it had: only the engine is read
+        (f"{SITE}/plain/new.py", Path.touch),
+    ],
+)
+def test_what_is_no_damage(venv: Path, path: str, change: Callable[[Path], Any]) -> None:
+    change(venv / path)
+    assert found_in(venv) == []
+
+
+def test_a_package_is_named_once_and_each_that_is_damaged(venv: Path) -> None:
+    for path in (f"{SITE}/plain/__init__.py", f"{SITE}/plain/deep/x.py", "bin/tool", f"{SITE}/collective_core/lib.so"):
+        (venv / path).unlink()
+    assert sorted(found_in(venv)) == [
+        "/p/venv/bin/tool is gone",
+        f"/p/venv/{SITE}/collective_core/lib.so is gone",
+        f"/p/venv/{SITE}/plain/__init__.py is gone",
+    ]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[[str, str], tuple[dict[str, Any], list[str]]]:
+    """Facts of a whole survey where ``program`` is all there is and prints ``output``, and the lines that tell how it was called."""
+
+    def look(program: str, output: str) -> tuple[dict[str, Any], list[str]]:
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "said").write_text(output)
+        (programs / program).write_text(f"#!/bin/sh\necho {program} >> {programs}/calls\nexec /bin/cat {programs}/said\n")
+        (programs / program).chmod(0o755)
+        prefix = tmp_path / "prefix"
+        prefix.mkdir()
+        exact = "libnccl2=2.21.5-1+cuda12.4" if program == "dpkg-query" else "libnccl-2.21.5-1"
+        plan = {"packages": ["g++", "sudo"], "nccl": {"packages": [exact]}}
+        (prefix / "manifest.json").write_text(json.dumps({"host": plan}))
+        machine = survey.Machine(env={"PATH": str(programs)}, options={"prefix": str(prefix)})
+        machine.tool_path = str(programs)
+        return survey.survey(machine), (programs / "calls").read_text().splitlines()
+
+    return look
+
+
+def test_packages_that_dpkg_no_longer_has_or_has_in_another_version(asked: Any) -> None:
+    facts, calls = asked("dpkg-query", "g++\t4:12.2.0-3\tii \nsudo\t1.9\trc \nlibnccl2\t2.22.3-1+cuda12.5\thi \n")
+    assert [line for line in facts["drift"] if line.startswith("package ")] == [
+        "package libnccl2 is 2.22.3-1+cuda12.5, not 2.21.5-1+cuda12.4",
+        "package sudo is gone",
+    ]
+    assert facts["held_packages"] == ["libnccl2"]
+    assert len(calls) == 1  # for all that is said of packages
+
+
+def test_packages_that_rpm_no_longer_has_or_has_in_another_version(asked: Any) -> None:
+    facts, calls = asked("rpm", "g++\t0:12.2.0-3\tii \nlibnccl\t1:2.21.5-1\tii \nglibc\t0:2.34-100\tii \n")
+    assert [line for line in facts["drift"] if line.startswith("package ")] == ["package sudo is gone"]
+    assert facts["packages"]["glibc"] == "2.34-100"
+    assert facts["packages"]["libnccl"] == "1:2.21.5-1"
+    assert len(calls) == 1
