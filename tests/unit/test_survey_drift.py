@@ -119,6 +119,16 @@ def test_a_package_is_named_once_and_each_that_is_damaged(venv: Path) -> None:
     ]
 
 
+def test_packages_that_are_gone_with_their_records(venv: Path) -> None:
+    prefix = venv.parent
+    (prefix / "manifest.json").write_text('{"host": {}}')
+    (prefix / "record.json").write_text("{}")
+    (venv / "provision-files.json").write_text('{"plain": {"version": "1.0"}, "tool": {"version": "2.1"}, "other": {"version": "3"}}')
+    (venv / "provision-built.json").write_text('{"collective-core": {"source": "", "wheel": ""}, "own": {"source": "", "wheel": ""}}')
+    machine = survey.Machine(root=str(prefix.parent), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
+    assert survey.drift(machine) == ["other 3 is gone", "tool 2.1 is gone", "own is gone"]
+
+
 @pytest.fixture
 def asked(tmp_path: Path) -> Callable[[str, str], tuple[dict[str, Any], list[str]]]:
     """Facts of a whole survey where ``program`` is all there is and prints ``output``, and the lines that tell how it was called."""

@@ -187,6 +187,8 @@ def drift(machine):
             name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
             there.add((re.sub(r"[-_.]+", "-", name).lower(), version))
         found += ["%s %s is gone" % (name, noted[name]["version"]) for name in sorted(noted) if (name, noted[name]["version"]) not in there]
+        built = read_json(machine, "%s/%s/provision-built.json" % (machine.prefix, folder)) or {}  # by ourselves, so from no file of pip's
+        found += ["%s is gone" % name for name in sorted(built) if name not in {one for one, _ in there}]
     source = (plan.get("openmpi") or {}).get("source")
     for component, folder in (("openmpi", "openmpi"), ("nccl", "nccl-built")):
         if (plan.get(component) or {}).get("source") == "source":
