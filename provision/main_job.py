@@ -63,7 +63,7 @@ class Options:
     nccl_source: NcclSource = "auto"
     nccl_version: str | None = None
     nccl_local: Path | None = None
-    nccl_tarball: Path | None = None
+    nccl_tarball: tarball.Sources | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
     openmpi_tarball: Path | None = None
@@ -86,6 +86,7 @@ def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[Non
 
 def wishes_of(options: Options, engine: EngineSource) -> Wishes:
     """What the resolver is asked for, as the user wrote it."""
+    sources = options.nccl_tarball
     return Wishes(
         torch=options.torch,
         torch_version=options.torch_version,
@@ -95,9 +96,9 @@ def wishes_of(options: Options, engine: EngineSource) -> Wishes:
         nccl_version=options.nccl_version,
         nccl_local=options.nccl_local.name if options.nccl_local else None,
         nccl_local_sha256=downloads.digest(options.nccl_local) if options.nccl_local else None,
-        nccl_tarball=options.nccl_tarball.name if options.nccl_tarball else None,
-        nccl_tarball_version=tarball.nccl_version(options.nccl_tarball) if options.nccl_tarball else None,
-        nccl_tarball_sha256=downloads.digest(options.nccl_tarball) if options.nccl_tarball else None,
+        nccl_tarball=sources.path.name if sources else None,
+        nccl_tarball_version=sources.version if sources else None,
+        nccl_tarball_sha256=sources.sha256 if sources else None,
         openmpi=options.openmpi,
         openmpi_version=options.openmpi_version,
         openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
@@ -126,7 +127,7 @@ def make_plan(
     """
     source = engine_source.pack()
     wishes = wishes_of(options, source)
-    given = Given(options.nccl_local, options.nccl_tarball, options.openmpi_tarball)
+    given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = Sources(source, options.wheels, options.index_url, given)
     asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
     kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
@@ -265,10 +266,11 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
 
 def _with_files_of(bundle: Bundle, options: Options) -> Options:
     """The options with the files that were given when the bundle was made, where none are given now."""
+    nccl_sources = bundle.supply("nccl_tarball")
     return replace(
         options,
         nccl_local=options.nccl_local or bundle.supply("nccl_local"),
-        nccl_tarball=options.nccl_tarball or bundle.supply("nccl_tarball"),
+        nccl_tarball=options.nccl_tarball or (tarball.nccl(nccl_sources) if nccl_sources else None),
         openmpi_tarball=options.openmpi_tarball or bundle.supply("openmpi_tarball"),
     )
 

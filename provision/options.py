@@ -188,17 +188,19 @@ def _nccl_local(path: Path | None, source: str) -> Path | None:
     return path.resolve()
 
 
-def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: str | None) -> Path | None:
+def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: str | None) -> tarball.Sources | None:
     if path is None:
         return None
     if source not in ("auto", "source") or local is not None:
         other = "--nccl-local" if local is not None else f"--nccl-source {source}"
         raise UsageError(f"--nccl-tarball and {other} exclude each other", todo="leave one of them out")
     _file("--nccl-tarball", path)
-    inside = tarball.nccl_version(path)
-    if version is not None and inside != version:
-        raise UsageError(f"--nccl-tarball {path}: it holds NCCL {inside}, and --nccl {version} was asked for", todo="leave one of them out")
-    return path.resolve()
+    given = tarball.nccl(path)
+    if version not in (None, given.version):
+        raise UsageError(
+            f"--nccl-tarball {path}: it holds NCCL {given.version}, and --nccl {version} was asked for", todo="leave one of them out"
+        )
+    return given
 
 
 def _openmpi_tarball(path: Path | None) -> Path | None:

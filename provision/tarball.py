@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import re
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from provision import downloads
 from provision.errors import UsageError
 
 _VERSION_FILE = re.compile(r"(\./)?[^/]+/makefiles/version\.mk")
 _VERSION_FILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A tarball that the user gave, after one look into it."""
+
+    path: Path
+    version: str
+    sha256: str
+
+
+def nccl(path: Path) -> Sources:
+    """A tarball of NCCL's sources. Raises UsageError: see `nccl_version`."""
+    return Sources(path.resolve(), nccl_version(path), downloads.digest(path))
 
 
 def nccl_version(path: Path) -> str:

@@ -23,6 +23,15 @@ def refused(**given: Any) -> str:
     return str(error.value)
 
 
+def nccl_sources(path: Path) -> Path:
+    text = b"NCCL_MAJOR := 2\nNCCL_MINOR := 22\nNCCL_PATCH := 3\n"
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("nccl/makefiles/version.mk")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    return path
+
+
 @pytest.mark.parametrize("name", ["openmpi-4.1.8.tar.gz", "openmpi-4.1.6.tar.bz2"])
 def test_a_tarball_whose_checksum_is_known_must_have_it(name: str, tmp_path: Path) -> None:
     given = tmp_path / name
@@ -51,22 +60,28 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
 
 
 def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
-    given = tmp_path / "sources.tar.gz"
-    text = b"NCCL_MAJOR := 2\nNCCL_MINOR := 22\nNCCL_PATCH := 3\n"
-    with tarfile.open(given, "w:gz") as tar:
-        member = tarfile.TarInfo("nccl/makefiles/version.mk")
-        member.size = len(text)
-        tar.addfile(member, io.BytesIO(text))
+    given = nccl_sources(tmp_path / "sources.tar.gz")
     made = main_job.wishes_of(options.wishes(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
     assert made.nccl_tarball_sha256 == hashlib.sha256(given.read_bytes()).hexdigest()
-    assert options.wishes(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball == given
+    named = options.wishes(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball
+    assert named is not None
+    assert named.path == given
     assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
     assert "it holds NCCL 2.22.3, and --nccl 2.21.5 was asked for" in refused(nccl_tarball=given, nccl="2.21.5")
     assert "no such file" in refused(nccl_tarball=tmp_path / "missing.tar.gz")
     local = tmp_path / LOCAL
     local.touch()
     assert "--nccl-tarball and --nccl-local exclude each other" in refused(nccl_tarball=given, nccl_local=local)
+
+
+def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = nccl_sources(tmp_path / "sources.tar.gz")
+    asked = options.wishes(nccl_tarball=Path("sources.tar.gz"))
+    given.unlink()  # whoever looks again finds nothing
+    made = main_job.wishes_of(asked, EngineSource(b"", "0.1.0", "0" * 64))
+    assert (made.nccl_tarball, made.nccl_tarball_version) == ("sources.tar.gz", "2.22.3")
 
 
 @pytest.mark.parametrize(
