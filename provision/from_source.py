@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from provision import builds, catalog, downloads
 from provision.errors import ProvisionError
 from provision.plan import Component, HostPlan, Plan
+from provision.resolve.blocked import some
 
 Say = Callable[[str], None]
 
@@ -116,3 +117,22 @@ def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
         "job_mb": recipe.known["job_mb"],
         **found,
     }
+
+
+def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
+    """A line for each build that another host made than the one whose turn it was first: which, and why.
+
+    Args:
+        parts: what `variables` found, by component.
+        made: key of a build → the host that made it.
+        failures: (key, host) → why it could not be made there; a host that is not in it was gone before its turn came.
+    """
+    lines = []
+    for part in parts.values():
+        for key, host in made.items():
+            able = part["builds"].get(key, {"builders": [host]})["builders"]
+            before = able[: able.index(host)]
+            if before:
+                why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before)
+                lines.append(f"{part['title']} ({key}) was built on {host}, because {some(before)} could not: {why}")
+    return lines

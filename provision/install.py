@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, builds, catalog, resources, supplies
+from provision import __version__, builds, catalog, from_source, resources, supplies
 from provision.bundle.archive import Bundle
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
 from provision.plan import COMPONENTS, Plan
-from provision.playbook import Event, Outcome
+from provision.playbook import Event, Outcome, headline
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
@@ -180,11 +180,13 @@ class Installed:
     Attributes:
         files: host → folder in the prefix → {name: {version, url, sha256}}: the files that its packages came from.
         unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
+        stand_ins: a line for each build that its first host could not make and another one made.
     """
 
     outcome: Outcome
     files: dict[str, dict[str, Any]]
     unlocked: dict[str, list[str]]
+    stand_ins: list[str]
 
 
 def install(
@@ -198,8 +200,16 @@ def install(
     extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     files: dict[str, dict[str, Any]] = {}
     unlocked: dict[str, list[str]] = {}
+    made: dict[str, str] = {}
+    not_made: dict[tuple[str, str], str] = {}
 
     def note(event: Event) -> None:
+        if event.role == "from_source" and "archive" in event.result:
+            key = Path(event.result["archive"]).name.removesuffix(".tar.gz")
+            if event.kind == "tolerated":
+                not_made[key, event.host] = headline(event.text)
+            elif event.result["finished"]:
+                made[key] = event.host
         if event.role == "manifest" and event.kind == "ok":
             for entry in event.result.get("results") or ():
                 if "content" in entry:
@@ -215,7 +225,7 @@ def install(
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
-    return Installed(outcome, files, unlocked)
+    return Installed(outcome, files, unlocked, from_source.stand_ins(extra["provision_from_source"], made, not_made))
 
 
 def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:

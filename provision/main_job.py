@@ -303,6 +303,7 @@ def _make_ready(
         session.progress.line(f"{name}: {reason}", "dim")
     done = install.install(session, plan, facts, sources, check=options.check, first=options.first_step)
     _add_outcome(report, session.inventory, plan, done.outcome, check=options.check)
+    report.notes += done.stand_ins
     for name, packages in done.unlocked.items():
         said = f"{locking.NAME} did not know {', '.join(packages)}"
         report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")

@@ -23,7 +23,8 @@ from ansible.config.manager import find_ini_config_file
 
 from provision import interrupts
 
-Kind = Literal["task", "started", "ok", "changed", "skipped", "failed", "unreachable", "waiting"]
+# `tolerated`: failed, and the playbook goes on with that host.
+Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "failed", "unreachable", "waiting"]
 
 # A host that falls silent is given up after 3 × 5 s; a lost connection must not hold the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
@@ -58,6 +59,12 @@ class Event:
         if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
             return "\n".join([*said[:1], message] if said else [message]).strip()
         return message
+
+
+def headline(text: str) -> str:
+    """The one line of a message that says most, cut to 200 characters: the first that speaks of an error, else the last."""
+    lines = text.strip().splitlines()
+    return next((line for line in lines if re.search(r"\berror\b|No space left", line, re.IGNORECASE)), lines[-1])[:200]
 
 
 @dataclass
@@ -117,7 +124,7 @@ class _Collector:
             "runner_on_start": "started",
             "runner_on_ok": "changed" if result.get("changed") else "ok",
             "runner_on_skipped": "skipped",
-            "runner_on_failed": "ok" if data.get("ignore_errors") else "failed",
+            "runner_on_failed": "tolerated" if data.get("ignore_errors") else "failed",
             "runner_on_unreachable": "unreachable",
             "runner_retry": "waiting",
         }
@@ -139,7 +146,7 @@ class _Collector:
             step = host.steps.setdefault(event.role, Step())
             step.changed += event.kind == "changed"
             step.passed_over += event.kind == "skipped" and _waits_for_a_real_run(event.path)
-        if event.kind in ("ok", "changed"):
+        if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"
         elif event.kind == "skipped":

@@ -7,7 +7,6 @@ from Ansible's loop and must be handled fast.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
@@ -18,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from provision.playbook import Event
+from provision.playbook import Event, headline
 
-_STYLE = {"changed": "yellow", "failed": "red", "unreachable": "red", "waiting": "cyan", "ok": "green"}
+_STYLE = {"changed": "yellow", "tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "cyan", "ok": "green"}
 
 
 class Progress:
@@ -76,17 +75,11 @@ def _sentence(event: Event) -> str:
     if event.kind == "waiting":
         holder = event.result.get("holder") or "something else"
         return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
-    words = {"ok": "ok", "changed": "changed", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+    words = {"ok": "ok", "changed": "changed", "tolerated": "failed, goes on without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
     said = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
-    remark = f": {_headline(str(said))}" if said and event.kind != "changed" else ""
+    remark = f": {headline(str(said))}" if said and event.kind != "changed" else ""
     return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
-
-
-def _headline(text: str) -> str:
-    """The one line of a message that says most: the first that speaks of an error, else the last."""
-    lines = text.strip().splitlines()
-    return next((line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)), lines[-1])[:200]
 
 
 class LiveProgress(Progress):
@@ -111,7 +104,7 @@ class LiveProgress(Progress):
             with self._guard:
                 step = ": ".join(part for part in (event.role, event.task) if part)
                 self._now[event.host] = ("" if event.kind == "started" else event.kind, step, time.monotonic())
-        if event.kind in ("changed", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
+        if event.kind in ("changed", "tolerated", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
             super().event(event)
 
     def close(self) -> None:

@@ -58,6 +58,10 @@ sha256:
   description: The archive's checksum.
   returned: when it is finished
   type: str
+archive:
+  description: The archive that is made, as it was given.
+  returned: always
+  type: str
 """
 
 import glob  # noqa: E402
@@ -327,26 +331,27 @@ def main():
     )
     os.umask(0o022)
     run = os.environ.get("PROVISION_RUN_ID", "")
-    build = Build(module.params)
+    build, archive = Build(module.params), module.params["archive"]
     if build.runs():
         build.ask()
-        module.exit_json(changed=True, finished=False, doing=build.progress())
+        module.exit_json(changed=True, finished=False, archive=archive, doing=build.progress())
     words = build.last_words(run)
     if words is not None:
         build.discard()
-        module.fail_json(msg=words, finished=False)
-    found = complete(module.params["archive"])
+        module.fail_json(msg=words, finished=False, archive=archive)
+    found = complete(archive)
     if found is not None or module.check_mode:
-        module.exit_json(changed=True, finished=True, sha256=found or "")
+        module.exit_json(changed=True, finished=True, archive=archive, sha256=found or "")
     tarball, expected = module.params["tarball"], module.params["tarball_sha256"]
     try:
         actual = digest(tarball)
     except OSError as error:
-        module.fail_json(msg=f"cannot read {tarball}: {error}", finished=False)
+        module.fail_json(msg=f"cannot read {tarball}: {error}", finished=False, archive=archive)
     if actual != expected:
-        module.fail_json(msg=f"{tarball} has checksum {actual}, not {expected}; nothing of it was used", finished=False)
+        words = f"{tarball} has checksum {actual}, not {expected}; nothing of it was used"
+        module.fail_json(msg=words, finished=False, archive=archive)
     build.start(run)
-    module.exit_json(changed=True, finished=False, doing="unpacking")
+    module.exit_json(changed=True, finished=False, archive=archive, doing="unpacking")
 
 
 if __name__ == "__main__":

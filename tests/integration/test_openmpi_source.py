@@ -227,21 +227,45 @@ def test_a_bundle_brings_sources_and_build_to_a_controller_that_has_neither(clus
     assert list((tmp_path / "cache/openmpi").glob(f"openmpi-{VERSION}-*.tar.gz"))
 
 
-def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(cluster, provision, tmp_path):
-    path = tmp_path / "openmpi-4.1.6.tar.gz"
+def packed(path: Path, configure: str) -> Path:
+    """What passes for sources of Open MPI: a configure script alone."""
     with tarfile.open(path, "w:gz") as tar:
-        text = b"#!/bin/sh\necho 'checking for a compiler'\necho 'configure: error: this compiler is too strange' >&2\nexit 1\n"
-        member = tarfile.TarInfo("openmpi-4.1.6/configure")
-        member.size, member.mode = len(text), 0o755
-        tar.addfile(member, io.BytesIO(text))
-    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path))
+        member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/configure")
+        member.size, member.mode = len(configure.encode()), 0o755
+        tar.addfile(member, io.BytesIO(configure.encode()))
+    return path
+
+
+def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(cluster, provision, tmp_path):
+    strange = "#!/bin/sh\necho 'checking for a compiler'\necho 'configure: error: this compiler is too strange' >&2\nexit 1\n"
+    path = packed(tmp_path / "openmpi-4.1.6.tar.gz", strange)
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path), "--json")
     assert result.returncode == 1
-    assert "configure: error: this compiler is too strange" in result.stdout
-    assert "node1 was to build Open MPI for debian 12 on x86_64, and failed" in result.stdout
+    failures = {failure["host"]: failure for failure in report(result)["failures"]}
+    for name in ("node1", "node2"):  # one after the other
+        assert failures[name]["step"] == "from_source / Stop where no host could build it"
+        assert "configure: error: this compiler is too strange" in failures[name]["error"]
     assert "Traceback" not in result.stdout + result.stderr
     for host in cluster.hosts:
         assert VERSION in root(host, "/opt/provision/openmpi/bin/mpirun --version")
         assert root(host, "ls -d /opt/provision/openmpi-source/*.build 2>/dev/null || true") == ""
+
+
+def test_a_host_that_cannot_build_gets_what_another_one_has_built(cluster, provision, tmp_path):
+    install = r"mkdir -p $(DESTDIR)/opt/provision/openmpi\n\tuname -n > $(DESTDIR)/opt/provision/openmpi/builder"
+    path = packed(tmp_path / "openmpi-4.1.6.tar.gz", f"#!/bin/sh\nprintf 'all:\\ninstall:\\n\\t{install}\\n' > Makefile\n")
+    book = tmp_path / "book"
+    good(provision("plan", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path), "--out", str(book)))
+    one, two = cluster.hosts
+    words = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(cluster.inventory), "site.yml", "-e", "@vars.json"]
+    root(one, "mv /usr/bin/make /usr/bin/make.away")
+    try:
+        done = subprocess.run([*words, "--tags", "from_source"], cwd=book, capture_output=True, text=True, timeout=RUN_S, check=False)
+    finally:
+        root(one, "mv /usr/bin/make.away /usr/bin/make")
+    assert "No such file or directory: 'make'" in done.stdout
+    for host in (one, two):
+        assert root(host, "cat /opt/provision/openmpi/builder") == root(two, "uname -n"), done.stdout[-3000:]
 
 
 def test_the_wheel_takes_its_place_again(cluster, provision):
