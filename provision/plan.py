@@ -55,6 +55,20 @@ class Repository:
 
 
 @dataclass(frozen=True)
+class Builder:
+    """A host that can build something from its sources, where not every host can.
+
+    Attributes:
+        toolkit: the folder of the CUDA toolkit that it builds with; None where none is needed.
+        why: why that one.
+    """
+
+    host: str
+    toolkit: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Component:
     """One thing on one host.
 
@@ -69,8 +83,8 @@ class Component:
         cuda: the CUDA that the build is for, e.g. ``12.4``; of Open MPI from source the lowest of the hosts' drivers.
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
         repository: what the package manager must be told of before.
-        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda=/usr/local/cuda``; of NCCL those of make.
-        builders: for ``source``, a few hosts that have what a build needs; empty where all have it.
+        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda``; of NCCL those of make.
+        builders: for ``source``, a few hosts that have what a build needs, the best first; empty where all have it.
         why: the reasons, in sentences.
     """
 
@@ -86,15 +100,16 @@ class Component:
     packages: tuple[str, ...] = ()
     repository: Repository | None = None
     options: tuple[str, ...] = ()
-    builders: tuple[str, ...] = ()
+    builders: tuple[Builder, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Component:
         """A component back from JSON. Raises KeyError or TypeError when it is not one."""
         values = dict(data)
         values["why"], values["rejected"] = tuple(values["why"]), tuple(Rejected(**lost) for lost in values["rejected"])
-        for name in ("packages", "options", "builders"):
+        for name in ("packages", "options"):
             values[name] = tuple(values.get(name) or ())
+        values["builders"] = tuple(Builder(**one) for one in values.get("builders") or ())
         values["repository"] = Repository(**values["repository"]) if values.get("repository") else None
         return cls(**values)
 

@@ -37,6 +37,7 @@ _ARCHITECTURE = matching("x86_64|aarch64", "architecture: x86_64 or aarch64")
 _SYSTEM = matching(r"[a-z]+\d+", "system such as ubuntu2204")
 _RELEASE = matching(r"[a-z]+ \d+(\.\d+)?", "distribution and release such as `ubuntu 22.04`")
 _PYTHON = matching(r"3\.\d+", "Python such as 3.11")
+_NAMES_A_TOOLKIT = matching(r"\S+=\{toolkit\}", "word with {toolkit} where the folder goes")
 
 
 def _range(value: Any) -> Wrong:
@@ -105,6 +106,7 @@ FILES: dict[str, Shape] = {
                         "url": url,
                         "sha256": mapping(version, sha256),
                         "make": listed(word),
+                        "toolkit": _NAMES_A_TOOLKIT,
                         "taken": listed(word),
                         "job_mb": whole,
                         "packages": mapping(word, listed(word)),
@@ -168,6 +170,7 @@ FILES: dict[str, Shape] = {
                     "releases": listed(version),
                     "options": listed(word),
                     "cuda": listed(word),
+                    "toolkit": _NAMES_A_TOOLKIT,
                     "verbs": listed(word),
                     "no_verbs": listed(word),
                     "make": listed(word),

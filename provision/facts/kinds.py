@@ -90,6 +90,8 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cuda.toolkits.*.path": _TEXT,
     "cuda.toolkits.*.version": _VERSIONED,
     "cuda.toolkits.*.nvcc": (_NAMES[bool], lambda value: isinstance(value, bool)),
+    "cuda.toolkits.*.headers": (_NAMES[bool], lambda value: isinstance(value, bool)),
+    "cuda.toolkits.*.found": _TEXT,
     "python.version": _VERSIONED,
     "python.executable": _TEXT,
     "python.others.*": _OBJECT,

@@ -11,8 +11,25 @@ from provision.versions import key, minor
 
 Facts = Mapping[str, Any]
 
-TOOLKIT = "/usr/local/cuda"  # where builds look for it
-COMPILER = f"{TOOLKIT}/bin/nvcc"
+USUAL_TOOLKIT = "/usr/local/cuda"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit of a host.
+
+    Attributes:
+        path: its folder, e.g. ``/usr/local/cuda-12.4``; ``bin/nvcc`` and ``include/cuda.h`` are below.
+        version: its CUDA, e.g. ``12.4``; None where it does not say.
+        compiler, headers: whether nvcc and cuda.h are there.
+        found: how it is known.
+    """
+
+    path: str
+    version: str | None
+    compiler: bool = True
+    headers: bool = True
+    found: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,8 +54,7 @@ class Machine:
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
         cuda_why: where ``cuda`` is known from.
         too_old: whether there are GPUs whose driver is too old for every CUDA that is known.
-        cuda_toolkit: whether there is one at ``/usr/local/cuda``; None where that is not known, or needs no asking: without ``cuda``.
-        cuda_compiler: the CUDA of that one's nvcc, e.g. ``12.4``; None without one.
+        toolkits: its CUDA toolkits, those first that were set up on purpose; None where that is not known or, without ``cuda``, not asked.
         capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
@@ -46,6 +62,7 @@ class Machine:
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
         root: whether things may be done as root there; without, nothing is installed but into the prefix.
+        make: whether the program make is there or can be installed.
         builds: (package, CUDA) of NCCL and PyTorch that earlier runs took; they are kept where they fit.
     """
 
@@ -58,8 +75,7 @@ class Machine:
     cuda: str | None
     cuda_why: str
     too_old: bool
-    cuda_toolkit: bool | None
-    cuda_compiler: str | None
+    toolkits: tuple[Toolkit, ...] | None
     capabilities: tuple[str, ...]
     python: Interpreter
     others: tuple[Interpreter, ...]
@@ -67,6 +83,7 @@ class Machine:
     torch_wheels: tuple[str, ...]
     hwloc: tuple[tuple[str, str], ...]
     root: bool = True
+    make: bool = True
     builds: tuple[tuple[str, str | None], ...] = ()
 
     @property
@@ -90,7 +107,6 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
     driver = facts["driver"] or {}
     cuda, why = _cuda(facts)
     python, others = _interpreters(facts)
-    toolkit = None if cuda is None else next((each for each in facts["cuda"]["toolkits"] if each.get("path", TOOLKIT) == TOOLKIT), None)
     return Machine(
         os_id=os_id,
         os_version=version,
@@ -101,8 +117,7 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         cuda=cuda,
         cuda_why=why,
         too_old=has_gpu(facts) and cuda is None and bool(driver.get("version")),
-        cuda_toolkit=None if cuda is None or "cuda" in facts["missing"] else toolkit is not None,
-        cuda_compiler=minor(toolkit["version"]) if toolkit and toolkit.get("nvcc", True) and toolkit.get("version") else None,
+        toolkits=_toolkits(facts) if cuda is not None else None,
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
         others=others,
@@ -112,7 +127,25 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
         hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
         root=facts["user"]["can_become"],
+        make=facts["user"]["can_become"] or facts["make"] is not None or "make" in facts["missing"],
         builds=builds,
+    )
+
+
+def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
+    """What is left out of facts that were written by hand is taken to be there, in the usual place."""
+    found = facts["cuda"]["toolkits"]
+    if not found and "cuda" in facts["missing"]:
+        return None
+    return tuple(
+        Toolkit(
+            each.get("path") or USUAL_TOOLKIT,
+            minor(each["version"]) if each.get("version") else None,
+            compiler=each.get("nvcc", True),
+            headers=each.get("headers", True),
+            found=each.get("found") or "its facts name it",
+        )
+        for each in found
     )
 
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from provision import catalog
-from provision.plan import Component, Rejected
-from provision.resolve import nccl_sources
+from provision.plan import Builder, Component, Rejected
+from provision.resolve import nccl_sources, toolkits
 from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers, some
-from provision.resolve.machine import TOOLKIT, Machine
+from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds
 from provision.resolve.wishes import Wishes
 from provision.versions import key, troubles
@@ -159,10 +159,10 @@ def _component(
     if kind.capabilities:
         why.append(f"the lowest compute capability is {kind.capabilities[0]}")
     sharing: Mapping[Machine, list[str]] = {}
-    builders: tuple[str, ...] = ()
+    builders: tuple[Builder, ...] = ()
     if build.source == "source":
         sharing = {other: names for other, names in wanting.items() if _share(choice, kind, other)}
-        builders = nccl_sources.builders(sharing, build.cuda)
+        builders = nccl_sources.builders(sharing, build.cuda, _runs)
         why += _why_built(kind, build, sharing, builders, wishes)
     else:
         best = "is what an earlier run took" if _kept(build, kind) else "is the largest of it that fits"
@@ -221,9 +221,11 @@ def _share(choice: _Choice, kind: Machine, other: Machine) -> bool:
     return nccl_sources.alike(other) == nccl_sources.alike(kind) and choice.builds[other] == choice.builds[kind]
 
 
-def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[str, ...], wishes: Wishes) -> Iterator[str]:
-    on = f"one of {some(builders)}" if len(builders) > 1 else builders[0]
+def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[Builder, ...], wishes: Wishes) -> Iterator[str]:
+    names = [each.host for each in builders]
+    on = f"one of {some(names)}" if len(names) > 1 else names[0]
     yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
+    yield from toolkits.said(builders)
     if wishes.nccl_tarball:
         official = catalog.load("nccl")["tarball"]["sha256"].get(build.version)
         same = {None: "no checksum of that release is known", build.sha256: "it is the official one"}
@@ -285,10 +287,8 @@ def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[W
     if given:
         text = f"leave {' and '.join(given)} out: the plan finds one that fits"
         yield ask(text, nccl_version=None, nccl_source="auto", nccl_local=None, nccl_tarball=None, nccl_tarball_version=None)
-    if wishes.nccl_source == "source" and not (blocking.cuda_compiler and _runs(blocking, blocking.cuda_compiler)):
-        text = f"install a CUDA toolkit of {blocking.cuda} or older on {some(names)}, with nvcc, so that it lies at {TOOLKIT}"
-        with_compiler = replace(blocking, cuda_toolkit=True, cuda_compiler=blocking.cuda)
-        yield become(text, lambda kind: with_compiler if kind == blocking else kind)
+    if wishes.nccl_source == "source":
+        yield from _able_to_build(blocking, names)
     if wishes.nccl_source == "source" and wishes.nccl_version and not wishes.nccl_tarball:
         name = f"nccl-{wishes.nccl_version}-1.tar.gz"
         yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=wishes.nccl_version)
@@ -297,6 +297,19 @@ def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[W
     yield leave_out(names)
     yield from newer_drivers(blocking, names)
     yield Way(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
+
+
+def _able_to_build(blocking: Machine, names: list[str]) -> Iterator[Way]:
+    """What a host lacks to build it."""
+    lacking, able = [], blocking
+    if not blocking.make:
+        lacking.append("make")
+        able = replace(able, make=True)
+    if toolkits.for_compiling(blocking, lambda cuda: _runs(blocking, cuda)) is None:
+        lacking.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
+        able = replace(able, toolkits=(Toolkit(USUAL_TOOLKIT, blocking.cuda),))
+    if lacking:
+        yield become(f"install {' and '.join(lacking)} on {some(names)}", lambda kind: able if kind == blocking else kind)
 
 
 def _works(fitting: Mapping[Machine, list[Build]]) -> bool:

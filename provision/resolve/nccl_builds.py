@@ -12,7 +12,8 @@ from typing import Any
 
 from provision import catalog
 from provision.plan import Rejected, Repository, Source
-from provision.resolve.machine import COMPILER, Machine
+from provision.resolve import toolkits
+from provision.resolve.machine import Machine
 from provision.resolve.repositories import repository
 from provision.resolve.wishes import Wishes
 from provision.versions import key, minor
@@ -250,13 +251,18 @@ def _cudas(version: str) -> Iterator[str]:
 
 def without_compiler(kind: Machine) -> str:
     """Why it cannot be built for this kind of host."""
-    if kind.cuda_toolkit is None:
-        return f"the facts do not say whether there is a CUDA compiler at {COMPILER}"
-    if kind.cuda_compiler is not None and kind.cuda is not None and key(kind.cuda_compiler) > key(kind.cuda):
-        return f"the CUDA compiler at {COMPILER} is of {kind.cuda_compiler}, newer than the driver's CUDA {kind.cuda}"
-    if kind.cuda_compiler is not None:
-        return f"the CUDA compiler at {COMPILER}, of {kind.cuda_compiler}, knows not all of its GPUs"
-    return f"it needs the CUDA compiler at {COMPILER}, which is neither there nor on another host with {kind.system} on {kind.arch}"
+    if kind.toolkits is None:
+        return "the facts do not say whether there is a CUDA compiler"
+    elsewhere = f"nor can another host with {kind.system} on {kind.arch} build it"
+    found = [f"that at {toolkit.path} is of {cuda}" for cuda, toolkit in toolkits.compilers(kind)]
+    if not found:
+        return f"it needs a CUDA compiler, nvcc, and there is none (in {toolkits.LOOKED_AT}); {elsewhere}"
+    newer = [cuda for cuda, _toolkit in toolkits.compilers(kind) if key(cuda) > key(kind.cuda or "0")]
+    if len(newer) == len(found):
+        return f"its CUDA compiler is newer than the driver's CUDA {kind.cuda}: {', '.join(found)}"
+    if not kind.make:
+        return f"it is built with make, which is not there, and only root could install it; {elsewhere}"
+    return f"no CUDA compiler of it fits driver and GPUs: {', '.join(found)}, the driver's CUDA is {kind.cuda}"
 
 
 def without_checksum(version: str) -> str:

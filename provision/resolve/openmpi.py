@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from provision import catalog
 from provision.plan import Component, Rejected
+from provision.resolve import openmpi_sources, toolkits
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out, some
-from provision.resolve.machine import TOOLKIT, Machine
+from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 from provision.resolve.wishes import Wishes
 from provision.versions import key, minor, troubles
 
@@ -37,10 +38,17 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
         options = tuple(word for word in chosen.options if word not in catalog.load("openmpi")["tarball"]["cuda"])
         why = tuple(said if said != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for said in chosen.why)
         without_gpu = replace(chosen, cuda=None, options=options, why=why)
-    unknown = sorted(name for kind, names in kinds.items() if chosen.cuda and kind.cuda and kind.cuda_toolkit is None for name in names)
-    note = f"Open MPI is built with the CUDA toolkit at {TOOLKIT}; the facts do not say whether it is there"
-    notes = [*_differences(kinds), *([f"{some(unknown)}: {note}"] if unknown else [])]
-    return {kind: chosen if kind.cuda else without_gpu for kind in kinds}, notes
+    made = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
+    notes = list(_differences(kinds))
+    if chosen.source == "source":
+        builders = openmpi_sources.builders(kinds, chosen.cuda)
+        made = {
+            kind: replace(each, builders=builders[kind], why=(*each.why, *toolkits.said(builders[kind]))) for kind, each in made.items()
+        }
+        unknown = sorted({able[0].host for able in builders.values() if able and able[0].why == toolkits.UNKNOWN})
+        if unknown:
+            notes.append(f"{some(unknown)}: Open MPI is built with the CUDA toolkit at {USUAL_TOOLKIT}; {toolkits.UNKNOWN}")
+    return made, notes
 
 
 def _chosen(kinds: Kinds, wishes: Wishes) -> Component:
@@ -173,14 +181,17 @@ def _source(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _M
     options = tuple(known["options"] + known["verbs" if wishes.openmpi_verbs else "no_verbs"])
     cuda = None
     if wishes.openmpi_cuda:
-        cuda = min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
+        cuda = _cuda(kinds)
         if cuda is None:
             return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
-        lacking = _without_toolkit(kinds)
-        if lacking:
-            return _Misfit(lacking[0], f"--openmpi-cuda was asked for, and there is no CUDA toolkit at {TOOLKIT} on {some(lacking)}")
         options += tuple(known["cuda"])
         why.append(_FOR_GPUS)
+    without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
+    if without_make:
+        return _Misfit(without_make[0], f"it is built with make, which is not on {some(without_make)}, and only root could install it")
+    if without_toolkit:
+        said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {some(without_toolkit)} (in {toolkits.LOOKED_AT})"
+        return _Misfit(without_toolkit[0], said)
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
     if wishes.openmpi_tarball:
         if tarball_version(wishes.openmpi_tarball) != version:
@@ -238,15 +249,27 @@ def _ways_out(kinds: Kinds, wishes: Wishes, host: str) -> Iterator[Way]:
         name = f"openmpi-{wishes.openmpi_version}.tar.gz"
         yield ask(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
     yield leave_out(next(names for names in kinds.values() if host in names))
-    if wishes.openmpi_cuda and (lacking := _without_toolkit(kinds)):
-        text = f"install the CUDA toolkit on {some(lacking)}, so that it lies at {TOOLKIT}"
-        yield become(text, lambda kind: replace(kind, cuda_toolkit=True) if kind.cuda_toolkit is False else kind)
+    yield from _able_to_build(kinds, wishes)
     if wishes.openmpi == "distribution":
         yield Way("bring all hosts to one distribution release")
 
 
-def _without_toolkit(kinds: Kinds) -> list[str]:
-    return sorted(name for kind, names in kinds.items() if kind.cuda_toolkit is False for name in names)
+def _able_to_build(kinds: Kinds, wishes: Wishes) -> Iterator[Way]:
+    """What hosts lack that are to build it."""
+    cuda = _cuda(kinds) if wishes.openmpi_cuda else None
+    without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
+    if without_make:
+        yield become(f"install make on {some(without_make)}", lambda kind: replace(kind, make=True))
+    if without_toolkit:
+        text = f"install a CUDA toolkit on {some(without_toolkit)}"
+        yield become(
+            text, lambda kind: kind if kind.toolkits or kind.cuda is None else replace(kind, toolkits=(Toolkit(USUAL_TOOLKIT, cuda),))
+        )
+
+
+def _cuda(kinds: Kinds) -> str | None:
+    """The lowest CUDA of the hosts' drivers; None where no host has a GPU with a driver."""
+    return min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
 
 
 def _distinct(kinds: Kinds) -> int:

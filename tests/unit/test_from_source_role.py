@@ -51,6 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, lis
         "folder": str(folder / "handed"),
         "tarball": str(tarball),
         "make": [],
+        "words": {},
         "taken": [],
         "job_mb": 1,
         "build_of": {name: key for key, names in SHARING.items() for name in names},

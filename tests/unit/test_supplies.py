@@ -191,7 +191,19 @@ def test_nccl_is_built_once_per_cuda_by_hosts_with_a_compiler(tmp_path: Path, nc
     assert {tuple(build["builders"]) for build in found["builds"].values()} == {("b", "c"), ("d",)}
     assert found["homes"]["a"] == "/opt/provision/nccl-built"
     assert (found["make"], found["taken"]) == (["src.lib"], ["include", "lib"])
+    assert found["words"] == {name: ["CUDA_HOME=/usr/local/cuda"] for name in ("b", "c", "d")}
     assert Path(found["tarball"]).read_bytes() == TARBALL
+
+
+def test_open_mpi_for_gpus_is_told_each_builders_toolkit(tmp_path: Path, tarball: Path) -> None:
+    other = with_gpu("12.4", toolkit="12.4")
+    other["cuda"]["toolkits"][0]["path"] = "/opt/cuda"
+    wishes = replace(WISHES, openmpi_cuda=True)
+    plan = planned(wishes, a=with_gpu("12.4", toolkit="12.4"), b=other, cpu=host("debian", "12"))
+    found = openmpi(gather(plan, tmp_path / "supplies", tarball))
+    assert found["build_of"]["a"] == found["build_of"]["b"] != found["build_of"]["cpu"]  # the same for both
+    assert found["words"] == {"a": ["--with-cuda=/usr/local/cuda"], "b": ["--with-cuda=/opt/cuda"]}
+    assert found["builds"][found["build_of"]["a"]]["builders"] == ["a", "b"]
 
 
 def test_a_build_of_nccl_is_named_by_its_cuda_and_gpus_too(nccl_tarball: Path) -> None:

@@ -278,6 +278,34 @@ def test_the_version_of_a_toolkit_without_a_version_file_is_its_compilers(root: 
     assert (found["path"], found["version"], found["nvcc"]) == ("/usr/local/cuda", "13.0", True)
 
 
+def test_toolkits_are_looked_for_where_they_are_set_up_and_where_they_usually_lie(root: Path) -> None:
+    nvcc = "#!/bin/sh\necho 'Cuda compilation tools, release %s, V0'\n"
+    files = {
+        "/home/me/cuda/bin/nvcc": nvcc % "11.8",
+        "/opt/nvidia/cuda-12.2/bin/nvcc": nvcc % "12.2",
+        "/usr/local/cuda-12.4/version.json": '{"cuda": {"version": "12.4.1"}}',
+        "/opt/cuda/include/cuda.h": "/* */\n#define CUDA_VERSION 12060\n",
+        "/usr/bin/nvcc": nvcc % "12.0",
+        "/usr/include/cuda.h": "#define CUDA_VERSION 12000\n",
+    }
+    told = machine(root, files)
+    for name in files:
+        if name.endswith("nvcc"):
+            (root / name.lstrip("/")).chmod(0o755)
+    (root / "usr/local/cuda").symlink_to(root / "usr/local/cuda-12.4")
+    (root / "links").mkdir()
+    (root / "links/nvcc").symlink_to(root / "opt/nvidia/cuda-12.2/bin/nvcc")
+    told.env.update(CUDA_HOME="/home/me/cuda/", CUDA_PATH="/nothing/here", PATH=f"/nowhere:{root}/links")
+    found = survey.cuda(told)["toolkits"]
+    assert [(each["path"], each["version"], each["nvcc"], each["headers"], each["found"]) for each in found] == [
+        ("/home/me/cuda", "11.8", True, False, "CUDA_HOME names it"),
+        ("/opt/nvidia/cuda-12.2", "12.2", True, False, "its nvcc is on the PATH"),
+        ("/usr/local/cuda", "12.4.1", False, False, "it lies in a usual place"),
+        ("/opt/cuda", "12.6", False, True, "it lies in a usual place"),
+        ("/usr", "12.0", True, True, "it is the distribution's nvidia-cuda-toolkit"),
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------------------- MPI
 
 

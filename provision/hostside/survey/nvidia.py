@@ -155,16 +155,41 @@ def cuda_version_in(machine, folder):
     if stated:
         return stated.group(1)
     nvcc = machine.path(folder + "/bin/nvcc")
-    return nvcc_version(machine, nvcc) if os.access(nvcc, os.X_OK) else None
+    if os.access(nvcc, os.X_OK):
+        return nvcc_version(machine, nvcc)
+    number = re.search(r"#define CUDA_VERSION (\d+)", machine.read(folder + "/include/cuda.h") or "")  # 12040 is 12.4
+    return "%d.%d" % (int(number.group(1)) // 1000, int(number.group(1)) % 1000 // 10) if number else None
+
+
+def toolkit_of(machine, nvcc):
+    """The folder of the toolkit that an nvcc belongs to; a link to it may lie elsewhere, Debian's is a script in /usr/bin."""
+    real = machine.host_path(os.path.realpath(nvcc))
+    return os.path.dirname(os.path.dirname(real if os.path.basename(real) == "nvcc" else machine.host_path(nvcc)))
+
+
+def toolkit_folders(machine, nvcc):
+    """(folder, how it is known) of what may be a CUDA toolkit; what was set up on purpose first."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if machine.env.get(variable):
+            yield os.path.normpath(machine.env[variable]), "%s names it" % variable
+    if nvcc:
+        yield toolkit_of(machine, nvcc), "its nvcc is on the PATH"
+    for folder in machine.glob("/usr/local/cuda*") + ["/opt/cuda"]:
+        yield folder, "it lies in a usual place"
+    for folder in ("/usr", "/usr/lib/cuda"):  # nvcc in the one is a script that takes a compiler which fits
+        yield folder, "it is the distribution's nvidia-cuda-toolkit"
 
 
 @section("cuda")
 def cuda(machine):
     toolkits = []
-    for folder in machine.glob("/usr/local/cuda*"):
-        real = machine.host_path(os.path.realpath(machine.path(folder)))
-        version = cuda_version_in(machine, folder)
-        if version or machine.exists(folder + "/bin/nvcc"):
-            toolkits.append({"path": folder, "real": real, "version": version, "nvcc": machine.exists(folder + "/bin/nvcc")})
     nvcc = program_in(machine.env.get("PATH", ""), "nvcc")
+    for folder, found in toolkit_folders(machine, nvcc):
+        real = machine.host_path(os.path.realpath(machine.path(folder)))
+        has = {"nvcc": machine.exists(folder + "/bin/nvcc"), "headers": machine.exists(folder + "/include/cuda.h")}
+        if real in [each["real"] for each in toolkits]:
+            continue
+        version = cuda_version_in(machine, folder)
+        if version or has["nvcc"]:
+            toolkits.append(dict(has, path=folder, real=real, version=version, found=found))
     return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": nvcc_version(machine, nvcc)} if nvcc else None}
