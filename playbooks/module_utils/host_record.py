@@ -3,7 +3,8 @@
 It is written before a change is made, so that a run which is cut off leaves nothing unknown. Python 3.7+, standard library only.
 
     {"schema": 1,
-     "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file
+     "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file;
+                                                                      "unwanted": true where the plan does without and it stays all the same
      "contents": [NAME, ...],                     what we make in the prefix; each goes as a whole
      "claimed": [PATH, ...],                      was not there before us, whatever it holds: a secret key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
@@ -72,6 +73,7 @@ def note(record, path, content, marker, exists):
     entry = record["files"].get(key)
     if entry is None:
         entry = record["files"][key] = {"path": path, "marker": marker, "sha256": [], "made": not exists}
+    entry.pop("unwanted", None)
     entry["sha256"] = [*[one for one in entry["sha256"] if one != digest(content)][-1:], digest(content)]
 
 

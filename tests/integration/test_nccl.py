@@ -240,6 +240,35 @@ def test_a_repository_whose_signature_is_wrong_is_not_believed(host, nvidia, pla
     assert state(host)["libnccl2"] == (OLDER, "hold")
 
 
+# --- the wheel ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_lies_in_the_prefix_the_linker_finds_it_and_the_repository_goes(host, play):
+    repository = f"/etc/apt/sources.list.d/cuda-debian12-x86_64.list {nccl_packages.KEYRING}"
+    root(host.hosts[0], f"ls {repository}")
+    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert root(host.hosts[0], f"ls {repository} 2>/dev/null || true") == ""
+    found = root(host.hosts[0], "ldconfig -p | grep libnccl.so.2")
+    assert "=> /opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2" in found
+    asked = 'import ctypes; n = ctypes.c_int(); ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(n)); print(n.value)'
+    assert root(host.hosts[0], f"python3 -c '{asked}'") == "22105"
+
+
+def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
+    root(
+        host.hosts[0],
+        "mkdir -p /opt/other && cp -L /opt/provision/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2 /opt/other/",
+    )
+    root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
+    root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/000-other.conf && ldconfig")
+    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/000-other.conf && ldconfig")
+    assert done.returncode != 0
+    assert "from /opt/other/libnccl.so.2" in done.stdout
+    assert "see /etc/ld.so.conf.d" in done.stdout
+
+
 # --- a local repository package -----------------------------------------------------------------------------------------------------
 
 
@@ -269,32 +298,6 @@ def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_p
     assert root(host.hosts[0], "dpkg --audit") == ""
 
 
-# --- the wheel ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_wheel_lies_in_the_prefix_and_the_linker_finds_it(host, play):
-    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
-    assert done.returncode == 0, done.stdout[-3000:]
-    found = root(host.hosts[0], "ldconfig -p | grep libnccl.so.2")
-    assert "=> /opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2" in found
-    asked = 'import ctypes; n = ctypes.c_int(); ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(n)); print(n.value)'
-    assert root(host.hosts[0], f"python3 -c '{asked}'") == "22105"
-
-
-def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
-    root(
-        host.hosts[0],
-        "mkdir -p /opt/other && cp -L /opt/provision/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2 /opt/other/",
-    )
-    root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
-    root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/000-other.conf && ldconfig")
-    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
-    root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/000-other.conf && ldconfig")
-    assert done.returncode != 0
-    assert "from /opt/other/libnccl.so.2" in done.stdout
-    assert "see /etc/ld.so.conf.d" in done.stdout
-
-
 # --- from sources -------------------------------------------------------------------------------------------------------------------
 
 NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'"
@@ -305,10 +308,6 @@ def tarball(host, tmp_path_factory) -> Path:
     """Sources whose build is not kept, and a host that seems to have what compiles for CUDA 12.4."""
     for kept in (paths.cache() / "nccl").glob("nccl-2.22.3-debian12-*"):
         kept.unlink()
-    # Tests before this one have changed NVIDIA's repositories by hand; they are not ours any more, and nobody shall miss them.
-    forget = "r['files'] = {k: v for k, v in r['files'].items() if 'keyrings' not in v['path'] and 'sources.list' not in v['path']}"
-    program = f"import json; p = '/opt/provision/record.json'; r = json.load(open(p)); {forget}; json.dump(r, open(p, 'w'))"
-    root(host.hosts[0], f'python3 -c "{program}"')
     folder = "/usr/local/cuda/bin"
     root(host.hosts[0], f"mkdir -p {folder} && cat > {folder}/nvcc <<'EOF'\n{NVCC}\nEOF\nchmod 755 {folder}/nvcc")
     return nccl_packages.sources(tmp_path_factory.mktemp("sources") / "mine.tar.gz", "2.22.3")

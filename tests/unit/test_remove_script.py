@@ -255,3 +255,39 @@ def test_of_several_archives_of_a_package_that_was_cut_off_the_last_one_is_unpac
     cut_off.run = run
     assert cut_off.unpack("demo:amd64")
     assert [command[-1] for command in ran] == [str(tmp_path / "demo_2.0_amd64.deb")]
+
+
+def test_repositories_that_the_plan_does_without_go_and_what_stays_is_not_missed(tmp_path: Path, monkeypatch: Any) -> None:
+    module = load_module("unwanted_repositories")
+    lists, keys = tmp_path / "lists", tmp_path / "keys"
+    monkeypatch.setattr(module, "LISTS", (f"{lists}/",))
+    monkeypatch.setattr(module, "KEYS", (f"{keys}/",))
+    texts = {
+        keys / "old.gpg": "old key",
+        keys / "shared.gpg": "key that a list of somebody else's names",
+        keys / "wanted.gpg": "key",
+        lists / "old.list": f"deb [signed-by={keys}/old.gpg] http://old/ /",
+        lists / "wanted.list": f"deb [signed-by={keys}/wanted.gpg] http://wanted/ /",
+        lists / "changed.list": "ours",
+        lists / "gone.list": "ours",
+        lists / "packaged.list": "ours",
+        tmp_path / "elsewhere.conf": "no repository",
+    }
+    record: dict[str, Any] = {"files": {}}
+    for path, text in texts.items():
+        module.host_record.note(record, str(path), text, None, exists=False)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (lists / "changed.list").write_text("somebody else's by now")
+    (lists / "gone.list").unlink()
+    (lists / "theirs.list").write_text(f"deb [signed-by={keys}/shared.gpg] http://theirs/ /")
+    wanted = [str(keys / "wanted.gpg"), str(lists / "wanted.list")]
+    gone, left = module.sort_out(record, wanted, lambda path: path.endswith("packaged.list"))
+    assert gone == [str(lists / "old.list"), str(keys / "old.gpg")]
+    assert left == [str(lists / name) for name in ("changed.list", "gone.list", "packaged.list")]
+
+
+def test_an_unwanted_file_that_is_wanted_again_is_guarded_again(owned: Any) -> None:
+    record: dict[str, Any] = {"files": {"/x": {"path": "/x", "marker": None, "sha256": [], "made": True, "unwanted": True}}}
+    owned.host_record.note(record, "/x", "text", None, exists=False)
+    assert "unwanted" not in record["files"]["/x"]

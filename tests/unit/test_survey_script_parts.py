@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -404,3 +405,15 @@ def test_no_newer_python_than_promised_is_needed() -> None:
     import ast
 
     ast.parse(resources.script("survey"), feature_version=(3, 6))
+
+
+# ------------------------------------------------------------------------------------------------------- what we wrote
+
+
+def test_files_of_ours_are_missed_unless_the_plan_does_without_them(root: Path) -> None:
+    entry = {"marker": None, "sha256": ["0" * 64], "made": True}
+    files = {path: {**entry, "path": path} for path in ("/gone", "/changed", "/unwanted", "/unwanted-and-gone")}
+    for path in ("/unwanted", "/unwanted-and-gone"):
+        files[path]["unwanted"] = True
+    told = machine(root, {"/record.json": json.dumps({"files": files}), "/changed": "other", "/unwanted": "other"})
+    assert list(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]

@@ -95,8 +95,10 @@ def missing_packages(machine, wanted):
 
 
 def changed_files(machine, record):
-    """Files and blocks that provision wrote and that are not as it wrote them."""
+    """Files and blocks that provision wrote, that the plan still wants, and that are not as it wrote them."""
     for entry in ((read_json(machine, record) or {}).get("files") or {}).values():
+        if entry.get("unwanted"):
+            continue
         text = machine.read(entry["path"], limit=8 << 20)
         if text is not None and entry["marker"] is not None:
             begin, end = (entry["marker"].replace("{mark}", word) + "\n" for word in ("BEGIN", "END"))
