@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import subprocess
 import sys
@@ -417,3 +418,17 @@ def test_files_of_ours_are_missed_unless_the_plan_does_without_them(root: Path) 
         files[path]["unwanted"] = True
     told = machine(root, {"/record.json": json.dumps({"files": files}), "/changed": "other", "/unwanted": "other"})
     assert list(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]
+
+
+def test_a_key_of_ours_is_compared_byte_by_byte(root: Path) -> None:
+    key, block = b"\x99\x01\x8d\xff binary", "ours \u00e4\n"
+    mark = "# {mark} provision"
+    files = {
+        "/key.gpg": {"path": "/key.gpg", "marker": None, "sha256": [hashlib.sha256(key).hexdigest()]},
+        "/shared": {"path": "/shared", "marker": mark, "sha256": [hashlib.sha256(block.encode()).hexdigest()]},
+    }
+    told = machine(root, {"/record.json": json.dumps({"files": files}), "/shared": f"# BEGIN provision\n{block}# END provision\n"})
+    (root / "key.gpg").write_bytes(key)
+    assert list(survey.changed_files(told, "/record.json")) == []
+    (root / "key.gpg").write_bytes(key.replace(b"\xff", b"\xfe"))
+    assert list(survey.changed_files(told, "/record.json")) == ["/key.gpg was changed"]

@@ -99,13 +99,13 @@ def changed_files(machine, record):
     for entry in ((read_json(machine, record) or {}).get("files") or {}).values():
         if entry.get("unwanted"):
             continue
-        text = machine.read(entry["path"], limit=8 << 20)
-        if text is not None and entry["marker"] is not None:
-            begin, end = (entry["marker"].replace("{mark}", word) + "\n" for word in ("BEGIN", "END"))
-            text = text.partition(begin)[2].partition(end)[0] if begin in text and end in text else None
-        if text is None:
+        content = machine.content(entry["path"], limit=8 << 20)  # a key is no text
+        if content is not None and entry["marker"] is not None:
+            begin, end = ((entry["marker"].replace("{mark}", word) + "\n").encode() for word in ("BEGIN", "END"))
+            content = content.partition(begin)[2].partition(end)[0] if begin in content and end in content else None
+        if content is None:
             yield "%s is gone" % entry["path"]
-        elif hashlib.sha256(text.encode()).hexdigest() != entry["sha256"][-1]:
+        elif hashlib.sha256(content).hexdigest() != entry["sha256"][-1]:
             yield "%s was changed" % entry["path"]
 
 

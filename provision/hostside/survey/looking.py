@@ -75,13 +75,18 @@ class Machine:
     def exists(self, absolute):
         return os.path.exists(self.path(absolute))
 
-    def read(self, absolute, limit=1 << 20):
-        """The text of a file, or None when it cannot be read."""
+    def content(self, absolute, limit=1 << 20):
+        """The bytes of a file, or None when it cannot be read."""
         try:
             with open(self.path(absolute), "rb") as file:
-                return file.read(limit).decode("utf-8", "replace")
+                return file.read(limit)
         except (OSError, ValueError):
             return None
+
+    def read(self, absolute, limit=1 << 20):
+        """The text of a file, or None when it cannot be read."""
+        content = self.content(absolute, limit)
+        return content.decode("utf-8", "replace") if content is not None else None
 
     def line(self, absolute):
         text = self.read(absolute)
