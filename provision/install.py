@@ -18,7 +18,7 @@ from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
-from provision.plan import COMPONENTS, Plan
+from provision.plan import COMPONENTS, HostPlan, Plan
 from provision.playbook import Event, Outcome, headline
 from provision.session import Session
 
@@ -78,8 +78,6 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
 
 def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, engine_archive: Path) -> dict[str, Any]:
     """What the playbook needs besides itself, as Ansible variables."""
-    wheels = sorted(path.name for path in sources.wheels.glob("torch-*.whl")) if sources.wheels else []
-    wanted = {host.torch.version for host in plan.hosts.values() if host.torch}
     together = members(plan, inventory, facts)
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(),
@@ -89,8 +87,6 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         "provision_networks": networks(together),
         "provision_build_packages": build_packages(),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
-        "provision_wheels": str(sources.wheels or ""),
-        "provision_torch_wheels": [name for name in wheels if name.split("-")[1] in wanted],
     }
     if sources.bundle:
         found["provision_bundle"] = {"hosts": dict(sources.bundle.hosts), "parcels": sources.bundle.parcels(engine_archive.parent)}
@@ -147,6 +143,8 @@ def render(
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     made |= supplies.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
+    if fetch and sources.bundle is None:
+        made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
     given = folder / "vars.json"
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -166,6 +164,23 @@ def render(
     )
     playbook.write_text(text, encoding="utf-8")
     return playbook
+
+
+def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
+    """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
+    found = {}
+    for name, host in plan.hosts.items():
+        if host.torch is None or not host.torch.file or _holds_torch(host, facts.get(name, {})):
+            continue
+        found[name] = str(supplies.torch_wheel(host, folder))
+    return found
+
+
+def _holds_torch(host: HostPlan, facts: Facts) -> bool:
+    """Whether a host has PyTorch from that very file, in an environment that nothing has happened to."""
+    noted = ((facts.get("installed") or {}).get("files") or {}).get("venv") or {}
+    harmed = any(f"{host.prefix}/venv" in said or said.startswith("torch ") for said in facts.get("drift") or ())
+    return host.torch is not None and noted.get("torch", {}).get("sha256") == host.torch.sha256 and not harmed
 
 
 def _one_line(value: Any) -> Any:

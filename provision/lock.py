@@ -24,7 +24,7 @@ from provision.versions import minor
 
 NAME = "provision.lock"
 # What makes two components the same thing; reasons are told, but do not count.
-_IDENTITY = ("version", "package", "source", "cuda", "url", "index", "sha256", "packages", "options")
+_IDENTITY = ("version", "package", "source", "cuda", "url", "index", "file", "sha256", "packages", "options")
 # One release of them may be built for several CUDAs.
 _BUILT_FOR_CUDA = ("nccl", "torch")
 _FROM_BEFORE = ("as an earlier run installed it",)
@@ -199,7 +199,9 @@ def _fill_in_torch(wishes: Wishes, lock: Lock) -> Wishes:
         return wishes
     given = next((entry for entry in lock.components["torch"] if entry["source"] == "index" and entry["index"] != _own_index(entry)), None)
     index = wishes.torch_index or (given["index"] if given else None)
-    return replace(wishes, torch_version=given["version"] if given else torch[0], torch_index=index)
+    files = [(entry["file"], entry["sha256"]) for entry in lock.components["torch"] if "file" in entry]
+    kept = () if wishes.torch_index else tuple(sorted(files))
+    return replace(wishes, torch_version=given["version"] if given else torch[0], torch_index=index, wheels_kept=kept)
 
 
 def _own_index(entry: Mapping[str, Any]) -> str:

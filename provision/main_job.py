@@ -43,7 +43,7 @@ from provision.resolve import DEFAULT_PREFIX, HostWishes, Wishes, resolve
 from provision.resolve.blocked import some
 from provision.resolve.wishes import NcclSource, OpenMpiSource
 from provision.session import Interrupted, Session
-from provision.supplies import Given
+from provision.supplies import Given, with_checksums
 from provision.survey import Survey
 
 
@@ -125,6 +125,13 @@ def make_plan(
 
     Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does.
     """
+    plan, sources = _make_plan(inventory, known, options, locked)
+    return with_checksums(plan, options.wheels), sources
+
+
+def _make_plan(
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None
+) -> tuple[Plan, Sources]:
     source = engine_source.pack()
     wishes = wishes_of(options, source)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)

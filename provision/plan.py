@@ -79,6 +79,7 @@ class Component:
         source: where it comes from; ``host`` means that it is there already.
         index: an extra package index it comes from, or None for the host's own.
         url: of the tarball that it is built from; None where the user gave the file.
+        file: the name of the wheel of the user's that it comes from, for ``folder``.
         sha256: of the file, where we make or know it.
         cuda: the CUDA that the build is for, e.g. ``12.4``; of Open MPI from source the lowest of the hosts' drivers.
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
@@ -101,6 +102,7 @@ class Component:
     repository: Repository | None = None
     options: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
+    file: str | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Component:

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provision import builds, catalog, downloads, from_source, paths
 from provision.errors import ProvisionError
-from provision.plan import HostPlan, Plan, Repository
+from provision.plan import Component, HostPlan, Plan, Repository
 
 Say = Callable[[str], None]
 
@@ -140,6 +140,44 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
             raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, todo=todo)
         return _place(downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
     return None
+
+
+# --- PyTorch ------------------------------------------------------------------------------------------------------------------------
+
+
+def with_checksums(plan: Plan, folder: Path | None) -> Plan:
+    """The plan with the checksums of the user's wheels that it takes: of these alone, since they are large."""
+    made: dict[int, Component] = {}  # hosts share the plan's objects
+
+    def checked(torch: Component) -> Component:
+        if id(torch) not in made:
+            known = torch.sha256 if folder is None or torch.file is None or torch.sha256 else downloads.digest(folder / torch.file)
+            made[id(torch)] = replace(torch, sha256=known)
+        return made[id(torch)]
+
+    hosts = {
+        name: replace(host, torch=checked(host.torch)) if host.torch and host.torch.file else host for name, host in plan.hosts.items()
+    }
+    return replace(plan, hosts=hosts)
+
+
+def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
+    """The user's wheel that a host's PyTorch comes from, in the folder that was given; None where it comes from elsewhere.
+
+    Raises:
+        ProvisionError: it was given to an earlier run, and not to this one.
+    """
+    torch = host.torch
+    if torch is None or torch.file is None:
+        return None
+    if folder is None or not (folder / torch.file).is_file():
+        what = f"the plan takes PyTorch {torch.version} from {torch.file} (SHA-256 {torch.sha256}), which an earlier run was given"
+        todo = "give the folder that holds it: --wheels DIR, or resolve everything anew: --upgrade"
+        raise ProvisionError(what, where=host.name, todo=todo)
+    return folder / torch.file
+
+
+# --- repositories -------------------------------------------------------------------------------------------------------------------
 
 
 def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:

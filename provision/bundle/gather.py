@@ -46,7 +46,7 @@ def gather(
     Args:
         locked: the inventory's lock: what it knows is taken as it says.
     """
-    _refuse(plan)
+    _refuse(plan, places.wheels)
     say = session.progress.line
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
@@ -86,13 +86,14 @@ def _pins(host: HostPlan) -> dict[str, list[str]]:
     return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
-def _refuse(plan: Plan) -> None:
+def _refuse(plan: Plan, folder: Path | None) -> None:
     """What cannot be gathered is said before anything is fetched."""
     for name, host in plan.hosts.items():
         if host.family != "debian":
             raise ProvisionError(
                 "packages of this kind of system are not gathered yet", where=name, todo=f"leave it out: --limit '!{name}'"
             )
+        supplies.torch_wheel(host, folder)  # of the user's: it must be at hand
 
 
 def _packages(host: HostPlan, seen: str, work: Path, folder: Path, elsewhere: Callable[[str], str], say: Say) -> dict[str, list[str]]:

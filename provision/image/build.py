@@ -22,7 +22,7 @@ import docker.errors
 from docker import DockerClient
 from docker.models.networks import Network
 
-from provision import interrupts, main_job, paths
+from provision import interrupts, main_job, paths, supplies
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.image import labels, origins
@@ -56,11 +56,12 @@ def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | No
         cache: use what earlier builds left.
 
     Raises:
-        ProvisionError: no engine, no base, a step that failed (with its last lines), a full disk.
+        ProvisionError: no engine, no base, no wheel that an earlier run was given, a step that failed (with its last lines), a full disk.
     """
     began = time.monotonic()
     settings = controller.read(os.environ, prefix=Path(sys.prefix))
     host = asked.target.host
+    supplies.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
     files = context(asked.target, asked.engine, locked=asked.locked)
     client = engine.connect()
     named = False

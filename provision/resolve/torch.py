@@ -78,7 +78,7 @@ def _misfit(
         python = minor(pythons[kind].version)
         if release is None:
             given = f"{version}+{_tags(version, kind, wishes)[0]}"
-            there = _there(given, python, kind.arch, (*wishes.wheels, *kind.torch_wheels))
+            there = _there(given, python, kind.arch, (*wishes.files, *kind.torch_wheels))
             reason = None if there else f"the catalogue does not know PyTorch {version}"
         elif python not in release["pythons"]:
             reason = f"PyTorch {version} has no wheel for Python {python}"
@@ -108,7 +108,7 @@ def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
         return [CPU]
     release = catalog.load("pytorch")["releases"].get(version)
     if release is None:
-        named = re.findall(rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*wishes.wheels, *kind.torch_wheels)), re.MULTILINE)
+        named = re.findall(rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*wishes.files, *kind.torch_wheels)), re.MULTILINE)
         return sorted((tag for tag in set(named) if _runs_on_driver(_dotted(tag), kind)), key=_cuda, reverse=True) or [CPU]
     limit = key(kind.cuda)
 
@@ -233,11 +233,11 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
     if weak:
         why.append(f"weak: {weak}")
     source: Source
-    index = None
-
-    if _there(exact, minor(python.version), kind.arch, wishes.wheels):
-        source = "folder"
-        why.append("the wheel is in the wheel folder that was given")
+    index, sha256 = None, None
+    file = _there(exact, minor(python.version), kind.arch, wishes.files)
+    if file:
+        source, sha256 = "folder", None if file in wishes.wheels else dict(wishes.wheels_kept)[file]
+        why.append("the wheel is in the wheel folder that was given" if sha256 is None else f"{file}, which an earlier run was given")
     elif _there(exact, minor(python.version), kind.arch, kind.torch_wheels):
         source = "host"
         why.append("the wheel is in a wheel folder that the host's pip knows")
@@ -247,14 +247,14 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
     else:
         source, index = "index", known["index"].format(tag=tag)
         why.append("from the PyTorch project's index for this build")
-    return Component(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda)
+    return Component(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda, file=file, sha256=sha256)
 
 
-def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> bool:
-    """Whether this build of PyTorch is among these wheels, for this Python and architecture."""
+def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> str | None:
+    """The wheel among these that is this build of PyTorch, for this Python and architecture."""
     wanted = ["torch", version, "cp" + python.replace(".", "")]
-    named = (wheel.removesuffix(".whl").split("-") for wheel in wheels)
-    return any(len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch) for parts in named)
+    named = ((wheel, wheel.removesuffix(".whl").split("-")) for wheel in wheels)
+    return next((wheel for wheel, parts in named if len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch)), None)
 
 
 def _cause(reason: str) -> int:

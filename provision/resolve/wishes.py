@@ -21,6 +21,7 @@ class Wishes:
         torch_version: an exact release, or None for the newest that fits.
         torch_index: an index to take PyTorch from, instead of the project's own.
         wheels: names of the files in the user's wheel folder.
+        wheels_kept: (name, SHA-256) of wheels of PyTorch that were given to earlier runs: taken again where no other is named.
         nccl_source: the only source that NCCL may come from, or ``auto``.
         nccl_version: an exact NCCL version, e.g. ``2.21.5``.
         nccl_local: name of a ``nccl-local-repo-*.deb`` that the user has; its name says version, system and CUDA.
@@ -41,6 +42,7 @@ class Wishes:
     torch_version: str | None = None
     torch_index: str | None = None
     wheels: tuple[str, ...] = ()
+    wheels_kept: tuple[tuple[str, str], ...] = ()
     nccl_source: NcclSource = "auto"
     nccl_version: str | None = None
     nccl_local: str | None = None
@@ -57,6 +59,11 @@ class Wishes:
     allow_bad: bool = False
     engine_version: str = ""
     engine_sha256: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the wheels that the user gives or gave."""
+        return (*self.wheels, *(name for name, _sha256 in self.wheels_kept))
 
 
 @dataclass(frozen=True)

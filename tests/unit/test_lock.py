@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from provision import facts, install, lock, lock_file, main_job
-from provision.errors import UsageError
+from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory, load
 from provision.plan import Plan
 from provision.resolve import HostWishes, Wishes, resolve
@@ -272,6 +273,45 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     assert any(line.startswith("upgrade: torch nothing → ") for line in main_job.upgrade(listed, after, anew))
     damaged = {name: {**each, "installed": {"manifest": {"host": {"name": name}}}} for name, each in after.items()}
     assert not main_job.make_plan(listed, damaged, main_job.Options())[0].conflicts
+
+
+def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_checksum(inventory: Inventory, tmp_path: Path) -> None:
+    wheel = tmp_path / "torch-2.99.0+cpu-cp310-cp310-linux_x86_64.whl"  # no index has it, and the catalogue does not know it
+    wheel.write_bytes(b"a build of the user's own")
+    known = {name: each for name, each in known_of().items() if name == "node1"}
+    asked = main_job.Options(torch_version="2.99.0", wheels=tmp_path)
+    (first,) = main_job.make_plan(inventory, known, asked)[0].hosts.values()
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert first.torch is not None
+    assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
+    lock_file.write(inventory, lock.of_plan(Plan({"node1": first}), FILES, None, inventory))
+
+    wheel.unlink()
+    locked = lock_file.read(inventory)
+    plan, sources = main_job.make_plan(inventory, known, main_job.Options(), locked)
+    torch = plan.hosts["node1"].torch
+    assert torch is not None
+    assert replace(torch, why=()) == replace(first.torch, why=())
+    assert f"{wheel.name}, which an earlier run was given" in torch.why
+
+    with pytest.raises(ProvisionError, match=f"takes PyTorch 2.99.0[+]cpu from {re.escape(wheel.name)} .SHA-256 {sha256}.") as refused:
+        install.render(plan, inventory, known, sources, tmp_path / "new")
+    assert "--wheels DIR, or resolve everything anew: --upgrade" in str(refused.value)
+    holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
+    for changed, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
+        there = {"node1": facts.normalise({**known["node1"], **holds, **changed})}
+        if needs:
+            with pytest.raises(ProvisionError, match="an earlier run was given"):
+                install.render(plan, inventory, there, sources, tmp_path / "harmed")
+        else:
+            install.render(plan, inventory, there, sources, tmp_path / "there")
+            assert json.loads((tmp_path / "there/vars.json").read_text())["provision_torch_wheels"] == {}
+    wheel.write_bytes(b"a build of the user's own")
+    plan, sources = main_job.make_plan(inventory, known, main_job.Options(wheels=tmp_path), locked)
+    install.render(plan, inventory, known, sources, tmp_path / "given")
+    assert json.loads((tmp_path / "given/vars.json").read_text())["provision_torch_wheels"] == {"node1": str(wheel)}
+    other = main_job.make_plan(inventory, known, main_job.Options(torch_index="https://index.example/simple"), locked)[0]
+    assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]
 
 
 def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> None:
