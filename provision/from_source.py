@@ -135,10 +135,9 @@ def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mappi
     """
     lines = []
     for part in parts.values():
-        for key, host in made.items():
-            able = part["builds"].get(key, {"builders": [host]})["builders"]
-            before = able[: able.index(host)]
-            if before:
-                why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before)
+        for key in sorted(made.keys() & part["builds"].keys()):
+            host, able = made[key], part["builds"][key]["builders"]
+            if before := able[: able.index(host)]:
+                why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before[:3])
                 lines.append(f"{part['title']} ({key}) was built on {host}, because {some(before)} could not: {why}")
     return lines
