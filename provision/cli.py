@@ -23,7 +23,7 @@ from provision.bench.cli import bench
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError
 from provision.image.cli import app as image_app
-from provision.options import Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, wishes
+from provision.options import AptMirror, Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, url, wishes
 from provision.run_options import run_options
 from provision.session import Session
 
@@ -74,6 +74,7 @@ def up(
     first_step: Annotated[
         str | None, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one, e.g. `engine`.")
     ] = None,
+    apt_mirror: AptMirror = None,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", help="Install from this file of `provision bundle`; no host asks any network.", dir_okay=False),
@@ -89,7 +90,8 @@ def up(
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
     install.steps(first_step)  # a step that does not exist is said before anything is done
-    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle)
+    mirror = url("--apt-mirror", apt_mirror)
+    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror)
     if smoke:
         options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
     inventory = inventory_of(hosts, limit)
@@ -133,12 +135,14 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)
     ] = None,
+    apt_mirror: AptMirror = None,
     json_: Json = False,
     *,
     options: main_job.Options,
     passwords: Mapping[str, str],
 ) -> None:
     """What would be installed where, from where, and why."""
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror))
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
         inventory, found, problems = main_job.from_facts(facts_file, inventory, limit)
@@ -248,17 +252,18 @@ def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],
     limit: Limit = None,
-    apt_mirror: Annotated[str | None, typer.Option(metavar="URL", help="Take the distribution's packages from here.")] = None,
+    apt_mirror: AptMirror = None,
     *,
     options: main_job.Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror))
     inventory = inventory_of(hosts, limit)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder")
     with progress.make() as shown:
-        survey = main_job.bundle(inventory, replace(options, apt_mirror=apt_mirror), out.absolute(), shown, passwords)
+        survey = main_job.bundle(inventory, options, out.absolute(), shown, passwords)
     report.show_problems(survey.problems, Console(stderr=True))
     if survey.blocked:
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from provision import __version__, builds, catalog, from_source, resources, supplies
 from provision.bundle.archive import Bundle
@@ -20,6 +21,7 @@ from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
 from provision.plan import COMPONENTS, HostPlan, Plan
 from provision.playbook import Event, Outcome, headline
+from provision.sandbox import aptsources
 from provision.session import Session
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
@@ -45,7 +47,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sources:
-    """Where things that the hosts do not fetch themselves come from, and the index for what they do fetch.
+    """Where things that the hosts do not fetch themselves come from, and the index and apt's mirror for what they do fetch.
 
     ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that pip must
     take there, as provision.lock has them.
@@ -54,6 +56,7 @@ class Sources:
     engine: EngineSource
     wheels: Path | None = None
     index_url: str | None = None
+    apt_mirror: str | None = None
     given: supplies.Given = field(default_factory=supplies.Given)
     locked: Mapping[str, Mapping[str, list[dict[str, Any]]]] = field(default_factory=dict)
     bundle: Bundle | None = None
@@ -94,6 +97,10 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         found["provision_locked"] = dict(sources.locked)
     if sources.index_url:
         found["provision_index_url"] = sources.index_url
+    if sources.apt_mirror:
+        address = urlsplit(sources.apt_mirror)
+        login, _, place = address.netloc.rpartition("@")
+        found["provision_apt_mirror"] = {"url": address._replace(netloc=place).geturl(), "login": login}
     return found
 
 
@@ -140,6 +147,7 @@ def render(
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("roles", "library", "module_utils"):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(aptsources.__file__, folder / "module_utils")
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     made |= supplies.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
@@ -159,6 +167,7 @@ def render(
         roles=roles,
         only_as_root=ONLY_AS_ROOT,
         connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
+        mirrored="provision_apt_mirror" in made,
         notes=plan.notes,
         version=__version__,
     )

@@ -135,7 +135,7 @@ def _make_plan(
     source = engine_source.pack()
     wishes = wishes_of(options, source)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
-    sources = Sources(source, options.wheels, options.index_url, given)
+    sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
     asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
     kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
     if kept is None:
@@ -235,7 +235,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         if usable:
             plan, sources = make_plan(inventory, usable, options, locked)
             session.write("plan.json", plan.as_dict())
-            report.notes += plan.notes
+            report.notes += [*plan.notes, *_without_apt(plan, options.apt_mirror)]
             _add_conflicts(report, plan)
             if options.upgrade:
                 for line in upgrade(inventory, usable, plan):
@@ -251,6 +251,11 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 if report.ok and not options.check and not options.first_step:
                     _write_lock(inventory, plan, files, report)
     return report
+
+
+def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
+    others = [name for name, host in plan.hosts.items() if host.family != "debian"]
+    return [f"{some(others)}: --apt-mirror is for Debian and Ubuntu: packages come from where they always do"] if mirror and others else []
 
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:

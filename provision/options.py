@@ -33,6 +33,14 @@ Limit = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
 Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
+AptMirror = Annotated[
+    str | None,
+    typer.Option(
+        "--apt-mirror",
+        metavar="URL",
+        help="Take Debian's or Ubuntu's packages from here; the hosts' own lists stay as they are, and `plan` goes by them.",
+    ),
+]
 Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
 
 
@@ -165,8 +173,12 @@ def _version(option: str, value: str | None) -> str | None:
 def url(option: str, value: str | None) -> str | None:
     """An address that was given, if it is one. Raises UsageError."""
     if value is not None:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https", "file") or not (parts.netloc or parts.scheme == "file") or not value.isprintable():
+        try:
+            parts = urlsplit(value)
+            named = parts.hostname if parts.scheme in ("http", "https") else parts.scheme == "file"
+        except ValueError:  # brackets that are no IPv6 address
+            named = None
+        if not named or not value.isprintable() or " " in value:
             raise UsageError(f"{option} {value}: this is no address", todo="write it like https://index.example/simple")
     return value
 

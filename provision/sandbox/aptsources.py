@@ -1,6 +1,7 @@
 """Which mirror a machine's apt uses for its own distribution, how its lists read with another, and the sources that a host needs.
 
-Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say.
+Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say, or the user.
+Standard library and Python 3.7 only: `install.render` gives it to the module `apt_mirror`, which runs on hosts.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
 def mirror_at(url: str, distribution: str) -> Mirror:
     """A mirror by its address alone; Debian's security updates lie beside it on most."""
     base = url.rstrip("/")
-    security = f"{base.removesuffix('/debian')}/debian-security" if distribution == "debian" else base
+    security = re.sub(r"(/debian)?$", "/debian-security", base, count=1) if distribution == "debian" else base
     return Mirror(base, ("main",), base, security)
 
 

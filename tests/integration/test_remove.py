@@ -108,7 +108,10 @@ def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare, tmp
 def test_what_came_with_us_goes_and_what_others_did_stays(bare):
     sandbox, before = bare
     one, two = sandbox.hosts
-    good(provision("up", str(sandbox.inventory), *LEAN))
+    mirror = root(one, "awk '$1 == \"deb\" {print $2; exit}' /etc/apt/sources.list")
+    root(one, "cp -p /etc/apt/sources.list /var/tmp && sed -i 's,//[^/]*,//archive.invalid,' /etc/apt/sources.list")
+    good(provision("up", str(sandbox.inventory), "--apt-mirror", mirror, *LEAN))  # node1 could not do without
+    root(one, "grep -q archive.invalid /etc/apt/sources.list && mv /var/tmp/sources.list /etc/apt && ! test -e /opt/provision/apt-mirror")
     own_package(two, "simulator", "cpp")
     root(two, "echo /usr/lib/own >> /etc/ld.so.conf.d/provision.conf; echo mine > /opt/provision/notes.txt")
     root(two, "echo '# own line' >> ~trainer/.ssh/authorized_keys")

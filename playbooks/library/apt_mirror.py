@@ -1,0 +1,152 @@
+#!/usr/bin/python
+"""Ansible module: what apt goes by, with the distribution's own archive at a mirror, for our calls alone. Python 3.7+, no libraries.
+
+The host's lists stay as they are: changed copies of them, and what apt fetches by these, lie in a folder of ours. apt reads them where
+APT_CONFIG names the configuration that lies there, too.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: apt_mirror
+short_description: Have apt look at a mirror without changing the host's lists
+description:
+  - Fetches the mirror's indexes, unless that was done within the hour for the same lists. Repositories of third parties stay where they
+    are, and may fail; the mirror may not.
+author: [the provision authors]
+options:
+  folder: {description: "Where all of it goes; C(apt.conf) in it is for APT_CONFIG.", type: path, required: true}
+  url: {description: The mirror's address without a login., type: str, required: true}
+  login: {description: "C(user:password) for it, as it stands in an address; empty for none.", type: str, default: ""}
+"""
+
+EXAMPLES = r"""
+- name: Look at the mirror
+  apt_mirror:
+    folder: /opt/provision/apt-mirror
+    url: http://mirror.example.org/debian
+"""
+
+RETURN = r"""
+"""
+
+import glob  # noqa: E402
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import time  # noqa: E402
+
+from ansible.module_utils import aptsources  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+LISTS = "/etc/apt"
+OS_RELEASE = "/etc/os-release"
+FRESH_S = 3600
+NAMES = ("sources.list", "sources.list.d/*.list", "sources.list.d/*.sources")
+IMPATIENT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
+SHOWN_LINES = 4
+
+
+def distribution_of(text):
+    """(id, codename) out of os-release."""
+    values = dict(re.findall(r'^(ID|VERSION_CODENAME)="?([^"\n]*)"?$', text, re.MULTILINE))
+    return values.get("ID", ""), values.get("VERSION_CODENAME", "")
+
+
+def moved_lists(folder, mirror, distribution, codename):
+    """{name below ``folder``: text}: the lists as they read with the mirror; None when nothing of them would be fetched from there."""
+    found, used = {}, False
+    for path in sorted(path for name in NAMES for path in glob.glob(os.path.join(folder, name))):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = aptsources.moved(file.read(), mirror, distribution, codename)
+        entries = aptsources.parse_list(text) + aptsources.parse_deb822(text)
+        used = used or any(entry.uri in (mirror.archive, mirror.security) for entry in entries)
+        found[os.path.relpath(path, folder)] = text
+    return found if used else None
+
+
+def configuration(folder):
+    """Caches in files would make those of the host's own lists stale; without, apt reads what it needs."""
+    options = {
+        "Dir::Etc::sourcelist": folder + "/sources.list",
+        "Dir::Etc::sourceparts": folder + "/sources.list.d",
+        "Dir::State::lists": folder + "/lists",
+        "Dir::Cache::pkgcache": "",
+        "Dir::Cache::srcpkgcache": "",
+    }
+    return "".join(f'{name} "{value}";\n' for name, value in options.items())
+
+
+def write(path, text, mode=0o600):  # a list may hold the mirror's password
+    with open(path, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text)
+
+
+def lay_out(folder, lists):
+    shutil.rmtree(folder + "/sources.list.d", ignore_errors=True)
+    for part in ("sources.list.d", "lists/partial"):
+        os.makedirs(os.path.join(folder, part), exist_ok=True)
+    for name, text in {"sources.list": "", **lists}.items():
+        write(os.path.join(folder, name), text)
+    write(folder + "/apt.conf", configuration(folder), 0o644)
+
+
+def is_fresh(mark, lists):
+    try:
+        with open(mark, encoding="utf-8") as file:
+            return file.read() == digest(lists) and 0 <= time.time() - os.path.getmtime(mark) < FRESH_S
+    except OSError:
+        return False
+
+
+def digest(lists):
+    return hashlib.sha256(json.dumps(lists, sort_keys=True).encode()).hexdigest()
+
+
+def complaints(text, mirror):
+    """What apt says that stands in the way: of the mirror, or of no repository at all. What others lack is their owners' business."""
+    found = []
+    for line in re.sub(r"(?<=://)[^/\s]*@", "", text).splitlines():
+        named = ":/" not in line or mirror.archive in line or mirror.security in line
+        if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
+            found.append(line)
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "folder": {"type": "path", "required": True},
+            "url": {"type": "str", "required": True},
+            "login": {"type": "str", "default": "", "no_log": True},
+        },
+    )
+    folder, url, login = (module.params[name] for name in ("folder", "url", "login"))
+    os.umask(0o022)
+    with open(OS_RELEASE, encoding="utf-8") as file:
+        distribution, codename = distribution_of(file.read())
+    address = url.replace("://", f"://{login}@", 1) if login else url
+    lists = moved_lists(LISTS, aptsources.mirror_at(address, distribution), distribution, codename)
+    if lists is None:
+        wrong = f"no list in {LISTS} names the archive of {distribution} {codename}, whose place the mirror {url} could take"
+        module.fail_json(msg=wrong + ": name the archive there, or leave --apt-mirror out")
+    mark = folder + "/fetched"
+    if is_fresh(mark, lists):
+        module.exit_json(changed=False)
+    lay_out(folder, lists)
+    environment = {"APT_CONFIG": folder + "/apt.conf", "LC_ALL": "C"}
+    rc, out, err = module.run_command(["apt-get", "-q", *IMPATIENT, "update"], environ_update=environment)
+    wrong = complaints(out + "\n" + err, aptsources.mirror_at(url, distribution))
+    if wrong:
+        shutil.rmtree(folder, ignore_errors=True)
+        lines = "\n".join(wrong[:SHOWN_LINES])
+        module.fail_json(msg=f"the mirror {url} (--apt-mirror) cannot be used for {distribution} {codename}:\n{lines}", rc=rc)
+    write(mark, digest(lists))
+    module.exit_json(changed=True)
+
+
+if __name__ == "__main__":
+    main()
