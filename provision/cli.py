@@ -112,7 +112,7 @@ def survey(
     """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        found = surveying.look(Session(inventory, shown, passwords))
+        found = surveying.look(Session(inventory, shown, passwords), index="new")
     if json_:
         _print_json(found.as_dict())
     else:
@@ -151,7 +151,7 @@ def plan(
         raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = surveying.look(Session(inventory, shown, passwords))
+            looked = surveying.look(Session(inventory, shown, passwords), index=main_job.index_asked(options))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
     before = None if options.upgrade else lock_file.read(inventory)

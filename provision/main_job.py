@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from provision import (
     builds,
@@ -84,6 +84,13 @@ def hold_hosts(inventory: Inventory, purpose: str) -> AbstractContextManager[Non
     return hold.hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
+def index_asked(options: Options) -> Literal["new", "all"] | None:
+    """Which hosts' own package indexes count for a plan: none where another is named, and not where the plan keeps to what is there."""
+    if options.index_url:
+        return None
+    return "all" if options.upgrade or options.nccl_version else "new"
+
+
 def wishes_of(options: Options, engine: EngineSource) -> Wishes:
     """What the resolver is asked for, as the user wrote it."""
     sources = options.nccl_tarball
@@ -132,6 +139,8 @@ def make_plan(
 def _make_plan(
     inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None
 ) -> tuple[Plan, Sources]:
+    if options.index_url:
+        known = {name: {**each, "wheel_candidates": {}} for name, each in known.items()}
     source = engine_source.pack()
     wishes = wishes_of(options, source)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
@@ -229,7 +238,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
             locked, options = bundle.lock, _with_files_of(bundle, options)
-        survey = surveying.look(session)
+        survey = surveying.look(session, index=None if bundle else index_asked(options))
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
         if usable:

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from provision import catalog, facts, resources
 from provision.errors import ProvisionError
@@ -40,8 +40,12 @@ class Survey:
         return {"schema": 1, "hosts": self.hosts, "problems": listed}
 
 
-def look(session: Session) -> Survey:
-    """Survey all hosts of the session's inventory. Changes nothing on them."""
+def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Survey:
+    """Survey all hosts of the session's inventory. Changes nothing on them.
+
+    Args:
+        index: which hosts ask the index of their pip what wheels it has: all, or those where no run has come to its end.
+    """
     received: dict[str, tuple[str, float]] = {}
     refused: dict[str, Event] = {}
 
@@ -57,7 +61,7 @@ def look(session: Session) -> Survey:
         resources.folder("playbooks") / "survey.yml",
         "Survey",
         extra_vars={
-            "provision_survey_command": _command(),
+            "provision_survey_command": _command(index),
             "provision_try_become": asked,
             "provision_with_password": with_password,
         },
@@ -148,9 +152,10 @@ _ROOT = (
 )
 
 
-def _command() -> str:
+def _command(index: str | None) -> str:
+    options = {"prefix": "@prefix@", "root": "@root@", **({"index": index} if index else {})}
     absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
-    return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, absent)
+    return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", options, absent)
 
 
 def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -102,10 +102,11 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
         facts["package_manager"]["name"] = defaults.PACKAGE_MANAGERS.get(facts["os"]["family"], "none")
     if facts["user"]["can_become"] is None:
         facts["user"] = facts["user"] | {"can_become": facts["user"]["sudo"] != "none"}
-    facts["candidates"], odd = _plain(facts["candidates"])
     facts.setdefault("errors", {})
-    if odd:
-        facts["errors"] = {**facts["errors"], "candidates": f"no versions of packages: {', '.join(odd)}"}
+    for offers in defaults.OFFERS:
+        facts[offers], odd = _plain(facts[offers])
+        if odd:
+            facts["errors"] = {**facts["errors"], offers: f"no versions of packages: {', '.join(odd)}"}
     facts["missing"] = missing
     return facts
 

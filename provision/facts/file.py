@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import UsageError
-from provision.facts.defaults import BESIDES, DEFAULTS
+from provision.facts.defaults import BESIDES, DEFAULTS, OFFERS
 from provision.facts.document import Facts, defused, normalise
 from provision.facts.kinds import wrong_kinds
 
@@ -92,7 +92,8 @@ def _wrong_in_host(at: str, facts: Any) -> Iterator[str]:
         yield from _wrong_system(at, facts)
         yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
         yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
-        yield from _wrong_candidates(f"{at}.candidates", facts.get("candidates"))
+        for offers in OFFERS:
+            yield from _wrong_candidates(f"{at}.{offers}", facts.get(offers))
         yield from wrong_kinds(at, facts, DEFAULTS, _CHECKED_APART)
 
 

@@ -59,6 +59,7 @@ class Machine:
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
         candidates: package → versions that the host's own package index offers, newest first.
+        wheel_candidates: the same of wheels in the index of its pip; a package that it was not asked for is not in it.
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
         root: whether things may be done as root there; without, nothing is installed but into the prefix.
@@ -85,6 +86,7 @@ class Machine:
     root: bool = True
     make: bool = True
     builds: tuple[tuple[str, str | None], ...] = ()
+    wheel_candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def system(self) -> str:
@@ -94,6 +96,10 @@ class Machine:
     def offered(self, package: str) -> tuple[str, ...]:
         """The versions of a package that the host's own package index offers, newest first; empty when it was not or could not be asked."""
         return dict(self.candidates).get(package, ())
+
+    def wheels_offered(self, package: str) -> tuple[str, ...] | None:
+        """The versions of which the index of its pip has a wheel for it, newest first; None when it was not or could not be asked."""
+        return dict(self.wheel_candidates).get(package)
 
     def of_system(self, table: Mapping[str, Any]) -> Any:
         """The entry of ``ubuntu 22.04`` or, where point releases do not count, of ``debian 12``; None without one."""
@@ -121,14 +127,13 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
         others=others,
-        candidates=tuple(
-            (name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(facts["candidates"].items())
-        ),
+        candidates=_newest_first(facts["candidates"]),
         torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
         hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
         root=facts["user"]["can_become"],
         make=facts["user"]["can_become"] or facts["make"] is not None or "make" in facts["missing"],
         builds=builds,
+        wheel_candidates=_newest_first(facts["wheel_candidates"]),
     )
 
 
@@ -147,6 +152,10 @@ def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
         )
         for each in found
     )
+
+
+def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(offers.items()))
 
 
 def cuda_of_driver(version: str) -> str | None:

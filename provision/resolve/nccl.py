@@ -334,7 +334,10 @@ def _main_reason(kind: Machine, wishes: Wishes, known: list[Build], lost: list[R
     if wishes.nccl_version is not None:
         known = [build for build in known if build.version == wishes.nccl_version]
         if not known:
-            return f"no build of NCCL {wishes.nccl_version} is known for it"
+            said = next((f": {each.reason}" for each in lost if each.candidate.endswith(f"=={wishes.nccl_version}")), "")
+            return f"no build of NCCL {wishes.nccl_version} is known for it{said}"
+    if not known:
+        return "; ".join(list(dict.fromkeys(each.reason for each in lost if each.candidate != FROM_SOURCE))[:3])
     found = [(build, misfit(build, kind, wishes)) for build in known]
     runs = [(build, said) for build, said in found if said and key(build.cuda) <= key(kind.cuda or "0")]
     said_of: dict[str, str] = {}

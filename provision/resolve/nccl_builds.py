@@ -19,6 +19,7 @@ from provision.resolve.wishes import Wishes
 from provision.versions import key, minor
 
 FROM_SOURCE = "a build from source"
+_READ_OUT = "the CUDA is read out of the library in the wheel"
 
 # In the order in which they are preferred, all else being equal.
 SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution", "source")
@@ -86,7 +87,7 @@ def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[l
     found: list[Build] = []
     lost: list[Rejected] = []
     differences: list[str] = []
-    prebuilt = (*_wheels(kind), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind))
+    prebuilt = (*_wheels(kind, differences), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind))
     for each in (*prebuilt, *_sources(kind, wishes, compilers)):
         if isinstance(each, Build):
             found.append(each)
@@ -95,16 +96,37 @@ def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[l
     return found, lost, differences
 
 
-def _wheels(kind: Machine) -> Iterator[Build | Rejected]:
+def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
+    """The wheels whose CUDA is known. Which of them there are, the index of the host's pip says where it was asked."""
     wheels = catalog.load("nccl")["wheels"]
     for package, versions in wheels["builds"].items():
         first = wheels["aarch64_from"].get(package)
+        offered = kind.wheels_offered(package)
+        if offered is not None:
+            yield from _offered(package, versions, offered, differences)
+            continue
         for version, cuda in versions.items():
             exact = f"{package}=={version}"
             if kind.arch == "x86_64" or (first and key(version) >= key(first)):
-                yield Build(version, cuda, "wheel", version, exact, "the CUDA is read out of the library in the wheel")
+                yield Build(version, cuda, "wheel", version, exact, _READ_OUT)
             else:
                 yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
+
+
+def _offered(package: str, known: Mapping[str, str], offered: tuple[str, ...], differences: list[str]) -> Iterator[Build | Rejected]:
+    for version, cuda in known.items():
+        if version in offered:
+            yield Build(version, cuda, "wheel", version, f"{package}=={version}", _READ_OUT)
+        else:
+            yield Rejected(f"{package}=={version}", "the index that the host's pip asks has no such wheel for it")
+    new = [version for version in offered if version not in known]
+    gone = [version for version in known if version not in offered]
+    for version in new:
+        yield Rejected(f"{package}=={version}", "the host's pip could get it; which CUDA it was built for is not known")
+    if new:
+        differences.append(f"for Python offers {package} {', '.join(new)}, which the catalogue does not know")
+    if gone:
+        differences.append(f"for Python does not offer {len(gone)} wheels of {package} that the catalogue lists: what the host says counts")
 
 
 def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
