@@ -208,6 +208,17 @@ def test_a_held_wrong_version_is_replaced_whether_it_is_older_or_newer(version, 
     assert state(host) == HELD
 
 
+def test_with_a_mirror_of_the_distribution_nvidias_repository_is_still_where_it_was(host, play):
+    put(host, OLDER)
+    mirror = root(host.hosts[0], "awk '$1 == \"deb\" {print $2; exit}' /etc/apt/sources.list")
+    root(host.hosts[0], "cp -p /etc/apt/sources.list /var/tmp && sed -i 's,//[^/]*,//archive.invalid,' /etc/apt/sources.list")
+    done = play(*WISHES, "--apt-mirror", mirror)
+    root(host.hosts[0], "mv /var/tmp/sources.list /etc/apt")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Look at the mirror" in done.stdout
+    assert state(host) == HELD
+
+
 def test_a_version_that_went_away_since_the_plan_is_one_clear_error_and_what_was_held_stays(host, nvidia, book, tmp_path):
     put(host, OLDER)
     run = book(*WISHES)
