@@ -108,7 +108,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """By the plan: the parameters' order, and which of them have sparse gradients."""
         self._sparse = [p for p, is_sparse in zip(self._trained, self._sparse_ones) if is_sparse]
         dense = [self._trained[number] for number in self._order if not self._sparse_ones[number]]
-        groups = [[p for p in group if p in set(dense)] for group in self._groups]
+        ours = set(dense)
+        groups = [[p for p in group if p in ours] for group in self._groups]
         most_bytes = self._tuner.size if self._tuner else context.current().config.fusion_bytes
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
@@ -134,10 +135,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._order, self._sparse_ones = agreed
             self._make_buckets()
         self._agreed = True
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                if self._passes_left[parameter] == 0:
-                    self._add(parameter)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
