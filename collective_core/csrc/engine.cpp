@@ -162,7 +162,7 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
     if (task->operation.header.kind == Kind::join) {
       join(*task, deadline);
     } else {
-      current = agree(task, deadline);
+      agree(current, deadline);
       event.agree(current->operation.header, current->queued_ns);
       transfer(current->operation, deadline);
     }
@@ -245,14 +245,14 @@ void Engine::join(Task& task, Deadline& deadline) {
   task.operation.received = {joined_.take_last()};
 }
 
-std::shared_ptr<Task> Engine::agree(std::shared_ptr<Task> task, Deadline& deadline) {
+void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
   group_->liveness().throw_if_recorded();
   for (;;) {
     ask(*task, deadline);
     const Agreement agreement = compare(headers_);
     switch (agreement.verdict) {
       case Verdict::agreed:
-        return task;
+        return;
       case Verdict::disagreed:
         throw Failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
                       explain_disagreement(headers_, topology()), dissenters(headers_));

@@ -74,7 +74,8 @@ class Engine {
   void ask(Task& task, Deadline& deadline);
   // Takes part in what the other ranks do until all have joined.
   void join(Task& task, Deadline& deadline);
-  std::shared_ptr<Task> agree(std::shared_ptr<Task> task, Deadline& deadline);
+  // Until all want the same, which may be another task of this rank's than the one it came with.
+  void agree(std::shared_ptr<Task>& task, Deadline& deadline);
   std::shared_ptr<Task> find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
                                        const Deadline& deadline);
   void transfer(Operation& operation, Deadline& deadline);

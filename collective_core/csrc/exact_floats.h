@@ -17,7 +17,7 @@ class ExactFloats {
   ExactFloats(const ExactFloats&) = delete;
   ExactFloats& operator=(const ExactFloats&) = delete;
   ~ExactFloats() {
-    if (before_ & flushing) set(before_);
+    if (get() != before_) set(before_);  // also the flags that sums have raised
   }
 
  private:

@@ -49,7 +49,7 @@ def test_hmac_is_the_standard_one():
 
 
 def test_killed_ranks_leave_nothing_behind(launch, tmp_path):
-    before, mark = files(), tmp_path.name
+    before, mark = files(), str(tmp_path)
     reports = launch("litter.py", 2, env={MARK: mark}).reports()
     assert len(reports) >= 1
     assert all(entry["marked"] for entry in reports.values()), "its processes could not be told from others"

@@ -143,7 +143,7 @@ def allreduce(
     """
     repeats = out is array and name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
     if repeats and repeat(array, op):
-        return array
+        return out  # type: ignore[return-value]  # which is array
     who = members(process_set)
     source, dtype = _contiguous(array)
     result = np.empty_like(source) if out is None else _writable(out, source)

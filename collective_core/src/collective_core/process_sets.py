@@ -119,6 +119,8 @@ def end() -> None:
 class _Engine:
     """The ranks of the job, who meet again through the engine itself (as rendezvous.py asks of a launcher)."""
 
+    hears_of_deaths = False  # it does, but a set that cannot connect must not end the job's own engine
+
     def __init__(self) -> None:
         self.rank = context.rank()
         self.size = context.size()

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, mpi_carrier
@@ -20,6 +21,8 @@ from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
 
 NONCE_BYTES = 32
+#: Ranks whose reasons for not connecting one error tells.
+MOST_REASONS = 3
 
 #: What other parts of the engine tell about this rank when a process set meets, and learn of all its members, by name. The first is
 #: told whether this rank is the set's first; the second the set, this rank's number in it, and what every member told.
@@ -46,9 +49,10 @@ def host_identity(override: str | None = None) -> str:
 def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None) -> list[_native.PeerInfo]:
     """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
 
-    Three rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
-    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret; and, once they have
-    connected, whether all could. So a rank that died meanwhile, or cannot be reached, is named by those too that did not need it.
+    Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
+    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret. Where the launcher
+    hears of deaths, a third one: whether all could connect. So a rank that died meanwhile, or cannot be reached, is named by those
+    too that did not need it, and who waited for it in vain is not blamed for going away.
     """
     identity = host_identity(config.host_id)
     mine: dict[str, Any] = {
@@ -79,10 +83,9 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         if included:
             port, socket_name = _native.open_listeners(address)
             told = {name: offer(launcher.rank == ranks[0]) for name, (offer, _) in companions.items()}
-    except CollectiveError as failure:
-        error = str(failure)
+    except CollectiveError as problem:
+        error = str(problem)
 
-    failure: CollectiveError | None = None
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
         places = exchange_documents(
@@ -99,8 +102,12 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
             mpi_carrier.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
+            began = time.monotonic()
             failure = _connect(ranks.index(launcher.rank), peers, secret, config, process_set, sockets)
-        _raise_first_failure(exchange_documents(launcher, _told(failure)), everyone, failure)
+            if launcher.hears_of_deaths:
+                failure = _compare_outcomes(launcher, everyone, failure, time.monotonic() - began)
+            if failure:
+                raise failure
     except BaseException:
         _native.close(process_set)  # whoever is not in the job does not listen
         raise
@@ -151,16 +158,19 @@ def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, An
         raise CollectiveError(f"{who} cannot start: {text}", "invalid", [number for number, _ in failed])
 
 
-def _told(failure: CollectiveError | None) -> dict[str, Any]:
-    return {"error": str(failure), "kind": failure.kind, "ranks": failure.ranks} if failure else {"error": ""}
-
-
-def _raise_first_failure(outcomes: list[dict[str, Any]], everyone: list[dict[str, Any]], own: CollectiveError | None) -> None:
-    """A rank that could connect learns why another could not; each that could not raises its own reason."""
-    if own is not None:
-        raise own
-    failed = next(((rank, outcome) for rank, outcome in enumerate(outcomes) if outcome["error"]), None)
-    if failed:
-        rank, outcome = failed
-        who = f"rank {rank} (host {everyone[rank]['host_name']}, pid {everyone[rank]['pid']})"
-        raise CollectiveError(f"{who} could not connect: {outcome['error']}", outcome["kind"], outcome["ranks"])
+def _compare_outcomes(launcher: Any, everyone: list[dict[str, Any]], own: CollectiveError | None, spent: float) -> CollectiveError | None:
+    """Why the ranks are not all connected, if so. ``spent``: seconds that this rank has tried."""
+    mine = {"error": str(own), "kind": own.kind, "ranks": own.ranks} if own else {"error": ""}
+    try:
+        outcomes = [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode(), spent)]
+    except CollectiveError as error:
+        if own is None:
+            raise
+        # Whoever is gone is to blame, not whom this rank has waited for, who may have waited for that one.
+        raise CollectiveError(f"{error}; rank {launcher.rank}: {own}", error.kind, error.ranks) from own
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome["error"]]
+    if own or not failed:
+        return own
+    reasons = [f"rank {rank} (host {everyone[rank]['host_name']}) could not connect: {outcome['error']}" for rank, outcome in failed]
+    first = failed[0][1]
+    return CollectiveError("; ".join(reasons[:MOST_REASONS]), first["kind"], first["ranks"])

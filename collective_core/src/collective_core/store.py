@@ -119,11 +119,12 @@ class Host:
     """Rank 0's side."""
 
     rank = 0
+    hears_of_deaths = True
 
     def __init__(self, size: int, place: Place, secret: bytes, timeout: float) -> None:
         self.size = size
         self.secret = secret
-        self._timeout, self._patience = timeout, timeout + GRACE
+        self._timeout = timeout
         self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, _Seal]] = {}
         self._visitors: list[asyncio.StreamWriter] = []
         self._is_local = isinstance(place.where, str)
@@ -159,6 +160,7 @@ class Host:
         if guest is None or guest[0] in self._guests:
             writer.transport.abort()
             return
+        writer.transport.set_write_buffer_limits(high=0)  # drained is sent: nobody looks after this loop between exchanges
         self._guests[guest[0]] = (reader, writer, guest[1])
         if len(self._guests) == self.size - 1:
             self._complete.set()
@@ -177,11 +179,14 @@ class Host:
         known = hmac.compare_digest(proof, _proof(self.secret, b"guest", rank, theirs, mine))
         return (rank, _Seal(self.secret, rank, theirs, mine)) if known else None
 
-    def exchange(self, mine: bytes) -> list[bytes]:
-        """All ranks' bytes, by rank. Raises CollectiveError naming the ranks that went away or did not answer."""
-        return self._loop.run_until_complete(self._exchange(mine))
+    def exchange(self, mine: bytes, spent: float = 0.0) -> list[bytes]:
+        """All ranks' bytes, by rank. Raises CollectiveError naming the ranks that went away or did not answer.
 
-    async def _exchange(self, mine: bytes) -> list[bytes]:
+        ``spent``: seconds since all ranks were together, by which it waits less.
+        """
+        return self._loop.run_until_complete(self._exchange(mine, max(0.0, self._timeout - spent) + GRACE))
+
+    async def _exchange(self, mine: bytes, patience: float) -> list[bytes]:
         parts = {0: mine}
 
         async def read(rank: int, reader: asyncio.StreamReader, seal: _Seal) -> None:
@@ -193,7 +198,7 @@ class Host:
             parts[rank] = part
 
         reads = {asyncio.ensure_future(read(rank, reader, seal)): rank for rank, (reader, _, seal) in self._guests.items()}
-        done, waiting = await asyncio.wait(reads, timeout=self._patience, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
+        done, waiting = await asyncio.wait(reads, timeout=patience, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
         for task in waiting:
             task.cancel()
         failed = {reads[task]: failure for task in done if (failure := task.exception()) is not None}
@@ -205,7 +210,9 @@ class Host:
         for _, writer, seal in self._guests.values():
             writer.write(everyone + seal.of(b"host", everyone))
         # A guest that has read its answer may have hung up already, which is none of our failures; of one that died the job learns next.
-        await asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()), return_exceptions=True)
+        sent = asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()), return_exceptions=True)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(sent, patience)
         return [parts[rank] for rank in range(self.size)]
 
     def _failure_of(self, failed: dict[int, BaseException], silent: list[int]) -> CollectiveError:
@@ -214,7 +221,7 @@ class Host:
                 return failure if isinstance(failure, CollectiveError) else CollectiveError(f"{failure} (internal error)", "internal")
         if failed:
             return CollectiveError(f"ranks {sorted(failed)} went away while the job was starting", "peer_lost", sorted(failed))
-        text = f"ranks {silent} said nothing for {self._patience:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
+        text = f"ranks {silent} said nothing for {self._timeout:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
         return CollectiveError(text, "timeout", silent)
 
     async def _tell(self, error: CollectiveError) -> None:
@@ -240,6 +247,8 @@ class Host:
 
 class Guest:
     """The side of every other rank."""
+
+    hears_of_deaths = True
 
     def __init__(self, rank: int, size: int, place: Place, secret: bytes, timeout: float) -> None:
         self.rank = rank
@@ -274,10 +283,11 @@ class Guest:
             raise
         return connection, _Seal(self.secret, self.rank, mine, theirs)
 
-    def exchange(self, mine: bytes) -> list[bytes]:
+    def exchange(self, mine: bytes, spent: float = 0.0) -> list[bytes]:  # noqa: ARG002 - rank 0's time counts
         """All ranks' bytes, by rank."""
         try:
-            self._connection.sendall(_length.pack(len(mine)) + mine + self._seal.of(b"guest", mine))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # rank 0 may have said why it went away
+                self._connection.sendall(_length.pack(len(mine)) + mine + self._seal.of(b"guest", mine))
             parts = [self._receive_part() for _ in range(self.size)]
             mark = _read(self._connection, _Seal.BYTES)
         except (OSError, EOFError) as error:

@@ -1,7 +1,8 @@
-"""Rank 1 never connects to the others: it dies first (argv: ``dies``), or its network refuses (``fails``)."""
+"""Rank 1 never connects to the others: it dies first (argv: ``dies``), its network refuses (``fails``), or it stands still (``stops``)."""
 
 import os
 import signal
+import subprocess
 import sys
 
 import common
@@ -14,12 +15,20 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop(*_):
+    # Longer than the others take to give up.
+    subprocess.Popen(
+        ["sh", "-c", f"sleep 12; kill -KILL {os.getpid()}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def fail(*_):
     raise cc.CollectiveError("no connection to rank 0 (pid 1, host a): no route to host", "timeout", (0,))
 
 
 if os.environ["COLLECTIVE_RANK"] == "1":
-    _native.connect = {"dies": die, "fails": fail}[sys.argv[1]]
+    _native.connect = {"dies": die, "fails": fail, "stops": stop}[sys.argv[1]]
 try:
     cc.init()
 except cc.CollectiveError as error:
