@@ -91,6 +91,13 @@ def index_asked(options: Options) -> Literal["new", "all"] | None:
     return "all" if options.upgrade or options.nccl_version else "new"
 
 
+def _index_counts(facts: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
+    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for anew."""
+    offered: dict[str, list[str]] = {} if options.index_url else facts.get("wheel_candidates") or {}
+    keeps = bool(facts.get("installed")) and not options.upgrade
+    return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
+
+
 def wishes_of(options: Options, engine: EngineSource) -> Wishes:
     """What the resolver is asked for, as the user wrote it."""
     sources = options.nccl_tarball
@@ -139,8 +146,7 @@ def make_plan(
 def _make_plan(
     inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None
 ) -> tuple[Plan, Sources]:
-    if options.index_url:
-        known = {name: {**each, "wheel_candidates": {}} for name, each in known.items()}
+    known = {name: {**each, "wheel_candidates": _index_counts(each, options)} for name, each in known.items()}
     source = engine_source.pack()
     wishes = wishes_of(options, source)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)

@@ -63,7 +63,7 @@ class Event:
 
 def headline(text: str) -> str:
     """The one line of a message that says most, cut to 200 characters: the first that speaks of an error, else the last."""
-    lines = text.strip().splitlines()
+    lines = text.strip().splitlines() or [""]
     return next((line for line in lines if re.search(r"\berror\b|No space left", line, re.IGNORECASE)), lines[-1])[:200]
 
 

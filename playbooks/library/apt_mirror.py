@@ -60,7 +60,8 @@ def moved_lists(folder, mirror, distribution, codename):
     found, used = {}, False
     for path in sorted(path for name in NAMES for path in glob.glob(os.path.join(folder, name))):
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = aptsources.moved(file.read(), mirror, distribution, codename)
+            binary = re.sub(r"(?m)^\s*deb-src\b.*$", "", file.read())  # nobody builds from these, and they would stay where they are
+        text = aptsources.moved(binary, mirror, distribution, codename)
         entries = aptsources.parse_list(text) + aptsources.parse_deb822(text)
         used = used or any(entry.uri in (mirror.archive, mirror.security) for entry in entries)
         found[os.path.relpath(path, folder)] = text
@@ -109,8 +110,9 @@ def digest(lists):
 def complaints(text, mirror):
     """What apt says that stands in the way: of the mirror, or of no repository at all. What others lack is their owners' business."""
     found = []
+    places = [place + end for place in (mirror.archive, mirror.security) for end in ("/dists/", " ")]
     for line in re.sub(r"(?<=://)[^/\s]*@", "", text).splitlines():
-        named = ":/" not in line or mirror.archive in line or mirror.security in line
+        named = ":/" not in line or any(place in line for place in places)
         if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
             found.append(line)
     return found
@@ -125,6 +127,7 @@ def main():
         },
     )
     folder, url, login = (module.params[name] for name in ("folder", "url", "login"))
+    url = re.sub(r"^file:/+", "file:/", url)  # as apt writes it
     os.umask(0o022)
     with open(OS_RELEASE, encoding="utf-8") as file:
         distribution, codename = distribution_of(file.read())

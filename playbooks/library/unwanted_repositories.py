@@ -49,7 +49,7 @@ def content(path):
 def named(key, gone):
     """Whether a list that stays names a key."""
     lists = [path for folder in LISTS for path in glob.glob(folder + "*")] + ["/etc/apt/sources.list"]
-    return any(key.encode() in (content(path) or b"") for path in lists if path not in gone)
+    return any(key.encode() in (content(path) or b"") for path in lists if path not in gone and os.path.isfile(path))
 
 
 def sort_out(record, wanted, owned):

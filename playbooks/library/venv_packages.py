@@ -34,6 +34,10 @@ options:
   extra_index_url: {description: A package index to ask as well., type: str}
   index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
   bundle: {description: A folder of wheels to install from instead of asking any index., type: path}
+  files:
+    description: Packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced.
+    type: dict
+    default: {}
   locked:
     description: >-
       Files of an earlier run, each with C(name), C(version) and C(sha256); what comes now must be the same. A package that is not among
@@ -205,8 +209,14 @@ def unmet(requirements, installed):
     return missing
 
 
-def install_wheels(module, venv, wanted, scratch):
-    """Bring the wheels first, look at their checksums, then install from them alone.
+def from_other_files(requirements, files, noted):
+    """The pins of packages that must come from a file of a known checksum, and did not come from it."""
+    names = {pin: canonical(pin.partition("==")[0]) for pin in requirements}
+    return [pin for pin, name in names.items() if name in files and noted.get(name, {}).get("sha256") != files[name]]
+
+
+def install_wheels(module, venv, wanted, anew, scratch):
+    """Bring the wheels first, look at their checksums, then install from them alone; what is ``anew``, though its version is there.
 
     Returns {name: {version, file, url, sha256}} of them, and what the lock knows nothing of.
     """
@@ -235,7 +245,10 @@ def install_wheels(module, venv, wanted, scratch):
         found = re.findall(r"\w+://\S*/" + re.escape(name), said.replace("%2B", "+"))
         url = re.sub(r"(?<=://)[^/@]+@", "", found[-1]) if found else None
         brought[canonical(distribution)] = {"version": version, "file": name, "url": url, "sha256": sha256}
-    call_pip(module, venv, ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels, *wanted], scratch)
+    command = ["install", "--no-warn-script-location", "--no-index", "--find-links", wheels]
+    if anew:
+        call_pip(module, venv, [*command, "--force-reinstall", "--no-deps", *anew], scratch)
+    call_pip(module, venv, [*command, *wanted], scratch)
     return brought, unlocked
 
 
@@ -286,6 +299,7 @@ def main():
             "extra_index_url": {"type": "str", "no_log": True},
             "index_url": {"type": "str", "no_log": True},
             "bundle": {"type": "path"},
+            "files": {"type": "dict", "default": {}},
             "locked": {"type": "list", "elements": "dict", "default": []},
             "verify": {"type": "bool", "default": False},
         },
@@ -297,7 +311,10 @@ def main():
 
     make = reason_to_make(module, venv, python)
     installed = {} if make else installed_versions(venv)
-    wanted = unmet(module.params["requirements"], installed)
+    requirements = module.params["requirements"]
+    wanted = unmet(requirements, installed)
+    anew = [pin for pin in from_other_files(requirements, module.params["files"], read_note(venv, FILES)) if pin not in wanted]
+    wanted += anew
     name = module.params["built_name"]
     build = name is not None and (make is not None or not is_built_from(venv, name, module.params["built_from"]))
     surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
@@ -317,7 +334,7 @@ def main():
     unlocked = []
     try:
         if wanted:
-            brought, unlocked = install_wheels(module, venv, wanted, scratch)
+            brought, unlocked = install_wheels(module, venv, wanted, anew, scratch)
             note_files(venv, brought)
         if build:
             install_built(module, venv, scratch)

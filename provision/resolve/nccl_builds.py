@@ -102,25 +102,28 @@ def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]
     for package, versions in wheels["builds"].items():
         first = wheels["aarch64_from"].get(package)
         offered = kind.wheels_offered(package)
+        expected = {version for version in versions if kind.arch == "x86_64" or (first and key(version) >= key(first))}
         if offered is not None:
-            yield from _offered(package, versions, offered, differences)
+            yield from _offered(package, versions, expected, offered, differences)
             continue
         for version, cuda in versions.items():
             exact = f"{package}=={version}"
-            if kind.arch == "x86_64" or (first and key(version) >= key(first)):
+            if version in expected:
                 yield Build(version, cuda, "wheel", version, exact, _READ_OUT)
             else:
                 yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
 
 
-def _offered(package: str, known: Mapping[str, str], offered: tuple[str, ...], differences: list[str]) -> Iterator[Build | Rejected]:
+def _offered(
+    package: str, known: Mapping[str, str], expected: set[str], offered: tuple[str, ...], differences: list[str]
+) -> Iterator[Build | Rejected]:
     for version, cuda in known.items():
         if version in offered:
             yield Build(version, cuda, "wheel", version, f"{package}=={version}", _READ_OUT)
         else:
             yield Rejected(f"{package}=={version}", "the index that the host's pip asks has no such wheel for it")
     new = [version for version in offered if version not in known]
-    gone = [version for version in known if version not in offered]
+    gone = expected - set(offered)
     for version in new:
         yield Rejected(f"{package}=={version}", "the host's pip could get it; which CUDA it was built for is not known")
     if new:

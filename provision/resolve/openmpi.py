@@ -279,8 +279,12 @@ def _able_to_build(kinds: Kinds, wishes: Wishes) -> Iterator[Way]:
     if without_toolkit:
         text = f"install a CUDA toolkit on {some(without_toolkit)}"
         yield become(
-            text, lambda kind: kind if kind.toolkits or kind.cuda is None else replace(kind, toolkits=(Toolkit(USUAL_TOOLKIT, cuda),))
+            text, lambda kind: kind if _has_headers(kind) or kind.cuda is None else replace(kind, toolkits=(Toolkit(USUAL_TOOLKIT, cuda),))
         )
+
+
+def _has_headers(kind: Machine) -> bool:
+    return any(toolkit.headers for toolkit in kind.toolkits or ())
 
 
 def _cuda(kinds: Kinds) -> str | None:

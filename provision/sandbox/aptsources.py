@@ -14,6 +14,8 @@ from dataclasses import dataclass
 ROLLING_NAMES = {"debian": ("stable", "oldstable", "testing")}
 #: What a distribution's suites have behind its release: bullseye is the first whose security updates are called like this.
 _SUFFIXES = ("", "-updates", "-security", "/updates", "-backports", "-proposed", "-proposed-updates")
+#: Of Debian and Ubuntu; third parties that use a suite's name have parts of their own, such as Docker's `stable`.
+_PARTS = frozenset({"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"})
 _SECURITY = re.compile(r"-security$|/updates$")
 
 
@@ -77,7 +79,7 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
         distribution: ``ID`` of the controller's os-release, such as ``debian``.
         codename: its ``VERSION_CODENAME``, such as ``bookworm``.
     """
-    own = [entry for entry in entries if _is_own(entry, distribution, codename)]
+    own = [entry for entry in entries if _is_own(entry, distribution, codename) and "main" in entry.components]
 
     def first(suffix: str) -> Entry | None:
         suites = {suite + suffix for suite in _suites(distribution, codename)}
@@ -100,27 +102,35 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
     """A list of either format with the distribution's own entries at a mirror. Repositories of third parties stay where they are."""
 
     def address(entries: list[Entry]) -> str | None:
-        if not entries or not all(_is_own(entry, distribution, codename) for entry in entries):
+        own = [_is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components) for entry in entries]
+        if not own or not all(own):
             return None
         return mirror.security if all(_SECURITY.search(entry.suite) for entry in entries) else mirror.archive
 
     if re.search(r"^Types:", text, re.MULTILINE | re.IGNORECASE):
         stanzas = re.split(r"(\n\s*\n)", text)
         for at, stanza in enumerate(stanzas):
-            if there := address(parse_deb822(stanza)):
-                stanzas[at] = re.sub(r"(?im)^(URIs:).*(\n[ \t].*)*$", lambda found: f"{found[1]} {there}", stanza)
+            there = address(parse_deb822(stanza))
+            if there:
+                stanzas[at] = _with_address(r"(?im)^(URIs: *).*(\n[ \t].*)*$", there, stanza)
         return "".join(stanzas)
     lines = text.splitlines(keepends=True)
     for at, line in enumerate(lines):
-        if there := address(parse_list(line)):
-            lines[at] = re.sub(r"^(\s*deb\s+(?:\[[^\]]*\]\s*)?)\S+", lambda found: f"{found[1]}{there}", line)
+        there = address(parse_list(line))
+        if there:
+            lines[at] = _with_address(r"^(\s*deb\s+(?:\[[^\]]*\]\s*)?)\S+", there, line)
     return "".join(lines)
+
+
+def _with_address(pattern: str, address: str, text: str) -> str:
+    """``address`` behind the pattern's first group, in the place of the rest of what it matches."""
+    return re.sub(pattern, lambda found: found[1] + address, text)
 
 
 def _is_own(entry: Entry, distribution: str, codename: str) -> bool:
     known = {suite + suffix for suite in _suites(distribution, codename) for suffix in _SUFFIXES}
     trusted = not entry.signed_by or f"{distribution}-archive" in entry.signed_by
-    return trusted and entry.suite in known and "main" in entry.components
+    return trusted and entry.suite in known
 
 
 def _suites(distribution: str, codename: str) -> tuple[str, ...]:

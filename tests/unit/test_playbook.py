@@ -165,6 +165,23 @@ def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_p
     assert keep(tmp_path, "pvdemo==1.0", locked=[{**locked[0], "name": "pvother"}]).result["unlocked"] == ["pvdemo 1.0"]
 
 
+def test_venv_packages_replaces_a_file_of_the_same_version_by_the_one_that_is_wanted(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    assert keep(tmp_path, "pvdemo==1.0").kind == "changed"
+    file = next((tmp_path / "wheels").iterdir())
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("pvextra.py", "version = 'rebuilt'")
+    wanted = {"pvdemo": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert keep(tmp_path, "pvdemo==1.0").kind == "ok"
+    assert keep(tmp_path, "pvdemo==1.0", files=wanted).kind == "changed"
+    assert version_in(tmp_path, "pvextra") == "rebuilt"
+    assert keep(tmp_path, "pvdemo==1.0", files=wanted).kind == "ok"
+
+
+def test_a_message_without_a_word_has_a_headline_too() -> None:
+    assert playbook.headline("") == ""
+
+
 def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     event = keep(tmp_path, "pvdemo-that-exists-nowhere==1.0")

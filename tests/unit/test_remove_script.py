@@ -280,6 +280,7 @@ def test_repositories_that_the_plan_does_without_go_and_what_stays_is_not_missed
         path.write_text(text)
     (lists / "changed.list").write_text("somebody else's by now")
     (lists / "gone.list").unlink()
+    (lists / "disabled").mkdir()  # as administrators do
     (lists / "theirs.list").write_text(f"deb [signed-by={keys}/shared.gpg] http://theirs/ /")
     wanted = [str(keys / "wanted.gpg"), str(lists / "wanted.list")]
     gone, left = module.sort_out(record, wanted, lambda path: path.endswith("packaged.list"))

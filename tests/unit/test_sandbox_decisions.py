@@ -157,6 +157,15 @@ Signed-By:
         ("http://m.example/debian-security", "bookworm-security"),
         ("https://vendor.example/apt", "bookworm"),
     ]
+    # As Ubuntu's installer writes it: a line for each group of components.
+    jammy = """\
+deb http://old.example/ubuntu jammy main restricted
+deb http://old.example/ubuntu jammy universe
+deb http://old.example/ubuntu jammy-updates multiverse
+deb http://old.example/ubuntu jammy-security universe
+"""
+    mirror = aptsources.mirror_at("http://m.example/ubuntu", "ubuntu")
+    assert "old.example" not in aptsources.moved(jammy, mirror, "ubuntu", "jammy")
     assert aptsources.mirror_at("http://m.example/ubuntu", "ubuntu").security == "http://m.example/ubuntu"
 
 
