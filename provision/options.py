@@ -179,7 +179,7 @@ def url(option: str, value: str | None) -> str | None:
         except ValueError:  # brackets that are no IPv6 address
             named = None
         if not named or not value.isprintable() or " " in value:
-            raise UsageError(f"{option} {value}: this is no address", todo="write it like https://index.example/simple")
+            raise UsageError(f"{option} {value}: this is no address", todo="write it like https://host.example/path")
     return value
 
 

