@@ -208,7 +208,8 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
 }
 
 int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
-                   uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets) {
+                   uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets,
+                   int32_t single_copy) {
   return guarded([&] {
     Process& state = process();
     refuse_forked();
@@ -221,9 +222,10 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
       const cc_peer& p = peers[i];
       table.push_back({p.rank, p.global_rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
     }
-    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
-                                             std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
-                                             start_timeout, sockets, process_set == 0 ? nullptr : state.arena);
+    auto group =
+        std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
+                                    std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
+                                    start_timeout, sockets, process_set == 0 ? nullptr : state.arena, single_copy != 0);
     if (process_set == 0) state.arena = group->arena();
     group->warn_after(stall_warning);
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
@@ -252,6 +254,18 @@ int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
 int32_t cc_look_around(int32_t process_set) {
   return guarded([&] {
     engine(process_set)->look_around();
+    return 0;
+  });
+}
+
+void cc_copy(void* target, const void* source, uint64_t bytes) {
+  cc::kernels().stream(static_cast<char*>(target), static_cast<const char*>(source), bytes);
+  cc::kernels().stream_done();
+}
+
+int32_t cc_reaches(int32_t process_set, int32_t* reaches) {
+  return guarded([&] {
+    *reaches = engine(process_set)->reaches() ? 1 : 0;
     return 0;
   });
 }

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 8;
+constexpr int32_t cc_abi = 9;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -60,10 +60,11 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
-// connections to each neighbour on the ring of hosts, the same on all ranks.
+// connections to each neighbour on the ring of hosts, the same on all ranks. `single_copy`: 0 when this rank does not
+// want the ranks of its host to reach each other's memory.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
-                          int32_t sockets);
+                          int32_t sockets, int32_t single_copy);
 // One transfer of data for a carrier (carrier.h). Ranks are those of the process set; rows as in cc_operation.
 struct cc_transfer {
   int32_t process_set;
@@ -92,6 +93,11 @@ CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
 // Between operations: learns of ranks that died and of failures that were announced, which end the engine. An operation
 // that is under way looks itself.
 CC_API int32_t cc_look_around(int32_t process_set);
+
+// Copies bytes that are not read again soon, past the caches. The two must not overlap.
+CC_API void cc_copy(void* target, const void* source, uint64_t bytes);
+// *reaches: 1 when the ranks of this host read and write each other's memory (reach.h).
+CC_API int32_t cc_reaches(int32_t process_set, int32_t* reaches);
 
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);

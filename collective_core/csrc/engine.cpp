@@ -309,8 +309,11 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
       if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
       if (carrier) return carrier->allreduce(*group_, operation, deadline);
       if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
-      return all_in_arena() ? allreduce_arena(*group_, operation, headers_, deadline)
-                            : allreduce_local(*group_, operation, deadline);
+      if (all_in_arena()) return allreduce_arena(*group_, operation, headers_, deadline);
+      if (header.bytes() >= least_direct(topology().local_size()) && group_->reach().is_given()) {
+        return allreduce_direct(*group_, operation, deadline);
+      }
+      return allreduce_local(*group_, operation, deadline);
     }
     case Kind::broadcast: {
       const bool root = header.root == topology().rank;

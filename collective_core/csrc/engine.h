@@ -52,6 +52,7 @@ class Engine {
   void look_around();
   // Returns is_done after at most `seconds`.
   bool wait(const Task& task, double seconds);
+  bool reaches() const { return group_->reach().is_given(); }
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
   const Traffic& traffic() const { return exchange_.traffic(); }

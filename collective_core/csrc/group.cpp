@@ -23,7 +23,7 @@ constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
 }  // namespace
 
 Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-             int sockets, std::shared_ptr<Arena> arena)
+             int sockets, std::shared_ptr<Arena> arena, bool single_copy)
     : topology_(std::move(topology)),
       layout_(topology_),
       timeout_(timeout),
@@ -31,7 +31,11 @@ Group::Group(Topology topology, Listeners listeners, const std::string& secret, 
       connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
       control_(share_memory(start_timeout)),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
-      liveness_(topology_, connections_, control_) {}
+      liveness_(topology_, connections_, control_),
+      reach_(*this, single_copy) {
+  Deadline deadline(start_timeout);
+  reach_.ask(deadline);
+}
 
 ControlBlock& Group::share_memory(double start_timeout) {
   const Deadline deadline(start_timeout);

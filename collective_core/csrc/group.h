@@ -14,6 +14,7 @@
 #include "layout.h"
 #include "liveness.h"
 #include "operation.h"
+#include "reach.h"
 #include "shared_memory.h"
 #include "topology.h"
 
@@ -25,8 +26,9 @@ class Group {
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
   // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
+  // single_copy: whether this rank agrees that the ranks of its host reach each other's memory.
   Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-        int sockets = 1, std::shared_ptr<Arena> arena = nullptr);
+        int sockets = 1, std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
 
   const Topology& topology() const { return topology_; }
   const Layout& layout() const { return layout_; }
@@ -34,6 +36,7 @@ class Group {
   Connections& connections() { return connections_; }
   ControlBlock& control() { return control_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  Reach& reach() { return reach_; }
   double timeout() const { return timeout_; }
   const Patience& patience() const { return patience_; }
 
@@ -86,6 +89,7 @@ class Group {
   ControlBlock& control_;
   std::shared_ptr<Arena> arena_;
   Liveness liveness_;
+  Reach reach_;
   std::unique_ptr<char[]> staging_;
   size_t staging_bytes_ = 0;
   uint32_t steps_ = 0;

@@ -108,6 +108,11 @@ void Liveness::check_host() {
   }
 }
 
+bool Liveness::is_here(int rank) const {
+  pollfd state{connections_.local.at(rank).get(), POLLRDHUP, 0};
+  return poll(&state, 1, 0) == 0;
+}
+
 void Liveness::check_control(const std::set<int>& in_mid_frame) {
   std::vector<pollfd> states;
   std::vector<int> ranks;

@@ -41,6 +41,8 @@ class Liveness {
   void throw_if_recorded();
   // The part of check() that reads no control connection: announced failures and ranks of this host.
   void check_host();
+  // Whether a rank of this host still runs. Throws nothing.
+  bool is_here(int rank) const;
   // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
   [[noreturn]] void lost(int rank, const std::set<int>& in_mid_frame = {});
   // Acts on a frame that is not a block; its header has been read. Throws if it announces a failure.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 #: (ranks, hosts): uneven hosts and ranks without a partner on the other hosts are among them.
@@ -48,6 +52,43 @@ def test_lesser_instruction_sets_give_the_same_bits(launch, bits_of):
     assert checked(launch("collectives.py", 3, env={"COLLECTIVE_SIMD": "default"}), 3) == bits_of(3)
 
 
+def test_two_copies_give_the_same_bits_as_one(launch, bits_of):
+    assert checked(launch("collectives.py", 3, env={"COLLECTIVE_SINGLE_COPY": "0"}), 3) == bits_of(3)
+
+
+#: Whether a process may read the memory of a sibling that allows it: what the engine finds out in its own way.
+READS_A_SIBLING = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.process_vm_readv.restype = ctypes.c_ssize_t
+kept, here = ctypes.create_string_buffer(b"here"), ctypes.create_string_buffer(4)
+class Span(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+read, done = os.pipe()
+sibling = os.fork()
+if sibling == 0:
+    libc.prctl(0x59616D61, os.getppid(), 0, 0, 0)
+    os.write(done, b"1")
+    os.read(os.pipe()[0], 1)
+os.read(read, 1)
+reader = os.fork()
+if reader == 0:
+    mine, theirs = Span(ctypes.addressof(here), 4), Span(ctypes.addressof(kept), 4)
+    got = libc.process_vm_readv(sibling, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+    os._exit(0 if got == 4 else 1)
+status = os.waitpid(reader, 0)[1]
+os.kill(sibling, 9)
+sys.exit(status != 0)
+"""
+
+
+def test_the_ranks_reach_each_other_where_the_system_allows_it(launch):
+    is_allowed = subprocess.run([sys.executable, "-c", READS_A_SIBLING], check=False).returncode == 0
+    for wish, expected in (("1", is_allowed), ("0", False)):
+        outcome = launch("collective_core.check", 2, arguments=["--json"], env={"COLLECTIVE_SINGLE_COPY": wish})
+        assert json.loads(outcome.must_succeed().stdout)["single_copy"] is expected
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_tensors_of_more_than_two_gibibytes(launch, hosts):
     """About 5 GB of memory: both ranks' tensors and what they send."""
@@ -64,8 +105,6 @@ def test_ranks_placed_cyclically_agree(launch):
 
 @pytest.mark.parametrize(("n", "hosts"), [(2, 1), (4, 2)])
 def test_self_check(launch, n, hosts):
-    import json
-
     if hosts == 1:
         document = json.loads(launch("collective_core.check", n, arguments=["--json"]).must_succeed().stdout)
         assert document["ok"]

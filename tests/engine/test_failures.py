@@ -38,6 +38,7 @@ def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, pha
     for entry in reports.values():
         assert entry["kind"] == "peer_lost"
         assert entry["raised_at"] - dead["dies_at"] < NOTICE
+        assert entry["untouched"]
         assert entry["ranks"] == [victim]
         assert f"rank {victim} (host " in entry["error"]
         assert f"pid {dead['pid']}" in entry["error"]

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError
 
-ABI = 8  # of csrc/c_api.h
+ABI = 9  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -145,7 +145,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, c_int32]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, c_int32, c_int32]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
     lib.cc_use_carrier.argtypes = [c_int32, START, TEST]
@@ -157,6 +157,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
     lib.cc_look_around.argtypes = [c_int32]
+    lib.cc_reaches.argtypes = [c_int32, POINTER(c_int32)]
+    lib.cc_copy.argtypes = [c_void_p, c_void_p, c_uint64]
+    lib.cc_copy.restype = None
     lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
     lib.cc_allocate.argtypes = [c_uint64, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
@@ -200,6 +203,7 @@ def connect(
     process_set: int = 0,
     stall_warning: float = 0.0,
     sockets: int = 1,
+    single_copy: bool = True,
 ) -> None:
     """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds."""
     table = (Peer * len(peers))()
@@ -208,7 +212,7 @@ def connect(
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
     times = timeout, start_timeout, stall_warning
-    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets))
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy))
 
 
 def record_to(path: str | None) -> None:
@@ -228,6 +232,18 @@ def use_carrier(
 def look_around(process_set: int) -> None:
     """Between operations: raises if a rank has died or told of a failure."""
     check(library().cc_look_around(process_set))
+
+
+def reaches(process_set: int = 0) -> bool:
+    """Whether the ranks of this host read and write each other's memory."""
+    given = c_int32()
+    check(library().cc_reaches(process_set, byref(given)))
+    return bool(given.value)
+
+
+def copy(target: int, source: int, length: int) -> None:
+    """Copies so many bytes between two addresses past the caches: for what is not read again soon. They must not overlap."""
+    library().cc_copy(target, source, length)
 
 
 def close(process_set: int = 0) -> None:

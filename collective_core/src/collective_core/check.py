@@ -83,6 +83,7 @@ def report(failures: list[str], seconds: float) -> dict[str, Any]:
         "size": cc.size(),
         "hosts": list(hosts.values()),
         "transport": transport(),
+        "single_copy": _native.reaches(),
         "seconds": round(seconds, 3),
         "failures": failures,
     }
@@ -91,7 +92,9 @@ def report(failures: list[str], seconds: float) -> dict[str, Any]:
 def print_plainly(document: dict[str, Any]) -> None:
     hosts = ", ".join(f"{h['host']} ({len(h['ranks'])})" for h in document["hosts"])
     print(f"collective_core {document['version']} ({document['kernels']} kernels): {document['size']} ranks on {hosts}")
-    print(f"transport: {document['transport']}; checked in {document['seconds']} s")
+    copies = "one copy" if document["single_copy"] else "two copies: the system or a setting forbids to reach another rank's memory"
+    beside = f" ({copies} of a large tensor)" if "shared memory" in document["transport"] else ""
+    print(f"transport: {document['transport']}{beside}; checked in {document['seconds']} s")
     for failure in document["failures"]:
         print(f"WRONG: {failure}")
     print("all collectives correct" if document["ok"] else "the engine does NOT work here")

@@ -6,6 +6,7 @@ COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
 COLLECTIVE_SOCKETS             TCP connections to each neighbour over which large allreduces go (1); rank 0's counts
+COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (nccl.py)
@@ -60,6 +61,7 @@ class Config(NamedTuple):
     timeout: float
     start_timeout: float
     sockets: int
+    single_copy: bool
     fusion_bytes: int
     backend: str
     autotune: bool
@@ -86,9 +88,9 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
     return value
 
 
-def _switch(environment: Mapping[str, str], name: str) -> bool:
-    text = environment.get(name, "").strip().lower()
-    if text not in ("", "0", "1", "false", "true", "no", "yes", "off", "on"):
+def _switch(environment: Mapping[str, str], name: str, default: bool = False) -> bool:
+    text = environment.get(name, "").strip().lower() or str(int(default))
+    if text not in ("0", "1", "false", "true", "no", "yes", "off", "on"):
         raise CollectiveError(f"{name}={text!r} is neither 0 nor 1", "invalid")
     return text in ("1", "true", "yes", "on")
 
@@ -115,6 +117,7 @@ def from_environment() -> Config:
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         sockets=_sockets(environment),
+        single_copy=_switch(environment, "COLLECTIVE_SINGLE_COPY", default=True),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=backend,
         autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),

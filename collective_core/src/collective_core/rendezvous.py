@@ -119,7 +119,8 @@ def _connect(
 ) -> CollectiveError | None:
     """Why this rank could not connect to the others, if so: it has yet to tell them. Ranks in it are numbers in the job."""
     try:
-        _native.connect(rank, peers, secret, config.timeout, config.start_timeout, process_set, config.stall_warning, sockets)
+        how = config.timeout, config.start_timeout, process_set, config.stall_warning, sockets, config.single_copy
+        _native.connect(rank, peers, secret, *how)
     except CollectiveError as failure:
         return CollectiveError(str(failure), failure.kind, [peers[number].rank for number in failure.ranks])
     return None

@@ -17,10 +17,13 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from collective_core import arena
+from collective_core import _native, arena
 from collective_core.errors import CollectiveError
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import handles
+
+#: Bytes of a gradient that does not stay in a processor's cache until it is summed.
+LARGE = 1 << 20
 
 
 def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -72,7 +75,7 @@ class Bucket:
             self.slots[parameter] = _slot(self.flat, parameter) if same_shape else self.flat.view(small.shape)
         slot = self.slots[parameter]
         if small.data_ptr() != slot.data_ptr():
-            slot.copy_(small)
+            _move(slot, small)
         if compression is Compression.none and gradient.device == slot.device:
             parameter.grad = slot
 
@@ -93,11 +96,24 @@ class Bucket:
         self.waiting = set(self.parameters)
 
 
+def _move(slot: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Copies a gradient into its slot; a large one past the caches, which it would only sweep."""
+    length = slot.numel() * slot.element_size()
+    same_form = slot.dtype == gradient.dtype and slot.shape == gradient.shape and slot.stride() == gradient.stride()
+    if length >= LARGE and same_form and _is_dense(slot) and slot.device.type == gradient.device.type == "cpu":
+        _native.copy(slot.data_ptr(), gradient.data_ptr(), length)
+    else:
+        slot.copy_(gradient)
+
+
 def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
     """The part of a bucket in the parameter's shape and order in memory, which fused optimizers expect of a gradient."""
-    # empty_like keeps the strides exactly when elements neither overlap nor leave gaps.
-    is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    return part.as_strided(parameter.shape, parameter.stride()) if is_dense else part.view(parameter.shape)
+    return part.as_strided(parameter.shape, parameter.stride()) if _is_dense(parameter) else part.view(parameter.shape)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements neither overlap nor leave gaps: exactly then empty_like keeps the strides."""
+    return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())
 
 
 def make_buckets(

@@ -3,11 +3,13 @@
 A hook on every parameter notes when its gradient is ready. The first step notes the order in which they come, and at its end the ranks
 agree on one plan: that of the first rank (:meth:`_agree`). From then on a bucket is submitted to the engine when all its gradients are
 ready and all earlier buckets have gone (buckets.py says why in this order). The last one is complete when the pass ends and has nothing
-to overlap with: ``step`` sums it in its own thread, without waking another, and waits for the others.
+to overlap with: ``step`` sums it in its own thread, without waking another, and waits for the others. Where the ranks of a single host
+compute on all its cores, there is nothing to overlap with either (:func:`_can_overlap`): ``step`` sums all of them.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from contextlib import contextmanager
@@ -118,6 +120,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # A rank with another plan would be told so by the names of its buckets.
         plan = crc32(repr((self._order, self._sparse_ones)).encode())
         self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], f"{self._prefix}.{plan:x}", uses_nccl)
+        self._overlaps = uses_nccl or _can_overlap()
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
         self._launched = 0
 
@@ -181,7 +184,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         bucket.waiting.discard(parameter)
 
     def _launch_complete(self) -> None:
-        """Starts the buckets that are complete, in their order; not the last one."""
+        """Starts the buckets that are complete, in their order, if that overlaps with anything; not the last one."""
+        if not self._overlaps:
+            return
         while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].waiting:
             bucket = self._buckets[self._launched]
             bucket.handle = allreduce.allreduce_async_(bucket.flat, name=bucket.name, **self._how())
@@ -229,9 +234,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     self._add(parameter)
             self._launch_complete()
 
-        def finish_last() -> None:
-            for bucket in self._buckets[-1:]:
-                allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
+        def finish_here(bucket: Bucket) -> None:
+            allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
 
         def finish_sparse(parameter: torch.nn.Parameter, handle: int) -> None:
             parameter.grad = handles.synchronize(handle)
@@ -243,8 +247,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # After a failure the others still run to their end, on all ranks alike.
         handles.results_of(
             [
-                finish_last,
-                *(partial(handles.synchronize, bucket.handle) for bucket in self._buckets[:-1]),
+                *(partial(finish_here, bucket) for bucket in self._buckets if not bucket.handle),
+                *(partial(handles.synchronize, bucket.handle) for bucket in self._buckets if bucket.handle),
                 *(partial(finish_sparse, parameter, handle) for parameter, handle in sparse),
                 forget_handles,
             ]
@@ -299,6 +303,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 # PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
 _DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
+
+
+def _can_overlap() -> bool:
+    """Whether sums beside the backward pass can save time: not where all cores compute and there is no network to wait for.
+
+    Two threads of a rank would only take the core from each other, and those of other ranks wait for both.
+    """
+    member, cores, allowed = context.current(), os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    own = allowed if allowed < cores else cores // member.local_size
+    return member.cross_size > 1 or torch.get_num_threads() < own
 
 
 def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
