@@ -276,6 +276,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes each time it is called.
+
+        What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
+        """
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -284,9 +288,27 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "you use optimizer.synchronize() in your code.",
                     stacklevel=2,
                 )
+            if closure is None or self._is_under_way():
+                self.synchronize()
+            if closure is not None:
+                closure = partial(self._evaluate, closure)
+        try:
+            return super(self.__class__, self).step(closure)
+        finally:
+            self._synchronized = False
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Calls the closure of a step and reduces what it leaves."""
+        loss = closure()
+        # One that only returns a loss leaves nothing: its gradients came before the step.
+        if self._is_under_way() or not self._synchronized:
             self.synchronize()
-        self._synchronized = False
-        return super(self.__class__, self).step(closure)
+            self._synchronized = False  # of another call's gradients
+        is_number = isinstance(loss, (int, float)) or (torch.is_tensor(loss) and loss.numel() == 1)
+        if self._alone or not is_number:
+            return loss
+        reduced = loss.detach().clone() if torch.is_tensor(loss) else torch.tensor(float(loss), dtype=torch.float64)
+        return allreduce.allreduce_(reduced, name=f"{self._prefix}.loss", op=self.op, process_set=self.process_set)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._is_under_way():
