@@ -276,7 +276,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes each time it is called.
+        """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes at every call.
 
         What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
         """
