@@ -61,14 +61,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
         self._alone = is_alone(process_set)
-        self._prefix = number_of_optimizer("gradients", process_set)
+        self._prefix = number_of_optimizer("gradients", process_set, self._let_go)
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
         self._groups = _groups_of(self._trained, groups, num_groups)
         self._generation = context.generation()
-        self._hook_handles: list[Any] = []
+        self._end_hooks: list[Callable[[], None]] = []
         self._joins = context.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
@@ -78,7 +78,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._begin_anew()
         if not self._alone or worker.is_one():
             for parameter in self._trained:
-                self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
+                self._end_hooks.append(_on_gradient(parameter, self._gradient_ready))
+
+    def _let_go(self) -> None:
+        """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
+        for end in self._end_hooks:
+            end()
+        self._begin_anew()
 
     def _set_number(self) -> int:
         return self.process_set.process_set_id or 0
@@ -342,14 +348,19 @@ def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: in
     return [[p for p in group if p in known] for group in groups]
 
 
-def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parameter], None]) -> Any:
-    """Calls ``ready`` each time after a gradient was accumulated into the parameter. Returns what keeps the hook alive."""
+def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parameter], None]) -> Callable[[], None]:
+    """Calls ``ready`` each time after a gradient was accumulated into the parameter, while the caller keeps the result, which ends it."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
-        return parameter.register_post_accumulate_grad_hook(ready)
-    # Before PyTorch 2.1: the parameter's accumulation node, which is found behind any view of it.
+        hook: Any = parameter.register_post_accumulate_grad_hook(ready)
+        return lambda: hook.remove()
+    # Before PyTorch 2.1: the parameter's accumulation node, which is found behind any view of it and lives as long as somebody holds it.
     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(lambda *_: ready(parameter))
-    return node
+    hook = node.register_hook(lambda *_: ready(parameter))
+
+    def end(_node: Any = node) -> None:
+        hook.remove()
+
+    return end
 
 
 def DistributedOptimizer(
