@@ -4,6 +4,7 @@
 import copy
 import itertools
 import os
+import warnings
 
 import common
 
@@ -171,6 +172,38 @@ for as_dense, passes, op, groups in cases:
         wrapped.step()
         assert model.words.weight.grad.is_sparse != as_dense or size == 1
     same(model, reference, f"dense {as_dense} passes {passes} {op} groups {groups}")
+
+# Gradients that come for the first time after the ranks have agreed, on one rank and then on all, and one that was dense before.
+torch.manual_seed(2)
+reference = Text(sparse=False)
+model = Text(sparse=True)
+model.load_state_dict(reference.state_dict())
+plain = torch.optim.SGD(reference.parameters(), lr=0.5)
+wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), op=hvd.Sum)
+
+
+def late_loss(text, step, r):
+    words = torch.arange(r, r + 3) % 5
+    late = text.never(words).square().sum() if step > 2 or (step == 2 and r == 0) else 0.0
+    changing = nn.functional.embedding(words, text.words.weight, sparse=text is model and step > 0).square().sum()
+    return text.out.weight.square().sum() + late + changing
+
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for step in range(5):
+        plain.zero_grad()
+        wrapped.zero_grad()
+        sum(late_loss(reference, step, r) for r in range(size)).backward()
+        late_loss(model, step, rank).backward()
+        plain.step()
+        wrapped.step()
+        is_sparse = model.never.weight.grad is not None and model.never.weight.grad.is_sparse
+        assert is_sparse == (step > 2 or (size == 1 and step == 2)), f"step {step}"
+same(model, reference, "sparse later")
+said = [str(warning.message) for warning in caught if "was dense in the first step" in str(warning.message)]
+assert len(said) == (1 if size > 1 else 0), said
+assert all("words.weight" in text for text in said), said
 
 # What Horovod refuses.
 model = nn.Linear(2, 2)

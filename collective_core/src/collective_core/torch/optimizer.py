@@ -19,12 +19,12 @@ import torch
 
 from collective_core import context
 from collective_core.elastic import worker
-from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, global_process_set
 from collective_core.torch import gpu
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
-from collective_core.torch.buckets import Bucket, make_buckets
+from collective_core.torch.buckets import Bucket, groups_of, make_buckets
 from collective_core.torch.compression import Compression
+from collective_core.torch.hooks import on_gradient
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops import allreduce, handles
 from collective_core.torch.ops.allgather import allgather
@@ -66,7 +66,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
-        self._groups = _groups_of(self._trained, groups, num_groups)
+        self._groups = groups_of(self._trained, groups, num_groups)
         self._generation = context.generation()
         self._end_hooks: list[Callable[[], None]] = []
         self._joins = context.joins(self._set_number())
@@ -74,11 +74,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
+        self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
         self._forget_plan()
         self._begin_anew()
         if not self._alone or worker.is_one():
             for parameter in self._trained:
-                self._end_hooks.append(_on_gradient(parameter, self._gradient_ready))
+                self._end_hooks.append(on_gradient(parameter, self._gradient_ready))
 
     def _let_go(self) -> None:
         """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
@@ -107,6 +108,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _forget_plan(self) -> None:
         """Until the ranks have agreed on one, which is at the end of the next step, nothing is summed before that."""
         self._agreed = False
+        self._unseen: set[int] = set()
         self._order, self._sparse_ones = list(range(len(self._trained)))[::-1], [False] * len(self._trained)
         self._make_buckets()
 
@@ -130,17 +132,26 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _agree(self) -> None:
         """On the plan: gradients go in the order in which they have come on the first rank, and those that are sparse on any go as sparse.
 
-        Those that have not come are the last. A rank that has joined has no say.
+        Those that have not come are the last; whether they are sparse is seen later. A rank that has joined has no say.
         """
         order = dict.fromkeys([*self._arrived, *reversed(range(len(self._trained)))])
-        wants_sparse = [not self.sparse_as_dense and p.grad is not None and p.grad.is_sparse for p in self._trained]
-        mine = torch.tensor([[[*order], [was or wants for was, wants in zip(self._sparse_ones, wants_sparse)]]], dtype=torch.int64)
+        is_sparse = [n in self._late or (p.grad is not None and p.grad.is_sparse) for n, p in enumerate(self._trained)]
+        wants_sparse = [was or (now and not self.sparse_as_dense) for was, now in zip(self._sparse_ones, is_sparse)]
+        has_come = [p.grad is not None for p in self._trained]
+        mine = torch.tensor([[[*order], wants_sparse, has_come]], dtype=torch.int64)
         plans = allgather(mine, f"{self._prefix}.plan", self.process_set)
         agreed = plans[0, 0].tolist(), plans[:, 1].amax(0).bool().tolist()
         if agreed != (self._order, self._sparse_ones):
             self._order, self._sparse_ones = agreed
             self._make_buckets()
+        self._unseen = set() if self.sparse_as_dense else set((plans[:, 2].amax(0) == 0).nonzero().flatten().tolist())
         self._agreed = True
+
+    def _agree_anew_for_late_ones(self) -> None:
+        """At the end of the next step, if gradients that no rank had had when the ranks agreed have turned out to be sparse on any."""
+        late = torch.tensor([bool(self._late & self._unseen)], dtype=torch.uint8)
+        if allreduce.allreduce_(late, name=f"{self._prefix}.late", op=allreduce.Max, process_set=self.process_set).item():
+            self._agreed = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
@@ -180,11 +191,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
         if parameter.grad.is_sparse:
             if not self.sparse_as_dense:
-                raise CollectiveError(f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now", "invalid")
+                self._note_late(parameter)
             parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
         bucket.fill(parameter, self._compression)
         bucket.waiting.discard(parameter)
+
+    def _note_late(self, parameter: torch.nn.Parameter) -> None:
+        number = self._number_of[parameter]
+        if number not in self._late | self._unseen:
+            warnings.warn(
+                f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now: it is made dense before it is "
+                "summed. sparse_as_dense=True says that this is wanted",
+                stacklevel=2,
+            )
+        self._late.add(number)
 
     def _launch_complete(self) -> None:
         """Starts the buckets that are complete, in their order; not the last one."""
@@ -257,6 +278,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
         for bucket in self._buckets:
             bucket.empty(self._compression)
+        if self._unseen:
+            self._agree_anew_for_late_ones()
 
     def _begin_anew(self) -> None:
         """Forgets what is left of a step: also after a failure the next one begins with nothing under way."""
@@ -327,40 +350,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 # PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
 _DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
-
-
-def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
-    """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
-    if groups is not None and num_groups:
-        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=4)
-    if groups is None or isinstance(groups, int):
-        number = min(groups or num_groups, len(parameters))
-        if number < 0:
-            raise ValueError(f"the number of groups must not be negative, not {number}")
-        ends = [len(parameters) * (i + 1) // number for i in range(number)]
-        return [parameters[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
-    if any(not isinstance(group, (list, tuple)) or any(not torch.is_tensor(p) for p in group) for group in groups):
-        raise ValueError("groups should be a number, or a list of lists of parameters")
-    listed = [parameter for group in groups for parameter in group]
-    if len(set(listed)) < len(listed):
-        raise ValueError("a parameter can only appear once in groups")
-    known = set(parameters)
-    return [[p for p in group if p in known] for group in groups]
-
-
-def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parameter], None]) -> Callable[[], None]:
-    """Calls ``ready`` each time after a gradient was accumulated into the parameter, while the caller keeps the result, which ends it."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):
-        hook: Any = parameter.register_post_accumulate_grad_hook(ready)
-        return lambda: hook.remove()
-    # Before PyTorch 2.1: the parameter's accumulation node, which is found behind any view of it and lives as long as somebody holds it.
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    hook = node.register_hook(lambda *_: ready(parameter))
-
-    def end(_node: Any = node) -> None:
-        hook.remove()
-
-    return end
 
 
 def DistributedOptimizer(
