@@ -9,16 +9,18 @@ import torch
 from collective_core import _native
 from collective_core.process_sets import Members
 
+#: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
+_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
+
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """The engine's name of the tensor's element type, or a stand-in for one that it cannot send."""
-    name = str(tensor.dtype).replace("torch.", "")
-    return name if name in _native.DTYPES else _native.STAND_IN
+    return _NAMES.get(tensor.dtype, _native.STAND_IN)
 
 
 def objection_to_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> str:
     """Why the tensor cannot be sent; empty if it can."""
-    if str(tensor.dtype).replace("torch.", "") in _native.DTYPES and tensor.layout is layout:
+    if tensor.dtype in _NAMES and tensor.layout is layout:
         return ""
     return f"tensors of {tensor.dtype} with layout {tensor.layout} cannot be sent" + ("" if layout is torch.strided else " as sparse ones")
 
