@@ -194,7 +194,8 @@ def test_hosts_come_and_go_as_a_script_says(job, tmp_path):
     hosts.write_text("localhost:1\n")
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(0o755)
-    running = job("--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script))
+    # New ranks make their optimizer when the others make their second or third.
+    running = job("--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script), "-x", "TEST_WRAP=inside")
     running.wait_for_size(1)
     hosts.write_text("localhost:4\n")
     three = running.wait_for_size(3)

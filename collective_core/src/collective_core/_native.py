@@ -12,7 +12,7 @@ from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint6
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
-from collective_core.errors import KINDS, CollectiveError
+from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
 ABI = 9  # of csrc/c_api.h
 
@@ -35,6 +35,9 @@ DTYPES = {
         )
     )
 }
+
+#: What an operation calls the type of a tensor that cannot be sent; it has an objection.
+STAND_IN = "uint8"
 
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2
@@ -175,7 +178,8 @@ def check(fault: int) -> None:
         ranks = (c_int32 * MOST_RANKS)()
         count = min(lib.cc_last_error_ranks(ranks, MOST_RANKS), MOST_RANKS)
         text = lib.cc_last_error().decode("utf-8", "replace")
-        raise CollectiveError(text, KINDS.get(fault, "internal"), ranks[:count])
+        kind = KINDS.get(fault, "internal")
+        raise (InvalidUseError if kind == "invalid" else CollectiveError)(text, kind, ranks[:count])
 
 
 def interfaces() -> list[tuple[str, str, int]]:

@@ -23,13 +23,9 @@ Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"
 REDUCTIONS = {Sum: _native.SUM, Average: _native.AVERAGE, Min: _native.MIN, Max: _native.MAX, Product: _native.PRODUCT}
 
 
-def reduction_number(op: Any, dtype: str) -> int:
-    """The engine's number for ``op``, after checking that it makes sense for ``dtype``."""
-    if op not in REDUCTIONS:
-        raise CollectiveError(f"op={op!r} is not possible here; choose from {', '.join(REDUCTIONS)}", "invalid")
-    if dtype == "bool" and op == Average:
-        raise CollectiveError("the average of booleans is not defined; cast the tensor first", "invalid")
-    return REDUCTIONS[op]
+def reduction_number(op: Any) -> int:
+    """The engine's number for ``op``; Sum's for one to which there is an objection."""
+    return REDUCTIONS.get(op, _native.SUM)
 
 
 def run(operation: _native.Operation, *memory: Any) -> None:
@@ -64,6 +60,15 @@ def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[in
     # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
     weakref.finalize(memory, _native.release, handle).atexit = False
     return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
+
+
+def objection_to_reduction(op: Any, dtype: str) -> str:
+    """Why ``op`` makes no sense for this type; empty if it does."""
+    if op not in REDUCTIONS:
+        return f"op={op!r} is not possible here; choose from {', '.join(REDUCTIONS)}"
+    if dtype == "bool" and op == Average:
+        return "the average of booleans is not defined; cast the tensor first"
+    return ""
 
 
 def objection_to_root(root_rank: int, who: Members) -> str:
@@ -105,13 +110,14 @@ def scattered_rows(rows: int, number: int, size: int) -> int:
     return rows // size + (1 if number < rows % size else 0)
 
 
-def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str]:
+def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str, str]:
+    """The array, the engine's name of its type, and why it cannot be sent (empty: it can)."""
     # ascontiguousarray would turn a scalar into a vector.
     contiguous = np.asarray(array, order="C")
     dtype = contiguous.dtype.name
     if dtype not in _native.DTYPES or not contiguous.dtype.isnative:
-        raise CollectiveError(f"arrays of {contiguous.dtype} cannot be sent; types: {', '.join(_native.DTYPES)}", "invalid")
-    return contiguous, dtype
+        return contiguous, _native.STAND_IN, f"arrays of {contiguous.dtype} cannot be sent; types: {', '.join(_native.DTYPES)}"
+    return contiguous, dtype, ""
 
 
 def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members, name: str | None, **rest: Any) -> _native.Operation:
@@ -120,10 +126,10 @@ def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members
     return _native.operation(number, chosen, dtype, source.shape, source.size, source.ctypes.data, process_set=who.id, **rest)
 
 
-def _writable(out: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if out.dtype != like.dtype or out.shape != like.shape or not out.flags.c_contiguous or not out.flags.writeable:
-        raise CollectiveError(f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}", "invalid")
-    return out
+def _objection_to_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, Any]) -> str:
+    if out is None or (out.dtype == like.dtype and out.shape == like.shape and out.flags.c_contiguous and out.flags.writeable):
+        return ""
+    return f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}"
 
 
 def allreduce(
@@ -145,11 +151,12 @@ def allreduce(
     if repeats and repeat(array, op):
         return out  # type: ignore[return-value]  # which is array
     who = members(process_set)
-    source, dtype = _contiguous(array)
-    result = np.empty_like(source) if out is None else _writable(out, source)
+    source, dtype, problem = _contiguous(array)
+    problem = problem or objection_to_reduction(op, dtype) or _objection_to_out(out, source)
+    result = np.empty_like(source) if out is None or problem else out
     # Without a name: blocking operations follow each other in the order of the calls, and a repeated one has no other.
     operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
-    operation.reduce, operation.process_set = reduction_number(op, dtype), who.id
+    operation.reduce, operation.process_set, operation.objection = reduction_number(op), who.id, problem.encode() or None
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
     run(operation, source, result)
     if repeats:
@@ -167,10 +174,10 @@ def reducescatter(
 ) -> np.ndarray[Any, Any]:
     """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one row more."""
     who = members(process_set)
-    source, dtype = _contiguous(array)
-    problem = objection_to_rows(source.shape, "reducescatter")
+    source, dtype, problem = _contiguous(array)
+    problem = problem or objection_to_reduction(op, dtype) or objection_to_rows(source.shape, "reducescatter")
     result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
-    number = reduction_number(op, dtype)
+    number = reduction_number(op)
     more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
     run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more), source, result)
     return result
@@ -179,9 +186,9 @@ def reducescatter(
 def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
     """The root's array on every rank, as a new array; all ranks pass one of the same type and shape."""
     who = members(process_set)
-    source, dtype = _contiguous(array)
+    source, dtype, problem = _contiguous(array)
     result = source.copy()
-    root, problem = who.number_of(root_rank), objection_to_root(root_rank, who)
+    root, problem = who.number_of(root_rank), problem or objection_to_root(root_rank, who)
     run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
     return result
 
@@ -189,8 +196,8 @@ def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_s
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
     """All ranks' arrays one after the other along the first dimension, which may differ between ranks."""
     who = members(process_set)
-    source, dtype = _contiguous(array)
-    problem = objection_to_rows(source.shape, "allgather")
+    source, dtype, problem = _contiguous(array)
+    problem = problem or objection_to_rows(source.shape, "allgather")
     return _received(_operation("allgather", source, dtype, who, name, objection=problem), source, who)[0]
 
 
@@ -199,9 +206,10 @@ def alltoall(
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Sends ``splits[r]`` rows to every rank r (default: the same number); returns what came, in rank order, and rows per rank."""
     who = members(process_set)
-    source, dtype = _contiguous(array)
-    chosen, problem = choose_splits(source.shape, splits, who)
-    return _received(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=problem), source, who)
+    source, dtype, problem = _contiguous(array)
+    chosen, other_problem = choose_splits(source.shape, splits, who)
+    objection = problem or other_problem
+    return _received(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=objection), source, who)
 
 
 def _received(operation: _native.Operation, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:

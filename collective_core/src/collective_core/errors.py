@@ -26,6 +26,10 @@ def is_fatal(error: CollectiveError) -> bool:
     return error.kind in ("timeout", "peer_lost", "internal")
 
 
+class InvalidUseError(CollectiveError, ValueError):
+    """A collective was asked for that this rank cannot run. Scripts written for Horovod expect a ValueError."""
+
+
 class NotInitialisedError(CollectiveError, ValueError):
     """``init`` was not called. Scripts written for Horovod expect a ValueError."""
 

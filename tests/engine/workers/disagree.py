@@ -40,7 +40,7 @@ expect_mismatch("kind", lambda: cc.barrier("w") if different else cc.allreduce(n
 expect_mismatch("name", lambda: cc.allreduce(np.zeros(4), name="b" if different else "a"), "'a'", "'b'")
 expect_mismatch("columns", lambda: cc.allgather(np.zeros((2, 3 + different)), name="w"), "[2, 3]", "[2, 4]")
 
-# Wrong on this rank alone: nothing is sent, the others are not disturbed.
+# Wrong in itself, on all ranks.
 for call in (
     lambda: cc.allreduce(np.zeros(3), op="Adasum"),
     lambda: cc.allreduce(np.zeros(3, np.complex64)),

@@ -1,7 +1,7 @@
 """Trains until the folder holds a file `stop`, or for so many steps; arguments: the folder, the steps, and the step at which rank 1 fails.
 
 Every rank notes each step after its commit. The data of a step are the same on all ranks, so that the result does not depend on who
-was there; a step that was lost or done twice shows in it.
+was there; a step that was lost or done twice shows in it. With TEST_WRAP=inside every call of the function makes an optimizer of its own.
 """
 
 import json
@@ -36,7 +36,9 @@ if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
     model, optimizer = make()
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    outside = os.environ.get("TEST_WRAP") != "inside"
+    if outside:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     log = (folder / f"log.{os.getpid()}").open("a", buffering=1)
     resets = []
 
@@ -45,8 +47,9 @@ if __name__ == "__main__":
 
     @hvd.elastic.run
     def train(state):
+        distributed = optimizer if outside else hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         while state.step < steps and not hvd.broadcast_object((folder / "stop").exists(), 0):
-            learn(model, optimizer, state.step)
+            learn(model, distributed, state.step)
             state.step += 1
             if hvd.rank() == 1 and state.step == failing:
                 raise ValueError("the data of this step are broken")

@@ -10,6 +10,7 @@ import common
 try:
     import collective_core.torch as hvd
 
+    assert hvd.mpi_ops.allreduce is hvd.allreduce, "without an import of its own"
     hvd.size()
     raise RuntimeError("there is no job yet")
 except ValueError as error:
@@ -60,6 +61,15 @@ try:
     assert hvd.broadcast_object(lambda: me if me == 0 else -1, 0)() == 0
 except ImportError:
     common.report(without="cloudpickle")
+
+# After a broadcast of an optimizer without a state its gradients are there, where there are to be any.
+taught, fixed = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2, dtype=torch.int32), requires_grad=False)
+for kind, is_sparse in ((torch.optim.SGD, False), (torch.optim.SparseAdam, True)):
+    taught.grad = None
+    hvd.broadcast_optimizer_state(kind([taught, fixed], lr=0.1), 0)
+    assert taught.grad.is_sparse == is_sparse
+    assert torch.equal(hvd.broadcast(taught.grad.to_dense(), 0), torch.zeros(4))
+    assert fixed.grad is None
 
 # groups and num_groups together: a warning, as it should not have been an error.
 with warnings.catch_warnings(record=True) as caught:

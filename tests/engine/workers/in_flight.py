@@ -28,17 +28,17 @@ def allocations_stay_as_they_are():
 
 
 def wrong_member():
-    """The last member of a group is refused before the first is under way."""
+    """One member of a group is refused: nobody is told before the others are done with their memory."""
     good, bad, bools = torch.ones(LENGTH), torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool)
     calls = {
-        "allreduce": lambda: hvd.grouped_allreduce([good, bools], op=hvd.Average),
-        "allreduce in place": lambda: hvd.grouped_allreduce_async_([good.clone(), bad]),
-        "adasum": lambda: hvd.grouped_allreduce([good, torch.ones(3, dtype=torch.int32)], op=hvd.Adasum),
-        "allgather": lambda: hvd.grouped_allgather([good, bad]),
-        "allgather async": lambda: hvd.grouped_allgather_async([good, bad]),
-        "reducescatter": lambda: hvd.grouped_reducescatter([good, bools]),
-        "reducescatter async": lambda: hvd.grouped_reducescatter_async([good, bad]),
-        "sparse": lambda: hvd.sparse_allreduce_async(torch.ones(LENGTH, dtype=torch.complex64).to_sparse(), "s", hvd.Sum),
+        "allreduce": lambda: hvd.grouped_allreduce([bools, good], op=hvd.Average),
+        "allreduce in place": lambda: hvd.synchronize(hvd.grouped_allreduce_async_([bad, good.clone()])),
+        "adasum": lambda: hvd.grouped_allreduce([torch.ones(3, dtype=torch.int32), good], op=hvd.Adasum),
+        "allgather": lambda: hvd.grouped_allgather([bad, good]),
+        "allgather async": lambda: hvd.synchronize(hvd.grouped_allgather_async([bad, good])),
+        "reducescatter": lambda: hvd.grouped_reducescatter([bools, good]),
+        "reducescatter async": lambda: hvd.synchronize(hvd.grouped_reducescatter_async([bad, good])),
+        "sparse": lambda: hvd.sparse_allreduce_async(torch.ones(LENGTH, dtype=torch.complex64).to_sparse(), "s", hvd.Sum)(),
     }
     for name, call in calls.items():
         if rank == 1:

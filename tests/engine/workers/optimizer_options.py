@@ -4,6 +4,7 @@
 import copy
 import itertools
 import os
+import warnings
 
 import common
 
@@ -54,21 +55,40 @@ def same(model, reference, what):
         torch.testing.assert_close(got, want, **TOLERANCE, msg=lambda text, n=name: f"{what} {n}: {text}")
 
 
-# Every optimizer that torch has, on averaged gradients.
+def layers(bias=True):
+    return nn.Sequential(nn.Linear(4, 8, bias=bias), nn.Tanh(), nn.Linear(8, 2, bias=bias))
+
+
+def tables():
+    return nn.Embedding(6, 4, sparse=True)
+
+
+def inputs_of(model, step):
+    """Every rank's batch."""
+    generator = torch.Generator().manual_seed(step)
+    if isinstance(model, nn.Embedding):
+        return torch.randint(0, 6, (size, BATCH), generator=generator)
+    return torch.randn(size, BATCH, 4, generator=generator).to(next(model.parameters()).dtype)
+
+
+# Every optimizer that torch has, on averaged gradients. Muon takes matrices only, SparseAdam sparse gradients only; LBFGS follows.
 BUILD = {
-    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {}, "AdamW": {}, "Adamax": {}, "ASGD": {},
-    "NAdam": {}, "RAdam": {}, "RMSprop": {}, "Rprop": {}, "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {}, "AdamW": {}, "Adamax": {}, "ASGD": {}, "Muon": {},
+    "NAdam": {}, "RAdam": {}, "RMSprop": {}, "Rprop": {}, "SGD": {"lr": 0.1, "momentum": 0.9}, "SparseAdam": {},
 }  # fmt: skip
+MODELS = {"Muon": lambda: layers(bias=False), "SparseAdam": tables}
+own = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)}
+assert own - {"Optimizer"} <= {*BUILD, "LBFGS"}, own
 for name, options in BUILD.items():
     if not hasattr(torch.optim, name):
         continue
     torch.manual_seed(1)
-    reference = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    reference = MODELS.get(name, layers)()
     model = copy.deepcopy(reference)
     plain = getattr(torch.optim, name)(reference.parameters(), **options)
     wrapped = hvd.DistributedOptimizer(getattr(torch.optim, name)(model.parameters(), **options), model.named_parameters())
     for step in range(3):
-        inputs = torch.randn(size, BATCH, 4, generator=torch.Generator().manual_seed(step))
+        inputs = inputs_of(model, step)
         plain.zero_grad()
         wrapped.zero_grad()
         (sum(reference(part).square().sum() for part in inputs) / size).backward()
@@ -84,6 +104,45 @@ for name, options in BUILD.items():
     ):
         for key, value in theirs.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(mine[key])), (name, key)
+
+# A closure computes the gradients: as often as it is called they are reduced, and so is the loss, by which LBFGS decides how often.
+for name, options, op in (
+    ("SGD", {"lr": 0.1, "momentum": 0.9}, hvd.Average),
+    ("LBFGS", {"lr": 0.5, "max_iter": 4}, hvd.Average),
+    ("LBFGS", {"lr": 0.5, "line_search_fn": "strong_wolfe"}, hvd.Average),
+    ("LBFGS", {"lr": 0.5, "line_search_fn": "strong_wolfe"}, hvd.Sum),
+):
+    torch.manual_seed(1)
+    reference = layers().double()
+    model = copy.deepcopy(reference)
+    plain = getattr(torch.optim, name)(reference.parameters(), **options)
+    wrapped = hvd.DistributedOptimizer(getattr(torch.optim, name)(model.parameters(), **options), model.named_parameters(), op=op)
+    for step in range(3):
+        inputs = inputs_of(model, step)
+
+        def whole(inputs=inputs, plain=plain, reference=reference, op=op):
+            plain.zero_grad()
+            total = sum(reference(part).square().sum() for part in inputs) / (size if op == hvd.Average else 1)
+            total.backward()
+            return total
+
+        def part(inputs=inputs, wrapped=wrapped, model=model):
+            wrapped.zero_grad()
+            own = model(inputs[rank]).square().sum()
+            own.backward()
+            return own
+
+        want, got = plain.step(whole), wrapped.step(part)
+        torch.testing.assert_close(got.detach(), want.detach(), rtol=1e-6, atol=1e-9)
+    same(model, reference, f"{name} {options} {op} with a closure")
+# One that only returns the loss of a pass before the step; a number may be one, and what is none is left alone.
+for returned, want in ((float(rank), sum(range(size))), ("nothing", "nothing")):
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    assert wrapped.step(lambda returned=returned: returned) == want
+    assert torch.equal(model.weight.detach(), torch.full((1, 2), 1.0 - size * (size + 1) / 2)), "summed once"
 
 # Sparse gradients, as they are and made dense; accumulation; predivision; groups; sums.
 cases = itertools.product((False, True), (1, 2), (hvd.Average, hvd.Sum), (None, 2, "lists"))
@@ -113,6 +172,38 @@ for as_dense, passes, op, groups in cases:
         wrapped.step()
         assert model.words.weight.grad.is_sparse != as_dense or size == 1
     same(model, reference, f"dense {as_dense} passes {passes} {op} groups {groups}")
+
+# Gradients that come for the first time after the ranks have agreed, on one rank and then on all, and one that was dense before.
+torch.manual_seed(2)
+reference = Text(sparse=False)
+model = Text(sparse=True)
+model.load_state_dict(reference.state_dict())
+plain = torch.optim.SGD(reference.parameters(), lr=0.5)
+wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), op=hvd.Sum)
+
+
+def late_loss(text, step, r):
+    words = torch.arange(r, r + 3) % 5
+    late = text.never(words).square().sum() if step > 2 or (step == 2 and r == 0) else 0.0
+    changing = nn.functional.embedding(words, text.words.weight, sparse=text is model and step > 0).square().sum()
+    return text.out.weight.square().sum() + late + changing
+
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for step in range(5):
+        plain.zero_grad()
+        wrapped.zero_grad()
+        sum(late_loss(reference, step, r) for r in range(size)).backward()
+        late_loss(model, step, rank).backward()
+        plain.step()
+        wrapped.step()
+        is_sparse = model.never.weight.grad is not None and model.never.weight.grad.is_sparse
+        assert is_sparse == (step > 2 or (size == 1 and step == 2)), f"step {step}"
+same(model, reference, "sparse later")
+said = [str(warning.message) for warning in caught if "was dense in the first step" in str(warning.message)]
+assert len(said) == (1 if size > 1 else 0), said
+assert all("words.weight" in text for text in said), said
 
 # What Horovod refuses.
 model = nn.Linear(2, 2)

@@ -3,8 +3,10 @@
 
 import collective_core.torch as hvd
 import common
+import numpy as np
 import torch
 
+import collective_core as cc
 from collective_core import _native
 
 hvd.init()
@@ -22,6 +24,7 @@ def refused(case, call, *fragments, kinds=("mismatch",)):
         call()
     except hvd.HorovodInternalError as error:
         assert error.kind in kinds, (case, error.kind, str(error))
+        assert isinstance(error, ValueError) == (error.kind == "invalid"), "what Horovod raises for impossible arguments"
         assert ODD in error.ranks, (case, error.ranks)
         for fragment in (*fragments, f"rank {ODD} (host ", "pid "):
             assert fragment in str(error), (case, fragment, str(error))
@@ -82,6 +85,60 @@ refused("uneven", lambda: hvd.alltoall(torch.ones(2 * size + odd), name="w"), f"
 for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
     scalar = torch.tensor(1.0)
     refused("scalar", lambda f=function, s=scalar: f(s if odd else torch.ones(size), name="w"), "at least one dimension", kinds=OBJECTS)
+
+
+# What the engine itself never sees: the rank's own mistake is told to all, and counts as an operation where it has no name.
+wrong = torch.ones(4, dtype=torch.complex64)
+for function in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+    for name in ("w", None):
+        refused("type", lambda f=function, n=name: f(wrong if odd else torch.ones(2 * size), name=n), "torch.complex64", kinds=OBJECTS)
+refused("type", lambda: hvd.broadcast(wrong if odd else torch.ones(4), 0, name="w"), "torch.complex64", kinds=OBJECTS)
+refused("layout", lambda: hvd.allreduce_(wrong.to_sparse() if odd else torch.ones(4), name="w"), "sparse_coo", kinds=OBJECTS)
+true = torch.ones(2, dtype=torch.bool)
+refused("average", lambda: hvd.allreduce(true, op=hvd.Average if odd else hvd.Sum), "booleans", kinds=OBJECTS)
+for function in (hvd.allreduce, hvd.reducescatter):
+    refused("operation", lambda f=function: f(torch.ones(size), op="Median" if odd else hvd.Sum, name="w"), "Median", kinds=OBJECTS)
+    asked = asynchronous(getattr(hvd, function.__name__ + "_async"), torch.ones(size), op="Median" if odd else hvd.Sum, name="w")
+    refused("operation", asked, "Median", kinds=OBJECTS)
+    asked = getattr(hvd, "grouped_" + function.__name__)
+    refused("grouped", lambda f=asked: f([torch.ones(size), wrong if odd else torch.ones(4)], name="g"), "'g.1'", kinds=OBJECTS)
+sparse, dense = torch.eye(3).to_sparse(), torch.eye(3)
+for op in (hvd.Sum, hvd.Average):
+    for case, mistake, text in (
+        ("type", sparse.to(torch.complex64), "complex64"),
+        ("layout", dense, "strided"),
+        ("shape", torch.eye(4).to_sparse(), "4, 4]"),
+    ):
+        refused(f"sparse {case}", asynchronous(hvd.sparse_allreduce_async, mistake if odd else sparse, "s", op), text, kinds=OBJECTS)
+    refused("sparse operation", asynchronous(hvd.sparse_allreduce_async, sparse, None, hvd.Max if odd else op), "op='Max'", kinds=OBJECTS)
+refused("sparse operation", asynchronous(hvd.sparse_allreduce_async, sparse, "s", hvd.Sum if odd else hvd.Average), "Sum", "Average")
+array = np.ones(2 * size, dtype=np.complex64 if odd else np.float32)
+for function in (cc.allreduce, cc.allgather, cc.alltoall, cc.reducescatter, cc.broadcast):
+    for name in ("w", None):
+        refused("array", lambda f=function, n=name: f(array, name=n), "arrays of complex64", kinds=OBJECTS)
+refused("array", lambda: cc.allreduce(np.ones(2), out=np.ones(2 + odd), op=cc.Sum), "out must be", kinds=OBJECTS)
+for function in (cc.allreduce, cc.reducescatter):
+    refused("operation", lambda f=function: f(np.ones(size), op="Adasum" if odd else cc.Sum), "Adasum", kinds=OBJECTS)
+
+# Adasum is made of other operations, on vectors of one length.
+for case, theirs, mine, fragments in (
+    ("shape", torch.ones(2, 3), torch.ones(3, 2), ("2, 3]", "3, 2]")),
+    ("length", torch.ones(5), torch.ones(6), ("5]", "6]")),
+    ("type", torch.ones(5), torch.ones(5, dtype=torch.float16), ("float32", "float16")),
+):
+    asked = mine if odd else theirs
+    refused(f"Adasum {case}", lambda a=asked: hvd.allreduce(a, op=hvd.Adasum, name="w"), *fragments)
+    refused(f"Adasum {case}", asynchronous(hvd.allreduce_async, asked, op=hvd.Adasum), *fragments)
+    parameter = torch.nn.Parameter(asked.clone())
+    stepping = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), op=hvd.Adasum)
+    parameter.sum().backward()
+    refused(f"Adasum {case}", stepping.step, *fragments)
+for factor in ("prescale", "postscale"):
+    asked = {f"{factor}_factor": 2.0 if odd else 1.0}
+    refused("Adasum factor", lambda a=asked: hvd.allreduce(torch.ones(4), op=hvd.Adasum, **a), f"{factor} 2")
+whole = torch.ones(4, dtype=torch.int32)
+refused("Adasum type", lambda: hvd.allreduce(whole if odd else torch.ones(4), op=hvd.Adasum), "floating-point", kinds=OBJECTS)
+refused("Adasum", lambda: hvd.allreduce(torch.ones(4), op=hvd.Adasum if odd else hvd.Sum, name="w"), "'w.adasum'", "'w'")
 
 
 # The place of the tensor: one rank's on a GPU. There need not be one for the engine to compare what it is told.

@@ -164,3 +164,6 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+# Programs say hvd.mpi_ops, too. It takes all names of the list from here.
+from collective_core.torch import mpi_ops as mpi_ops

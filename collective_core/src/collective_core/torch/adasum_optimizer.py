@@ -36,7 +36,10 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self.process_set = process_set if process_set is not None else global_process_set
         self._alone = is_alone(process_set)
         self._generation = context.generation()
-        self._prefix = number_of_optimizer("adasum", process_set)
+        self._prefix = number_of_optimizer("adasum", process_set, self._let_go)
+
+    def _let_go(self) -> None:
+        """Nothing to do: the parameters are touched in ``step`` alone."""
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Horovod's; for whoever asks. The ranks meet in ``step``, after however many passes."""

@@ -11,6 +11,7 @@ because the last step's gradient was zeroed and not set to None.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Sequence
 from zlib import crc32
 
@@ -114,6 +115,25 @@ def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements neither overlap nor leave gaps: exactly then empty_like keeps the strides."""
     return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())
+
+
+def groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
+    """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
+    if groups is not None and num_groups:
+        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=4)
+    if groups is None or isinstance(groups, int):
+        number = min(groups or num_groups, len(parameters))
+        if number < 0:
+            raise ValueError(f"the number of groups must not be negative, not {number}")
+        ends = [len(parameters) * (i + 1) // number for i in range(number)]
+        return [parameters[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
+    if any(not isinstance(group, (list, tuple)) or any(not torch.is_tensor(p) for p in group) for group in groups):
+        raise ValueError("groups should be a number, or a list of lists of parameters")
+    listed = [parameter for group in groups for parameter in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("a parameter can only appear once in groups")
+    known = set(parameters)
+    return [[p for p in group if p in known] for group in groups]
 
 
 def make_buckets(

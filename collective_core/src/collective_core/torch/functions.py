@@ -76,9 +76,14 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001 - Horovod's parameter; the state travels without it
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Overwrites the optimizer's state and options with the root's. Other ranks need not have any state yet."""
+    """Overwrites the optimizer's state and options with the root's. Other ranks need not have any state yet.
+
+    Where there is none, parameters get gradients of zeros, as with Horovod, whose programs broadcast them next.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    if not optimizer.state:
+        _make_gradients(optimizer)
     is_root = context.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
@@ -93,6 +98,13 @@ def broadcast_optimizer_state(
         synchronize(handle)
     if not is_root:
         load_in_place(optimizer, state)
+
+
+def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
+    wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    for parameter in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
+        zeros = torch.zeros_like(parameter)
+        parameter.grad = zeros.to_sparse(1) if wants_sparse else zeros
 
 
 def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:

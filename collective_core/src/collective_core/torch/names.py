@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Callable, Iterable
+from weakref import WeakMethod
 
 import torch
 
 from collective_core.process_sets import ProcessSet, members
 
-#: Optimizers made so far, by their kind and process set.
-_made: dict[tuple[str, int], int] = {}
+#: Optimizers made so far, in order: kind and process set, and what has one let go of its parameters, if it is still there.
+_made: list[tuple[tuple[str, int], WeakMethod[Callable[[], None]]]] = []
 
 
 def is_alone(process_set: ProcessSet | None) -> bool:
@@ -18,11 +19,31 @@ def is_alone(process_set: ProcessSet | None) -> bool:
     return outside or members(process_set).size == 1
 
 
-def number_of_optimizer(kind: str, process_set: ProcessSet | None) -> str:
-    """The beginning of names that no other optimizer's tensors have. Ranks make their optimizers of a process set in one order."""
+def number_of_optimizer(kind: str, process_set: ProcessSet | None, let_go: Callable[[], None]) -> str:
+    """The beginning of names that no other optimizer's tensors have. Ranks make their optimizers of a process set in one order.
+
+    ``let_go``: a method of the optimizer, for :func:`forget_made_after`.
+    """
     key = (kind, (process_set.process_set_id if process_set is not None else 0) or 0)
-    _made[key] = _made.get(key, 0) + 1
-    return f"{kind}.{_made[key]}"
+    _made.append((key, WeakMethod(let_go)))
+    return f"{kind}.{sum(other == key for other, _ in _made)}"
+
+
+def made() -> int:
+    """How many optimizers there have been."""
+    return len(_made)
+
+
+def forget_made_after(number: int) -> None:
+    """Numbers the next optimizers as if there had been only so many, and has the others let go of their parameters.
+
+    For a function that elastic ranks call again: it makes its optimizers anew, and on a rank that is new for the first time.
+    """
+    for _, reference in _made[number:]:
+        let_go = reference()
+        if let_go is not None:
+            let_go()
+    del _made[number:]
 
 
 def names_of(

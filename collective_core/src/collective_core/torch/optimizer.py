@@ -21,12 +21,12 @@ import torch
 
 from collective_core import context
 from collective_core.elastic import worker
-from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, global_process_set
 from collective_core.torch import gpu
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
-from collective_core.torch.buckets import Bucket, make_buckets
+from collective_core.torch.buckets import Bucket, groups_of, make_buckets
 from collective_core.torch.compression import Compression
+from collective_core.torch.hooks import on_gradient
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops import allreduce, handles
 from collective_core.torch.ops.allgather import allgather
@@ -63,24 +63,31 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
         self._alone = is_alone(process_set)
-        self._prefix = number_of_optimizer("gradients", process_set)
+        self._prefix = number_of_optimizer("gradients", process_set, self._let_go)
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
-        self._groups = _groups_of(self._trained, groups, num_groups)
+        self._groups = groups_of(self._trained, groups, num_groups)
         self._generation = context.generation()
-        self._hook_handles: list[Any] = []
+        self._end_hooks: list[Callable[[], None]] = []
         self._joins = context.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
+        self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
         self._forget_plan()
         self._begin_anew()
         if not self._alone or worker.is_one():
             for parameter in self._trained:
-                self._hook_handles.append(_on_gradient(parameter, self._gradient_ready))
+                self._end_hooks.append(on_gradient(parameter, self._gradient_ready))
+
+    def _let_go(self) -> None:
+        """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
+        for end in self._end_hooks:
+            end()
+        self._begin_anew()
 
     def _set_number(self) -> int:
         return self.process_set.process_set_id or 0
@@ -103,6 +110,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _forget_plan(self) -> None:
         """Until the ranks have agreed on one, which is at the end of the next step, nothing is summed before that."""
         self._agreed = False
+        self._unseen: set[int] = set()
         self._order, self._sparse_ones = list(range(len(self._trained)))[::-1], [False] * len(self._trained)
         self._make_buckets()
 
@@ -127,17 +135,26 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _agree(self) -> None:
         """On the plan: gradients go in the order in which they have come on the first rank, and those that are sparse on any go as sparse.
 
-        Those that have not come are the last. A rank that has joined has no say.
+        Those that have not come are the last; whether they are sparse is seen later. A rank that has joined has no say.
         """
         order = dict.fromkeys([*self._arrived, *reversed(range(len(self._trained)))])
-        wants_sparse = [not self.sparse_as_dense and p.grad is not None and p.grad.is_sparse for p in self._trained]
-        mine = torch.tensor([[[*order], [was or wants for was, wants in zip(self._sparse_ones, wants_sparse)]]], dtype=torch.int64)
+        is_sparse = [n in self._late or (p.grad is not None and p.grad.is_sparse) for n, p in enumerate(self._trained)]
+        wants_sparse = [was or (now and not self.sparse_as_dense) for was, now in zip(self._sparse_ones, is_sparse)]
+        has_come = [p.grad is not None for p in self._trained]
+        mine = torch.tensor([[[*order], wants_sparse, has_come]], dtype=torch.int64)
         plans = allgather(mine, f"{self._prefix}.plan", self.process_set)
         agreed = plans[0, 0].tolist(), plans[:, 1].amax(0).bool().tolist()
         if agreed != (self._order, self._sparse_ones):
             self._order, self._sparse_ones = agreed
             self._make_buckets()
+        self._unseen = set() if self.sparse_as_dense else set((plans[:, 2].amax(0) == 0).nonzero().flatten().tolist())
         self._agreed = True
+
+    def _agree_anew_for_late_ones(self) -> None:
+        """At the end of the next step, if gradients that no rank had had when the ranks agreed have turned out to be sparse on any."""
+        late = torch.tensor([bool(self._late & self._unseen)], dtype=torch.uint8)
+        if allreduce.allreduce_(late, name=f"{self._prefix}.late", op=allreduce.Max, process_set=self.process_set).item():
+            self._agreed = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
@@ -177,11 +194,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
         if parameter.grad.is_sparse:
             if not self.sparse_as_dense:
-                raise CollectiveError(f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now", "invalid")
+                self._note_late(parameter)
             parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
         bucket.fill(parameter, self._compression)
         bucket.waiting.discard(parameter)
+
+    def _note_late(self, parameter: torch.nn.Parameter) -> None:
+        number = self._number_of[parameter]
+        if number not in self._late | self._unseen:
+            warnings.warn(
+                f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now: it is made dense before it is "
+                "summed. sparse_as_dense=True says that this is wanted",
+                stacklevel=2,
+            )
+        self._late.add(number)
 
     def _launch_complete(self) -> None:
         """Starts the buckets that are complete, in their order, if that overlaps with anything; not the last one."""
@@ -255,6 +282,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
         for bucket in self._buckets:
             bucket.empty(self._compression)
+        if self._unseen:
+            self._agree_anew_for_late_ones()
 
     def _begin_anew(self) -> None:
         """Forgets what is left of a step: also after a failure the next one begins with nothing under way."""
@@ -280,6 +309,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes at every call.
+
+        What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
+        """
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -288,9 +321,27 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "you use optimizer.synchronize() in your code.",
                     stacklevel=2,
                 )
+            if closure is None or self._is_under_way():
+                self.synchronize()
+            if closure is not None:
+                closure = partial(self._evaluate, closure)
+        try:
+            return super(self.__class__, self).step(closure)
+        finally:
+            self._synchronized = False
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Calls the closure of a step and reduces what it leaves."""
+        loss = closure()
+        # One that only returns a loss leaves nothing: its gradients came before the step.
+        if self._is_under_way() or not self._synchronized:
             self.synchronize()
-        self._synchronized = False
-        return super(self.__class__, self).step(closure)
+            self._synchronized = False  # of another call's gradients
+        is_number = isinstance(loss, (int, float)) or (torch.is_tensor(loss) and loss.numel() == 1)
+        if self._alone or not is_number:
+            return loss
+        reduced = loss.detach().clone() if torch.is_tensor(loss) else torch.tensor(float(loss), dtype=torch.float64)
+        return allreduce.allreduce_(reduced, name=f"{self._prefix}.loss", op=self.op, process_set=self.process_set)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._is_under_way():
@@ -313,35 +364,6 @@ def _can_overlap() -> bool:
     member, cores, allowed = context.current(), os.cpu_count() or 1, len(os.sched_getaffinity(0))
     own = allowed if allowed < cores else cores // member.local_size
     return member.cross_size > 1 or torch.get_num_threads() < own
-
-
-def _groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
-    """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
-    if groups is not None and num_groups:
-        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=4)
-    if groups is None or isinstance(groups, int):
-        number = min(groups or num_groups, len(parameters))
-        if number < 0:
-            raise ValueError(f"the number of groups must not be negative, not {number}")
-        ends = [len(parameters) * (i + 1) // number for i in range(number)]
-        return [parameters[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
-    if any(not isinstance(group, (list, tuple)) or any(not torch.is_tensor(p) for p in group) for group in groups):
-        raise ValueError("groups should be a number, or a list of lists of parameters")
-    listed = [parameter for group in groups for parameter in group]
-    if len(set(listed)) < len(listed):
-        raise ValueError("a parameter can only appear once in groups")
-    known = set(parameters)
-    return [[p for p in group if p in known] for group in groups]
-
-
-def _on_gradient(parameter: torch.nn.Parameter, ready: Callable[[torch.nn.Parameter], None]) -> Any:
-    """Calls ``ready`` each time after a gradient was accumulated into the parameter. Returns what keeps the hook alive."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):
-        return parameter.register_post_accumulate_grad_hook(ready)
-    # Before PyTorch 2.1: the parameter's accumulation node, which is found behind any view of it.
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(lambda *_: ready(parameter))
-    return node
 
 
 def DistributedOptimizer(

@@ -8,6 +8,7 @@ from typing import Any, Callable
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
+from collective_core.torch import names
 from collective_core.torch.checkpoint import restart_folder
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, State
 
@@ -28,7 +29,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
         context.init()
-        failures, commits, folder = 0, state.commits, restart_folder()
+        failures, commits, folder, made = 0, state.commits, restart_folder(), names.made()
         while True:
             lost: tuple[int, ...] = ()
             try:
@@ -44,6 +45,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 state.restore()
             except HostsUpdatedInterrupt:
                 pass
+            names.forget_made_after(made)
             context.rejoin(lost)
             state.on_reset()
 

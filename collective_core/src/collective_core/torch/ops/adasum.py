@@ -16,26 +16,37 @@ from typing import Callable
 
 import torch
 
-from collective_core import arrays
-from collective_core.errors import CollectiveError
+from collective_core import _native, arrays
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 #: The reduction's name, beside those of arrays.py.
 Adasum = "Adasum"
 
 
-def check(tensor: torch.Tensor) -> None:
-    """Raises :class:`CollectiveError` for a tensor that has no Adasum."""
-    if not tensor.dtype.is_floating_point:
-        raise CollectiveError(f"Adasum needs a floating-point tensor, not {tensor.dtype}", "invalid")
+def _objection(tensor: torch.Tensor) -> str:
+    """Why there is no Adasum of the tensor; empty if there is."""
+    if objection_to_tensor(tensor) or tensor.dtype.is_floating_point:
+        return objection_to_tensor(tensor)
+    return f"Adasum needs a floating-point tensor, not {tensor.dtype}"
 
 
 def combine(
-    source: torch.Tensor, target: torch.Tensor, name: str, prescale: float, postscale: float, process_set: ProcessSet | None
+    tensor: torch.Tensor,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    name: str,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet | None,
 ) -> None:
-    """Writes the Adasum of all ranks' ``source`` into ``target``, both contiguous in host memory. Blocks."""
-    check(source)
+    """Writes the Adasum of all ranks' ``tensor`` into ``target``. Blocks.
+
+    ``source`` has the tensor's values; both it and ``target`` are contiguous in host memory.
+    """
     who = members(process_set)
+    # What follows knows the vector's length alone, and that rounded up.
+    arrays.run(without_data(tensor, f"{name}.adasum", who, _native.SUM, prescale, postscale, _objection(tensor)))
     length = source.numel()
     share = -(-length // who.size)
     flat = torch.zeros(share * who.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)

@@ -11,11 +11,11 @@ from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import First, Group, Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, received_tensor
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, objection_to_tensor, received_tensor
 
 
-def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Work:
-    """The result of the work is the gathered tensor and the rows of each rank."""
+def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, objection: str = "") -> Work:
+    """The result of the work is the gathered tensor and the rows of each rank. ``objection``: of the caller's own."""
     who = members(process_set)
     source = host_copy(tensor)
     operation = _native.operation(
@@ -26,7 +26,7 @@ def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None
         source.numel(),
         source.data_ptr(),
         process_set=who.id,
-        objection=arrays.objection_to_rows(tensor.shape, "allgather"),
+        objection=objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather"),
         device=device_number(tensor),
     )
     handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
@@ -39,8 +39,6 @@ def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:
-    for tensor in tensors:
-        dtype_name(tensor)  # all of them can be sent, before the first is under way
     names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
     return Group([start(tensor, n, process_set, blocking=len(tensors) == 1) for tensor, n in zip(tensors, names)])
 
@@ -86,7 +84,5 @@ def grouped_allgather(
 
 def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`grouped_allgather`; ``synchronize`` returns the list."""
-    for tensor in tensors:
-        dtype_name(tensor)
     works = [First(start(tensor, n, process_set)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]
     return handle_of(Group(works))

@@ -15,7 +15,7 @@ from collective_core.torch.compression import Compression
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.handles import Group, Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like, objection_to_tensor
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
@@ -34,23 +34,15 @@ class _Request:
         self.process_set = process_set
 
 
-def _check(tensor: torch.Tensor, op: str) -> None:
-    """Raises :class:`CollectiveError` for what this rank cannot even ask for."""
-    dtype = dtype_name(tensor)
-    if op == Adasum:
-        adasum.check(tensor)
-    else:
-        arrays.reduction_number(op, dtype)
-
-
 def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool = False) -> Work:
     """Reduces ``tensor`` into ``output``, which may be the same."""
     who = members(request.process_set)
     dtype = dtype_name(tensor)
     if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
         return _start_on_gpu(tensor, output, name, request, blocking)
+    problem = objection_to_tensor(tensor)
     source = host_copy(tensor)
-    in_place = output.device.type == "cpu" and output.is_contiguous()
+    in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
     chosen = name or context.next_name("allreduce", who.id)
 
@@ -61,7 +53,7 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
         return output
 
     if request.op == Adasum:
-        adasum.combine(source, target, chosen, request.prescale, request.postscale, request.process_set)
+        adasum.combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
         return Work(0, finish)
     operation = _native.operation(
         _native.ALLREDUCE,
@@ -71,10 +63,11 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
         source.numel(),
         source.data_ptr(),
         target.data_ptr(),
-        reduce=arrays.reduction_number(request.op, dtype),
+        reduce=arrays.reduction_number(request.op),
         prescale=request.prescale,
         postscale=request.postscale,
         process_set=who.id,
+        objection=problem or arrays.objection_to_reduction(request.op, dtype),
         device=device_number(tensor),
     )
     if blocking:
@@ -96,7 +89,7 @@ def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, 
             tensor.numel(),
             source,
             target,
-            reduce=arrays.reduction_number(request.op, dtype),
+            reduce=arrays.reduction_number(request.op),
             prescale=request.prescale,
             postscale=request.postscale,
             process_set=who.id,
@@ -193,8 +186,6 @@ def allreduce_async_(
 
 def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
     names = names_of_group(name, len(tensors))
-    for tensor in tensors:
-        _check(tensor, request.op)  # all of them, before the first is under way
     return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names)])
 
 

@@ -9,7 +9,7 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops.handles import Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, objection_to_tensor, received_tensor
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
 Splits = Any
@@ -44,7 +44,7 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
         source.data_ptr(),
         process_set=who.id,
         splits=chosen,
-        objection=problem or other_problem,
+        objection=objection_to_tensor(tensor) or problem or other_problem,
         device=device_number(tensor),
     )
     handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)

@@ -12,7 +12,7 @@ from collective_core.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like, objection_to_tensor
 
 
 def _start(
@@ -25,11 +25,11 @@ def _start(
 ) -> Work:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     who = members(process_set)
-    problem = arrays.objection_to_root(root_rank, who)
+    problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
     if gpu.is_within_reach(tensor, who) and not problem:
         return _start_on_gpu(tensor, output, root_rank, name, process_set, blocking)
     source = host_copy(tensor)
-    in_place = output.device.type == "cpu" and output.is_contiguous()
+    in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
     operation = _native.operation(
         _native.BROADCAST,

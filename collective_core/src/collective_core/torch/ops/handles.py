@@ -49,7 +49,7 @@ class Work:
             _kept[engine_handle] = keep
 
     def __del__(self) -> None:
-        if self._engine_handle in _kept:
+        if _kept and self._engine_handle in _kept:  # None at the end of the interpreter, after an error
             _abandoned.append(self._engine_handle)
 
     def is_done(self) -> bool:

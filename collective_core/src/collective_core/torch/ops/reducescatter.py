@@ -13,7 +13,7 @@ from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.handles import Group, Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, objection_to_tensor
 
 
 class _Request:
@@ -30,9 +30,10 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     who = members(request.process_set)
     dtype = dtype_name(tensor)
     source = host_copy(tensor)
-    problem = arrays.objection_to_rows(tensor.shape, "reducescatter")
+    problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype)
+    problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
-    target = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+    target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype)
     operation = _native.operation(
         _native.REDUCESCATTER,
         name or context.next_name("reducescatter", who.id),
@@ -42,7 +43,7 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
         source.data_ptr(),
         # A rank without rows still takes part: the engine wants an address, and writes nothing there.
         target.data_ptr() or source.data_ptr(),
-        reduce=arrays.reduction_number(request.op, dtype),
+        reduce=arrays.reduction_number(request.op),
         prescale=request.prescale,
         postscale=request.postscale,
         process_set=who.id,
@@ -53,8 +54,6 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
-    for tensor in tensors:
-        arrays.reduction_number(request.op, dtype_name(tensor))  # all of them, before the first is under way
     names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
     return Group([_start(tensor, n, request) for tensor, n in zip(tensors, names)])
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Sum
-from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet
+from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops import allgather
-from collective_core.torch.ops.allreduce import allreduce_async
-from collective_core.torch.ops.handles import Work, handle_of, poll, synchronize
-from collective_core.torch.ops.tensors import dtype_name
+from collective_core.torch.ops.handles import Work, handle_of, results_of, synchronize
+from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 
 class SparseHandle(int):
@@ -22,20 +21,34 @@ class SparseHandle(int):
 
 
 class _SparseWork:
-    def __init__(self, tensor: torch.Tensor, indices: Work, values: Work, contributors: int | None) -> None:
+    """``parts``: the agreement on what is reduced, the marked indices and the values."""
+
+    def __init__(self, tensor: torch.Tensor, op: str, parts: list[Work]) -> None:
         self._tensor = tensor
-        self._indices = indices
-        self._values = values
-        self._contributors = contributors  # handle of their number, for an average
+        self._op = op
+        self._parts = parts
 
     def is_done(self) -> bool:
-        return self._indices.is_done() and self._values.is_done() and (self._contributors is None or poll(self._contributors))
+        return all(part.is_done() for part in self._parts)
 
     def result(self) -> torch.Tensor:
-        indices, _ = self._indices.result()
-        values, _ = self._values.result()
-        whole = torch.sparse_coo_tensor(indices.t(), values, self._tensor.shape, check_invariants=False).coalesce()
-        return whole if self._contributors is None else whole / float(synchronize(self._contributors))
+        _, (marked, rows), (values, _) = results_of([part.result for part in self._parts])
+        indices = [part[:-1] for part in marked.split(rows) if len(part)]
+        whole = torch.sparse_coo_tensor(torch.cat(indices).t(), values, self._tensor.shape, check_invariants=False).coalesce()
+        return whole if self._op == Sum else whole / float(len(indices))
+
+
+def _objection(tensor: torch.Tensor, op: str) -> str:
+    """Why the tensor cannot be reduced; empty if it can."""
+    if op not in (Sum, Average):
+        return f"op={op!r} is not possible with sparse tensors; use Sum or Average"
+    return objection_to_tensor(tensor, torch.sparse_coo)
+
+
+def _marked_indices(tensor: torch.Tensor) -> torch.Tensor:
+    """A row of indices for each value, and one more: a rank that has no values differs from one that has joined, and sends nothing."""
+    rows = tensor.indices().t()
+    return torch.cat([rows, rows.new_full((1, rows.shape[1]), -1)])
 
 
 def sparse_allreduce_async(
@@ -45,12 +58,13 @@ def sparse_allreduce_async(
 
     Indices that occur twice are merged before they are sent. An average divides by the ranks that have not joined.
     """
-    if op not in (Sum, Average):
-        raise CollectiveError(f"op={op!r} is not possible with sparse tensors; use Sum or Average", "invalid")
-    mine = tensor.coalesce()
-    dtype_name(mine.values())  # it can be sent, before the indices are under way
-    names = [f"{name}.{part}" if name else None for part in ("indices", "values", "contributors")]
-    indices = allgather.start(mine.indices().t(), names[0], process_set)
-    values = allgather.start(mine.values(), names[1], process_set)
-    contributors = allreduce_async(torch.ones(()), name=names[2], op=Sum, process_set=process_set) if op == Average else None
-    return SparseHandle(handle_of(_SparseWork(tensor, indices, values, contributors)))
+    who = members(process_set)
+    problem = _objection(tensor, op)
+    agreement = without_data(tensor, name or context.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
+    mine = torch.zeros(1, 1).to_sparse() if problem else tensor.coalesce()
+    parts = [
+        Work(_native.submit(agreement), lambda: None, agreement),
+        allgather.start(_marked_indices(mine), f"{name}.indices" if name else None, process_set, objection=problem),
+        allgather.start(mine.values(), f"{name}.values" if name else None, process_set, objection=problem),
+    ]
+    return SparseHandle(handle_of(_SparseWork(tensor, op, parts)))

@@ -7,15 +7,22 @@ from typing import Any
 import torch
 
 from collective_core import _native
-from collective_core.errors import CollectiveError
+from collective_core.process_sets import Members
+
+#: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
+_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """The engine's name of the tensor's element type. Raises :class:`CollectiveError` for one that it cannot send."""
-    name = str(tensor.dtype).replace("torch.", "")
-    if name not in _native.DTYPES or tensor.layout is not torch.strided:
-        raise CollectiveError(f"tensors of {tensor.dtype} with layout {tensor.layout} cannot be sent", "invalid")
-    return name
+    """The engine's name of the tensor's element type, or a stand-in for one that it cannot send."""
+    return _NAMES.get(tensor.dtype, _native.STAND_IN)
+
+
+def objection_to_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> str:
+    """Why the tensor cannot be sent; empty if it can."""
+    if tensor.dtype in _NAMES and tensor.layout is layout:
+        return ""
+    return f"tensors of {tensor.dtype} with layout {tensor.layout} cannot be sent" + ("" if layout is torch.strided else " as sparse ones")
 
 
 def device_number(tensor: torch.Tensor) -> int:
@@ -24,13 +31,39 @@ def device_number(tensor: torch.Tensor) -> int:
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself when the engine can read it in place, otherwise a contiguous copy in host memory."""
+    """The tensor itself when the engine can read it in place, otherwise a contiguous copy in host memory; with an objection nothing."""
+    if objection_to_tensor(tensor):
+        return torch.empty(0)
     return tensor.detach().cpu().contiguous()
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """An uninitialised, contiguous tensor of the same shape, type and device."""
+    """An uninitialised, contiguous tensor of the same shape, type and device; with an objection itself, as nothing is written then."""
+    if objection_to_tensor(tensor):
+        return tensor
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def without_data(
+    tensor: torch.Tensor, name: str, who: Members, reduce: int, prescale: float = 1.0, postscale: float = 1.0, objection: str = ""
+) -> _native.Operation:
+    """An allreduce of no element, in which the ranks compare what each of them has: type, shape, place, reduction and factors.
+
+    For a reduction that is made of other operations, which do not know all of that. The shape begins with a 0 there.
+    """
+    return _native.operation(
+        _native.ALLREDUCE,
+        name,
+        dtype_name(tensor),
+        (0, *tensor.shape),
+        0,
+        reduce=reduce,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=who.id,
+        objection=objection,
+        device=device_number(tensor),
+    )
 
 
 def names_of_group(name: str | None, count: int) -> list[str | None]:
