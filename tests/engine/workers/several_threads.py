@@ -1,4 +1,5 @@
 """Two threads with blocking operations, which start in another order on every second rank; then ranks that want different things."""
+# ruff: noqa: PT017 - worker scripts run without pytest
 
 import threading
 import time
