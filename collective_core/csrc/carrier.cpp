@@ -109,6 +109,8 @@ void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadlin
     if (state > 0) break;
     if (questions % questions_between_looks == 0) {
       group.liveness().check();
+      // Whom it waits for, the carrier does not say.
+      if (group.topology().is_leader() && group.is_warning_due(deadline)) group.warn(" for its data to move", deadline);
       if (deadline.passed())
         throw Failure(Fault::timeout, "MPI has not moved the data within the time that COLLECTIVE_TIMEOUT sets");
     }

@@ -8,34 +8,11 @@
 
 #include "collectives.h"
 #include "exact_floats.h"
-#include "mismatch.h"
 
 namespace cc {
 namespace {
 
-constexpr auto between_looks =
-    std::chrono::milliseconds(20);                         // between checks for failures while waiting for a submission
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
-
-// What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
-struct Payload {
-  const void* bytes;
-  uint32_t length;
-};
-Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
-  const Header& header = operation.header;
-  if (header.objects) {
-    return {operation.objection.data(),
-            static_cast<uint32_t>(std::min(operation.objection.size(), layout.payload_bytes))};
-  }
-  if (header.kind == Kind::alltoall) {
-    return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
-  }
-  const bool within_reach = has_tensor(header.kind) && header.device != Device::gpu_memory;
-  const bool sends = within_reach && (header.kind != Kind::broadcast || header.root == rank);
-  if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
-  return {operation.input, static_cast<uint32_t>(header.bytes())};
-}
 
 }  // namespace
 
@@ -129,9 +106,14 @@ bool Engine::is_done(const Task& task) {
   return task.done;
 }
 
-bool Engine::wait(const Task& task, double seconds) {
+bool Engine::wait(Task& task, double seconds) {
   Lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done; });
+  if (task.done || seconds <= 0) return task.done;
+  note_caller();
+  const bool was_blocking = std::exchange(task.blocking, true);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done; });
+  task.blocking = was_blocking;
+  return task.done;
 }
 
 void Engine::work() {
@@ -208,87 +190,6 @@ void Engine::settle(Task& task, const Failure& failure) {
   task.error = task.operation.describe() + ": " + failure.what();
   for (const int rank : failure.ranks) task.ranks.push_back(topology().peers[rank].global_rank);
   task.done = true;
-}
-
-void Engine::ask(Task& task, Deadline& deadline) {
-  group_->set_current(&task.operation);
-  Header& header = task.operation.header;
-  const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
-  header.inline_bytes = payload.length;
-  if (header.kind == Kind::allreduce) {
-    header.input_place = group_->arena()->place_of(task.operation.input, header.bytes());
-    header.output_place = group_->arena()->place_of(task.operation.output, header.bytes());
-  }
-  {
-    const Lock lock(mutex_);
-    const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
-    header.stuck = header.stuck || (task.blocking && nothing_else && !several_callers_);
-  }
-  exchange_.run(&header, payload.bytes, deadline);
-  headers_.resize(static_cast<size_t>(topology().size));
-  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
-  task.operation.contributors = joined_.update(headers_);
-}
-
-void Engine::join(Task& task, Deadline& deadline) {
-  for (;;) {
-    deadline.extend();
-    ask(task, deadline);
-    const int active = task.operation.contributors;
-    if (active == 0) break;
-    if (compare(headers_).verdict != Verdict::agreed) continue;
-    const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
-    Ghost ghost(**std::find_if(headers_.begin(), headers_.end(), is_active), topology().size);
-    ghost.operation.contributors = active;
-    transfer(ghost.operation, deadline);
-  }
-  task.operation.received = {joined_.take_last()};
-}
-
-void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
-  group_->liveness().throw_if_recorded();
-  for (;;) {
-    ask(*task, deadline);
-    const Agreement agreement = compare(headers_);
-    switch (agreement.verdict) {
-      case Verdict::agreed:
-        return;
-      case Verdict::disagreed:
-        throw Failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
-                      explain_disagreement(headers_, topology()), dissenters(headers_));
-      case Verdict::reorder:
-        task = find_submitted(*headers_[agreement.first], agreement.first, task, deadline);
-        break;
-    }
-  }
-}
-
-std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
-                                             const Deadline& deadline) {
-  if (task->operation.header.name_hash == wanted.name_hash) return task;
-  Lock lock(mutex_);
-  for (;;) {
-    bool caller_waits = false;
-    for (const auto& candidate : queue_) {
-      if (candidate->operation.header.name_hash == wanted.name_hash) return candidate;
-      caller_waits = caller_waits || (candidate->blocking && !several_callers_);
-    }
-    if (caller_waits || closing_) {
-      // Nobody will submit it: say so in the next exchange, and every rank reports the disagreement.
-      task->operation.header.stuck = 1;
-      return task;
-    }
-    changed_.wait_for(lock, between_looks);
-    lock.unlock();
-    group_->liveness().check();
-    if (deadline.passed()) {
-      throw Failure(Fault::timeout,
-                    topology().describe(topology().rank) + " did not submit '" + wanted.name + "', which rank " +
-                        std::to_string(first) + " runs next, within the time that COLLECTIVE_TIMEOUT sets",
-                    {topology().rank});
-    }
-    lock.lock();
-  }
 }
 
 void Engine::transfer(Operation& operation, Deadline& deadline) {

@@ -3,7 +3,8 @@
 // A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread,
 // which is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in
 // different orders: when an exchange shows different names, rank 0's operation goes first (or that of a rank whose
-// caller is stuck in it) and the others move theirs to the front, waiting for it to be submitted if need be.
+// caller is stuck in it) and the others move theirs to the front, waiting for it to be submitted if need be. A rank
+// whose callers wait and will submit nothing more says so, and what then cannot be brought together is a disagreement.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +28,7 @@ namespace cc {
 
 struct Task {
   Operation operation;
-  bool blocking = false;  // its submitter waits for it and submits nothing else meanwhile
+  bool blocking = false;  // a caller waits for it and submits nothing else meanwhile
   bool done = false;
   int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
   Fault fault = Fault::none;
@@ -51,7 +52,7 @@ class Engine {
   // itself.
   void look_around();
   // Returns is_done after at most `seconds`.
-  bool wait(const Task& task, double seconds);
+  bool wait(Task& task, double seconds);
   bool reaches() const { return group_->reach().is_given(); }
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
@@ -78,15 +79,18 @@ class Engine {
   // Until all want the same, which may be another task of this rank's than the one it came with.
   void agree(std::shared_ptr<Task>& task, Deadline& deadline);
   std::shared_ptr<Task> find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
-                                       const Deadline& deadline);
+                                       Deadline& deadline);
   void transfer(Operation& operation, Deadline& deadline);
   void reduce_inline(Operation& operation);
   // Whether every rank of this host has its tensor where the others reach it.
   bool all_in_arena() const;
   void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
   Splits splits_of_all() const;
-  // With mutex_ held. Several threads may bring their operations in any order: then none of them is stuck.
-  void note_caller();
+  void note_caller();  // with mutex_ held
+  // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
+  // each may still bring what the other ranks want, so that is believed only after a while.
+  bool all_callers_wait(const Deadline& deadline) const;
+  void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
   // Tells the other ranks, and ends this engine.
   void stop(const Failure& failure);

@@ -74,13 +74,18 @@ bool Group::is_first_here(const std::vector<int>& missing) const {
   return false;
 }
 
+bool Group::is_warning_due(Deadline& deadline) const {
+  return current_ && current_->header.kind != Kind::join && deadline.is_warning_due(warn_after_);
+}
+
+void Group::warn(const std::string& why, const Deadline& deadline) const {
+  std::fprintf(stderr, "collective_core: %s has waited %.0f s in %s%s\n", topology_.describe(topology_.rank).c_str(),
+               deadline.waited(), current_->describe().c_str(), why.c_str());
+}
+
 void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) const {
-  if (missing.empty() || !current_ || current_->header.kind == Kind::join || !deadline.is_warning_due(warn_after_))
-    return;
-  if (!is_first_here(missing)) return;
-  std::fprintf(stderr, "collective_core: %s has waited %.0f s in %s for %s\n",
-               topology_.describe(topology_.rank).c_str(), deadline.waited(), current_->describe().c_str(),
-               topology_.describe(missing).c_str());
+  if (missing.empty() || !is_warning_due(deadline) || !is_first_here(missing)) return;
+  warn(" for " + topology_.describe(missing), deadline);
 }
 
 void Group::step_barrier(Deadline& deadline) {
@@ -111,14 +116,16 @@ char* Group::staging(size_t bytes) {
   return staging_.get();
 }
 
-void Group::wait_for_socket(int fd, short events, int rank, const Deadline& deadline) {
+void Group::wait_for_socket(int fd, short events, int rank, Deadline& deadline) {
   std::vector<pollfd> waiting{{fd, events, 0}};
   wait_for_sockets(waiting, rank, deadline);
 }
 
-void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, const Deadline& deadline) {
+void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline) {
   if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
   liveness_.check();
+  // Each rank for itself: its neighbours on the ring of hosts are its own.
+  if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
   if (deadline.passed()) timed_out({rank}, deadline);
 }
 

@@ -63,8 +63,8 @@ class Group {
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
   // Waits until the socket of `rank`, or any of several, is ready for its events. Throws like every wait.
-  void wait_for_socket(int fd, short events, int rank, const Deadline& deadline);
-  void wait_for_sockets(std::vector<pollfd>& waiting, int rank, const Deadline& deadline);
+  void wait_for_socket(int fd, short events, int rank, Deadline& deadline);
+  void wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline);
   void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
   void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
   int next_rank() const;  // at the other end of the data connections of this rank
@@ -74,6 +74,11 @@ class Group {
   void set_current(const Operation* operation) { current_ = operation; }
   // After so many seconds of waiting a rank says on stderr whom it waits for; 0: never.
   void warn_after(double seconds) { warn_after_ = seconds; }
+  double warn_after() const { return warn_after_; }
+  // Whether it is time to do so.
+  bool is_warning_due(Deadline& deadline) const;
+  // Says it; `why` goes on after the operation.
+  void warn(const std::string& why, const Deadline& deadline) const;
   // Called now and then by waits for ranks that have not come; one rank of the host speaks for all.
   void warn_if_due(const std::vector<int>& missing, Deadline& deadline) const;
   bool is_first_here(const std::vector<int>& missing) const;

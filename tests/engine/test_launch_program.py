@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from collective_core.horovod_environment import translate
+from collective_core.launch.frames import Frame
+from collective_core.launch.tracebacks import Tracebacks
 from processes import wait_for, wait_until_gone
 
 from collective_core import seats
@@ -111,6 +113,47 @@ except cc.CollectiveError:
     assert done.returncode == 137, done.stderr
     assert done.stderr.splitlines()[-1] == "collective_core.launch: rank 1 on localhost was ended by SIGKILL"
     assert wait_until_gone("600.0625") == []
+
+
+def test_the_traceback_of_the_rank_that_failed_first_is_what_is_read_last():
+    program = """
+import collective_core as cc
+cc.init()
+if cc.rank() == 1:
+    raise ValueError("the cause")
+cc.barrier()
+"""
+    done = launch("-np", "3", "python", "-c", program)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1, done.stderr
+    assert lines[-3:-1] == ['[1]   File "<string>", line 5, in <module>', "[1] ValueError: the cause"], done.stderr
+    assert lines.count("[1] ValueError: the cause") == 2, "when it was raised, and at the end"
+    assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 1"
+
+
+def said(tracebacks, rank, *lines):
+    for line in lines:
+        tracebacks(Frame("err", rank, line.encode() + b"\n"))
+
+
+def test_which_traceback_is_the_one_to_read():
+    def raised(error):
+        return ("Traceback (most recent call last):", "  in train", error)
+
+    shown = []
+    tracebacks = Tracebacks(shown.append)
+    lost = "collective_core.errors.CollectiveError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
+    said(tracebacks, 3, *raised("OSError: survived"), *["a line"] * 200)
+    said(tracebacks, 0, *raised("KeyError: handled before"), *raised(lost))
+    cause = (*raised("KeyError: 1"), "", "During handling of the above exception, another exception occurred:", "")
+    said(tracebacks, 1, *cause, *raised("ValueError: two"), "lines of it")
+    said(tracebacks, 2, *raised(lost))
+    texts = [frame.body.decode().rstrip("\n") for frame in tracebacks.to_read_last(0)]
+    assert texts == [*cause, *raised("ValueError: two"), "lines of it"], "not of the end of another, but the cause, whole"
+    assert tracebacks.to_read_last(3) == []
+    said(tracebacks, 1, *raised("ValueError: three"))
+    assert tracebacks.to_read_last(1) == [], "it is what was shown last"
+    assert len(shown) == 3 + 200 + 6 + len(cause) + 4 + 3 + 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

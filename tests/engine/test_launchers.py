@@ -127,6 +127,30 @@ def test_a_store_with_a_secret_among_strangers(hosts):
     assert held, "no stranger reached the store"
 
 
+@pytest.mark.parametrize("rank_0", ["its-own-name", "192.0.2.1"])
+def test_rank_0_is_reached_although_it_does_not_know_its_own_address(rank_0, monkeypatch):
+    """Its name leads itself to 127.0.1.1, as on Debian, or its address is one that a router translates; others reach it at another."""
+    look_up = socket.getaddrinfo
+
+    def of_rank_0(host, *arguments, **options):
+        if host == "its-own-name" and options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "it is a name")
+        return look_up("127.0.1.1" if host == "its-own-name" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", of_rank_0)
+    port = free_port()
+    with ThreadPoolExecutor(3) as ranks:
+        coming = [
+            ranks.submit(store.enter, rank, 3, store.Place((address, port)), SHARED.encode(), 5.0)
+            for rank, address in enumerate((rank_0, "127.0.0.1", "127.0.1.1"))
+        ]
+        there = [each.result() for each in coming]
+        heard = [ranks.submit(each.exchange, b"of rank %d" % rank) for rank, each in enumerate(there)]
+        assert [each.result() for each in heard] == [[b"of rank %d" % rank for rank in range(3)]] * 3
+        for each in there:
+            each.finish(True)
+
+
 def test_another_secret_is_refused_on_both_sides():
     environments = [{**e, "COLLECTIVE_START_TIMEOUT": "4"} for e in store_environments(2, free_port(), secrets={1: SHARED[::-1]})]
     found, codes, _ = run_ranks(environments)

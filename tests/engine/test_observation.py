@@ -65,6 +65,14 @@ def test_a_rank_that_waits_names_whom_it_waits_for(launch, n, hosts):
     assert any(f"in allreduce 'loss' (float32[10]) for rank {n - 1} (host " in line and f"pid {late})" in line for line in warnings)
 
 
+@pytest.mark.parametrize(("hosts", "backend", "awaited"), [(2, "engine", "rank 1 (host "), (1, "mpi", "its data to move")])
+def test_a_rank_that_stands_still_while_data_moves_is_warned_of(launch, hosts, backend, awaited):
+    env = {"COLLECTIVE_STALL_WARNING": "0.5", "COLLECTIVE_BACKEND": backend, "TEST_LATE": "0"}
+    outcome = launch("waiting.py", 2, hosts, ["stop"], env=env).must_succeed()
+    said = f"s in allreduce 'gradient' (float32[33554432]) for {awaited}"
+    assert any(line.startswith("collective_core: rank 0 (host ") and said in line for line in outcome.stderr.splitlines()), outcome.stderr
+
+
 def test_stall_warnings_can_be_switched_off(launch):
     outcome = launch("waiting.py", 2, env={"HOROVOD_STALL_CHECK_DISABLE": "1", "TEST_LATE": "0.3"}).must_succeed()
     assert "has waited" not in outcome.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -72,6 +73,37 @@ def _user_of(connection: Any) -> int:
     return int(user)
 
 
+def _listen_locally(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(name)
+        listener.listen(MOST_VISITORS)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_on_all_interfaces(port: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, backlog=MOST_VISITORS, dualstack_ipv6=both)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """At this address, if it is one of this machine's; on all interfaces for a name, or for an address that is translated on the way here.
+
+    Names are for those who call: Debian's /etc/hosts leads a machine's own name to 127.0.1.1, where no other host gets through.
+    """
+    flags = 0 if host == "localhost" else socket.AI_NUMERICHOST
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
+        return socket.create_server((host, port), family=family, backlog=MOST_VISITORS)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            return _listen_on_all_interfaces(port)
+        raise
+
+
 class Place:
     """Where rank 0 can be reached: (host, port), or the name of an abstract unix socket."""
 
@@ -86,19 +118,10 @@ class Place:
         return "\0" + self.where if isinstance(self.where, str) else self.where
 
     def listen(self) -> socket.socket:
-        if isinstance(self.where, str):
-            listener = socket.socket(socket.AF_UNIX)
-        else:
-            family = socket.getaddrinfo(self.where[0], self.where[1], type=socket.SOCK_STREAM)[0][0]
-            listener = socket.socket(family)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(self.address)
-            listener.listen(MOST_VISITORS)
+            return _listen_locally(self.address) if isinstance(self.where, str) else _listen(*self.where)
         except OSError as error:
-            listener.close()
             raise CollectiveError(f"rank 0 cannot listen at {self}: {error}. COLLECTIVE_PORT chooses another port", "invalid") from error
-        return listener
 
     def call(self) -> socket.socket:
         if not isinstance(self.where, str):

@@ -1,4 +1,5 @@
-"""Two threads with blocking operations, which start in another order on every second rank."""
+"""Two threads with blocking operations, which start in another order on every second rank; then ranks that want different things."""
+# ruff: noqa: PT017 - worker scripts run without pytest
 
 import threading
 import time
@@ -31,5 +32,14 @@ for number, count in enumerate((2, 300_000)):
         thread.join()
     for name in names:
         assert results[name] == size * count, results
+
+# Every rank waits, but no rank knows that of its other threads.
+try:
+    hvd.synchronize(hvd.allreduce_async(torch.ones(2), name=f"of rank {rank}"))
+    raise RuntimeError("no error")
+except hvd.HorovodInternalError as error:
+    assert error.kind == "mismatch", error
+    assert all(f"'of rank {each}'" in str(error) for each in range(size)), error
+hvd.barrier()
 common.report(done=True)
 hvd.shutdown()

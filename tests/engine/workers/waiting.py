@@ -1,7 +1,8 @@
-"""The last rank comes late, the others wait. Then the last one is killed in the middle of an operation, if argv says so."""
+"""The last rank comes late, the others wait. argv: then it is killed in the middle of an operation (``die``), or stopped (``stop``)."""
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -16,7 +17,20 @@ if rank == size - 1:
     time.sleep(float(os.environ.get("TEST_LATE", "3")))
 hvd.allreduce(torch.ones(10), name="loss")
 common.report(pid=os.getpid())
-if len(sys.argv) > 1:
+if sys.argv[1:] == ["stop"]:
+    gradient = torch.ones(1 << 25)
+    if rank == size - 1:
+        again = ["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"]
+        subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    hvd.barrier()
+    handle = hvd.allreduce_async_(gradient, name="gradient", op=hvd.Sum)
+    if rank == size - 1:
+        while gradient[0] == 1 and gradient[-1] == 1:  # until its data moves
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.synchronize(handle)
+    assert (gradient == size).all()
+if sys.argv[1:] == ["die"]:
     if rank == size - 1:
         handle = hvd.allreduce_async(torch.ones(3_000_000), name="never")
         os.kill(os.getpid(), signal.SIGKILL)

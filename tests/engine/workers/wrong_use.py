@@ -62,6 +62,17 @@ refused("operation", lambda: hvd.allreduce(torch.ones(4), op=hvd.Max if odd else
 refused("factor", lambda: hvd.allreduce(torch.ones(4), prescale_factor=2.0 if odd else 1.0, name="w"), "prescale 2")
 refused("kind", lambda: hvd.allgather(torch.ones(4), name="w") if odd else hvd.allreduce(torch.ones(4), name="w"), "allgather", "allreduce")
 refused("name", lambda: hvd.allreduce(torch.ones(4), name="hers" if odd else "his"), "'hers'", "'his'")
+refused("name", asynchronous(hvd.allreduce_async, torch.ones(4), name="hers" if odd else "his"), "'hers'", "'his'")
+
+
+def groups_of_different_lengths():
+    hvd.grouped_allreduce([torch.ones(2)] * (3 if odd else 2), name="g")
+    hvd.allreduce(torch.ones(2), name="after")  # where the others are meanwhile
+
+
+refused("length of a group", groups_of_different_lengths, "'g.2'", "'after'")
+models = {"common": torch.ones(3), "hers" if odd else "his": torch.ones(3)}
+refused("models", lambda: hvd.broadcast_parameters(models, root_rank=0), "hers", "his")
 refused("root", lambda: hvd.broadcast(torch.ones(4), 1 if odd else 0, name="w"), "root 0", "root 1")
 refused(
     "no such root",

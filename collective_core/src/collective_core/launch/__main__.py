@@ -1,7 +1,8 @@
 """``python -m collective_core.launch -np 4 -H a:2,b:2 python train.py``: a program on several ranks, over ssh, without MPI.
 
 Each host needs this engine, at the same path, and this one must reach the others with ssh and without a password. Exit code: of the rank
-that failed first. Ctrl-C and SIGTERM end all ranks everywhere. Nothing secret is on a command line or in the ranks' environment.
+that failed first, whose traceback is what is shown last. Ctrl-C and SIGTERM end all ranks everywhere. Nothing secret is on a command line
+or in the ranks' environment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collective_core.launch.hosts import Host, ask, place, read, ways
 from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
+from collective_core.launch.tracebacks import Tracebacks
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,6 +105,7 @@ def _stop(*_: Any) -> None:
 def main() -> int:
     arguments = _parser().parse_args()
     command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    tracebacks = Tracebacks(_show_tagged if arguments.tag_output else lambda frame: show(frame, True))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
@@ -110,7 +113,7 @@ def main() -> int:
             raise CollectiveError("say how many ranks (-np, at least 1) run which program", "invalid")
         if command[0] in ("python", "python3"):
             command = [sys.executable, *command[1:]]
-        verdict = _run(arguments, command, _show_tagged if arguments.tag_output else lambda frame: show(frame, True))
+        verdict = _run(arguments, command, tracebacks)
     except CollectiveError as error:
         verdict = program.Verdict(2 if error.kind == "invalid" else 1, str(error))
     except KeyboardInterrupt:
@@ -119,6 +122,10 @@ def main() -> int:
         return 1  # nobody reads any more
     if verdict.text:
         with contextlib.suppress(OSError):
+            # Who reads tags takes the output apart by rank.
+            if verdict.rank is not None and not arguments.tag_output:
+                for frame in tracebacks.to_read_last(verdict.rank):
+                    show(frame, True)
             print(f"{NAME}: {verdict.text}", file=sys.stderr, flush=True)
     return verdict.code
 

@@ -14,10 +14,14 @@ from collective_core.launch.outcomes import LOST, signal_name
 
 
 class Verdict(NamedTuple):
-    """``code``: as a shell tells it, 128 and its number for a signal. ``text``: who failed first, and how; empty when nobody did."""
+    """``code``: as a shell tells it, 128 and its number for a signal. ``text``: who failed first, and how; empty when nobody did.
+
+    ``rank``: that rank, if it ended by itself, so that it may have said why.
+    """
 
     code: int
     text: str
+    rank: int | None = None
 
 
 def run(job: Job, program: Sequence[str], show: Callable[[Frame], None]) -> Verdict:
@@ -72,4 +76,4 @@ def _verdict(rank: int, host: str, code: int, reason: str) -> Verdict:
         return Verdict(1, f"{who} could not be started, or the way to it is gone: {reason}")
     if code < 0:
         return Verdict(128 - code, f"{who} was ended by {signal_name(-code)}")
-    return Verdict(code, f"{who} ended with exit code {code}")
+    return Verdict(code, f"{who} ended with exit code {code}", rank)

@@ -1,0 +1,58 @@
+"""What ranks print, and in it the traceback to read last: of the rank that failed first, not of those that it took along."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable
+
+from collective_core.launch.frames import Frame
+
+BEGIN = b"Traceback (most recent call last):"
+#: Before a traceback that goes on from the one above it.
+LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
+#: How a traceback ends that tells of another rank's failure.
+CONSEQUENCE = re.compile(
+    rb"^\S*(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
+)
+#: After so many more lines a rank has survived what its traceback tells of.
+MOST_LINES = 200
+
+
+class Tracebacks:
+    """``show``: gets what the ranks print. Keeps each one's last traceback and what the rank says after it."""
+
+    def __init__(self, show: Callable[[Frame], None]) -> None:
+        self._show = show
+        self._kept: dict[int, list[Frame]] = {}  # by rank, in the order in which they began
+        self._latest: Frame | None = None
+
+    def __call__(self, frame: Frame) -> None:
+        self._show(frame)
+        self._latest = frame
+        if frame.kind == "err":
+            self._keep(frame)
+
+    def _keep(self, frame: Frame) -> None:
+        lines = self._kept.get(frame.rank, [])
+        goes_on = any(line.body.startswith(LINKS) for line in lines[-2:])
+        if frame.body.startswith(BEGIN) and not goes_on:
+            self._kept.pop(frame.rank, None)  # a new one is behind those of others
+            self._kept[frame.rank] = [frame]
+        elif len(lines) == MOST_LINES:
+            del self._kept[frame.rank]
+        elif lines:
+            lines.append(frame)
+
+    def to_read_last(self, rank: int) -> list[Frame]:
+        """What explains the failure of ``rank``: its traceback or, if that tells of another rank's end, the first that does not.
+
+        Nothing if that is what was shown last anyway.
+        """
+        found = self._kept.get(rank, [])
+        if _is_consequence(found):
+            found = next((lines for lines in self._kept.values() if not _is_consequence(lines)), found)
+        return [] if found and found[-1] is self._latest else found
+
+
+def _is_consequence(lines: list[Frame]) -> bool:
+    return any(CONSEQUENCE.search(line.body) for line in lines)
