@@ -398,7 +398,8 @@ int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count,
     uint64_t at = std::min(std::max(from, oldest), begun + 1);
     *count = 0;
     for (; at <= begun && *count < capacity; ++at) {
-      const auto copied = recorder->copy(at, static_cast<char*>(events) + static_cast<size_t>(*count) * sizeof(cc::Event));
+      const auto copied =
+          recorder->copy(at, static_cast<char*>(events) + static_cast<size_t>(*count) * sizeof(cc::Event));
       if (copied == cc::Recorder::Copied::waits) break;
       if (copied == cc::Recorder::Copied::done) ++*count;
     }

@@ -118,8 +118,8 @@ CC_API int32_t cc_free(void* address);
 
 // The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.
 CC_API int32_t cc_record(const char* path);
-// Copies finished events from number `from` on, in order, up to the first unfinished one. *next: where to go on; numbers
-// below it that were not copied are lost. *waited_ns: that callers have spent waiting so far.
+// Copies finished events from number `from` on, in order, up to the first unfinished one. *next: where to go on;
+// numbers below it that were not copied are lost. *waited_ns: that callers have spent waiting so far.
 CC_API int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next,
                          uint64_t* waited_ns);
 // This rank's timeline. While it is on, somebody waits for events from number `from` on, at most so many seconds, or

@@ -42,8 +42,8 @@ class Engine {
                   int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
   ~Engine();
 
-  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task, never thrown.
-  // run returns when it was done, in nanoseconds of monotonic_ns().
+  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task, never
+  // thrown. run returns when it was done, in nanoseconds of monotonic_ns().
   int64_t run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);

@@ -107,8 +107,8 @@ Recorder::Copied Recorder::copy(uint64_t number, void* target) const {
   if (found < number || !finished) return Copied::waits;
   std::memcpy(target, static_cast<const void*>(&event), sizeof event);
   std::atomic_thread_fence(std::memory_order_acquire);
-  const bool same = event.state.load(std::memory_order_acquire) == state &&
-                    event.number.load(std::memory_order_relaxed) == number;
+  const bool same =
+      event.state.load(std::memory_order_acquire) == state && event.number.load(std::memory_order_relaxed) == number;
   return same ? Copied::done : Copied::lost;
 }
 

@@ -20,7 +20,7 @@ struct Event {
   std::atomic<uint32_t> state;
   int32_t process_set;
   std::atomic<uint64_t> number;  // from 1
-  int64_t queued_ns;  // handed to the engine
+  int64_t queued_ns;             // handed to the engine
   int64_t started_ns;
   int64_t agreed_ns;  // all ranks were there and wanted the same
   int64_t ended_ns;

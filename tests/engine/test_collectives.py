@@ -50,7 +50,7 @@ def test_lesser_instruction_sets_give_the_same_bits(launch, bits_of):
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_tensors_of_more_than_two_gibibytes(launch, hosts):
-    """About 5 GB of memory: both ranks' tensors and what they send."""
+    """Of every collective. About 5 GB of memory: both ranks' tensors and what they send."""
     pytest.importorskip("torch")
     reports = launch("large.py", 2, hosts).must_succeed().reports()
     assert [entry["bytes"] for entry in reports.values()] == [2**31 + 17] * 2
