@@ -31,8 +31,9 @@ def test_timeline_of_all_ranks(launch, tmp_path, n, hosts, how):
         # Nobody moves data before everybody is there, by the corrected clocks; their error is far below a step's 60 ms.
         waits = [row for row in rows if row["name"] == "wait" and row["args"]["tensor"] == name]
         assert max(row["ts"] for row in waits) < min(row["ts"] + row["dur"] for row in moves) + 20_000
-    assert "slowest rank: 1 " in outcome.stderr
-    lines = [line.split() for line in outcome.stderr.splitlines() if line.split()[:1] and line.split()[0] in map(str, range(n))]
+    table = outcome.stderr.split(f"timeline: {path}\n")[1]
+    assert "slowest rank: 1 " in table
+    lines = [line.split() for line in table.splitlines() if line.split()[:1] and line.split()[0] in map(str, range(n))]
     assert len(lines) == n
     assert all(float(total) >= float(compute) > 0 for _, _, total, compute, *_ in lines)
     assert ("timeline: rank 3 (host" in outcome.stderr) == (n > 3), "the rank without the folder did not say where it records"
@@ -75,6 +76,14 @@ def test_what_killed_ranks_have_left_is_drawn_without_what_an_earlier_run_left(t
     Path(timeline_file.path_of(timeline, 0)).write_bytes(b"something else")
     assert trace.main([timeline]) == 2
     assert "is not a rank's part of a timeline" in capsys.readouterr().err
+
+
+def test_copies_that_cannot_be_written_are_a_problem_and_leave_nothing(tmp_path):
+    copies = timeline_file.Copies([str(tmp_path / "one"), str(tmp_path / "nowhere" / "two")])
+    copies.add([memoryview(b"abc"), memoryview(b"")])
+    copies.close()
+    assert "No such file" in copies.problem
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2)])

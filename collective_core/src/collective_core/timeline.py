@@ -7,7 +7,6 @@ which of them record, and where at a time all have, rank 0 merges their parts at
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
@@ -23,7 +22,7 @@ import numpy as np
 from collective_core import _native, arrays, clocks, context, recorder, timeline_file, trace
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
-from collective_core.timeline_file import Head, Writer
+from collective_core.timeline_file import Copies, Head, Writer
 
 #: Seconds between two looks at the engine's ring of records; when many are new there, it is looked at earlier.
 COLLECT_INTERVAL = 0.5
@@ -52,7 +51,7 @@ class Timeline:
         except OSError as error:
             raise CollectiveError(f"timeline {path}: {error.strerror}: {error.filename}", "invalid") from error
         self._buffer = ctypes.create_string_buffer(recorder.RING * recorder.EVENT_BYTES)
-        self._told = self._ended = False
+        self._complained = self._ended = False
         _native.begin_timeline()
         self._thread = threading.Thread(target=self._collect_until_ended, name="collective_core timeline", daemon=True)
         self._thread.start()
@@ -79,9 +78,9 @@ class Timeline:
             self._file.append(memoryview(self._buffer)[: count * recorder.EVENT_BYTES], head)
         except OSError as error:
             self._file.head = head._replace(lost=head.lost + count)  # which is written with the next events, if they can be
-            if not self._told:
+            if not self._complained:
                 print(f"timeline: rank {self.rank} cannot write {self._file.path}: {error.strerror}", file=sys.stderr)
-            self._told = True
+            self._complained = True
 
     def end(self, patience: float) -> bool:
         """Ends the recording when all that was submitted is done; False if it was not, within so many seconds: then it goes on."""
@@ -96,7 +95,10 @@ class Timeline:
         return True
 
     def finish(self) -> None:
-        """Draws the timeline. Collective if it is of all ranks. If that fails, the parts stay, and :class:`CollectiveError` says where."""
+        """Draws the timeline. Collective if it is of all ranks. If that fails, the parts stay.
+
+        Raises OSError, and :class:`CollectiveError` as the collectives do.
+        """
         if not self.of_all:
             self._file.close()
             return self._draw([self._file.path], self.path if self.rank == 0 else f"{self.path}.rank{self.rank}")
@@ -105,10 +107,7 @@ class Timeline:
 
     def _draw(self, paths: Sequence[str], target: str) -> None:
         parts = [timeline_file.read(path) for path in paths]
-        try:
-            trace.write(target, parts)
-        except OSError as error:
-            raise CollectiveError(f"cannot write the timeline {target}: {error.strerror}; the parts stay beside it", "invalid") from error
+        trace.write(target, parts)
         print(f"timeline: {target}\n{trace.table(parts)}", file=sys.stderr)
         for path in paths:
             os.unlink(path)
@@ -131,26 +130,16 @@ class Timeline:
     def _send(self, absent: Sequence[int], lengths: Sequence[int]) -> None:
         """The parts of the ranks ``absent`` go to rank 0, piece by piece. Collective."""
         most = max(LEAST_PIECE, PIECES // len(absent))
-        problem = ""
-        with contextlib.ExitStack() as stack:
-            copies = []
-            try:
-                if self.rank == 0:
-                    paths = (timeline_file.path_of(self.path, rank, self._generation, True) for rank in absent)
-                    copies = [stack.enter_context(timeline_file.make(path)) for path in paths]
-            except OSError as error:
-                problem = str(error)
-            mine = stack.enter_context(open(self._file.path, "rb"))
+        mine = [timeline_file.path_of(self.path, rank, self._generation, True) for rank in absent] if self.rank == 0 else []
+        copies = Copies(mine)
+        with open(self._file.path, "rb") as part:
             for _ in range(-(-max(lengths[rank] for rank in absent) // most)):
-                piece = np.frombuffer(mine.read(most) if self.rank in absent else b"", dtype=np.uint8)
+                piece = np.frombuffer(part.read(most) if self.rank in absent else b"", dtype=np.uint8)
                 data, rows = arrays.alltoall(piece, [piece.size] + [0] * (len(lengths) - 1), "timeline.parts")
-                try:
-                    for copy, part in zip(copies, np.split(data, np.cumsum([rows[rank] for rank in absent])[:-1])):
-                        copy.write(part.tobytes())
-                        copy.flush()
-                except OSError as error:
-                    problem = problem or str(error)
-        objection = f"timeline {self.path}: {problem}; the parts stay on their hosts" if problem else ""
+                ends = np.cumsum(rows)
+                copies.add(data[ends[rank] - rows[rank] : ends[rank]].data for rank in absent)
+        copies.close()
+        objection = f"timeline {self.path}: {copies.problem}; the parts stay on their hosts" if copies.problem else ""
         arrays.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, objection=objection))
         if self.rank in absent:
             os.unlink(self._file.path)
@@ -202,6 +191,9 @@ def stop_timeline() -> None:
 def _finish(timeline: Timeline) -> None:
     try:
         timeline.finish()
+    except OSError as error:
+        timeline.keep()
+        raise CollectiveError(f"timeline {timeline.path}: {error}", "invalid") from error
     except CollectiveError:
         timeline.keep()
         raise
@@ -227,8 +219,9 @@ def end_with_engine(patience: float) -> bool:
         _finish(timeline)
         return True
     except CollectiveError as error:
-        print(f"timeline: not all ranks came to its end: {error}", file=sys.stderr)
-        return not is_fatal(error)
+        fatal = is_fatal(error)
+        print(f"timeline: {'not all ranks came to its end: ' if fatal else ''}{error}", file=sys.stderr)
+        return not fatal
     finally:
         _native.release(handle)
 

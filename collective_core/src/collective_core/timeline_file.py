@@ -10,7 +10,7 @@ import glob
 import os
 import re
 import struct
-from typing import BinaryIO, Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from collective_core import recorder
 from collective_core.clocks import Clock, corrected
@@ -67,39 +67,77 @@ def find(timeline: str) -> list[str]:
     return [path for path in paths if pattern.fullmatch(path[len(timeline) :])]
 
 
-def make(path: str) -> BinaryIO:
-    """Opens a new file, which only its owner can read; an old one goes. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+class _File:
+    """A new file, which only its owner can read; an old one of its name goes. Everything here raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def put(self, data: memoryview, at: int) -> None:
+        while data:
+            done = os.pwrite(self._fd, data, at)
+            data, at = data[done:], at + done
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
-class Writer:
-    """A part while it grows. Everything here raises OSError, and what was there before stays as it is."""
+class Writer(_File):
+    """A part while it grows. Where writing fails, what was there before stays as it is."""
 
     def __init__(self, path: str, head: Head) -> None:
+        super().__init__(path)
         self.path, self.head = path, head
-        self._file = make(path)
         self._events = 0
         self.write_head(head)
 
     def append(self, events: memoryview, head: Head) -> None:
         """Adds whole events, as the engine packs them, and what the head says from now on."""
-        self._write(events, _head.size + self._events * recorder.EVENT_BYTES)
+        self.put(events, _head.size + self._events * recorder.EVENT_BYTES)
         self._events += len(events) // recorder.EVENT_BYTES
         self.write_head(head)
 
     def write_head(self, head: Head) -> None:
-        self._write(memoryview(head.pack()), 0)
+        self.put(memoryview(head.pack()), 0)
         self.head = head
 
-    def _write(self, data: memoryview, at: int) -> None:
-        while data:
-            done = os.pwrite(self._file.fileno(), data, at)
-            data, at = data[done:], at + done
+
+class Copies:
+    """Parts that come piece by piece. A problem with writing them is remembered: who sends them goes on, and is told at the end."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.problem = ""
+        self._files: dict[str, _File] = {}
+        self._lengths = [0] * len(paths)
+        try:
+            for path in paths:
+                self._files[path] = _File(path)
+        except OSError as error:
+            self._give_up(error)
+
+    def add(self, pieces: Iterable[memoryview]) -> None:
+        """The next piece of every part, which may be empty."""
+        try:
+            for number, (file, piece) in enumerate(zip(self._files.values(), pieces)):
+                file.put(piece, self._lengths[number])
+                self._lengths[number] += len(piece)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.problem = str(error)
+        self.close()
+        for path in self._files:
+            os.unlink(path)
+        self._files = {}
 
     def close(self) -> None:
-        self._file.close()
+        for file in self._files.values():
+            file.close()
 
 
 class _Events:
