@@ -49,9 +49,11 @@ void Engine::ask(Task& task, Deadline& deadline) {
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
     header.stuck = header.stuck || (task.blocking && nothing_else && !several_callers_);
   }
+  header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
   for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+  if (header.timeline) recorder_->note_timelines(headers_);
   task.operation.contributors = joined_.update(headers_);
 }
 

@@ -148,6 +148,14 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   return task;
 }
 
+std::shared_ptr<cc::Recorder> the_recorder() {
+  Process& state = process();
+  refuse_forked();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  require(state.recorder != nullptr, "nothing has been recorded yet");
+  return state.recorder;
+}
+
 // Adds to the time that callers have waited for an operation that was submitted before.
 class WaitClock {
  public:
@@ -397,24 +405,51 @@ int32_t cc_record(const char* path) {
 
 int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next, uint64_t* waited_ns) {
   return guarded([&] {
-    const std::shared_ptr<cc::Recorder> recorder = process().recorder;
-    require(recorder != nullptr, "nothing has been recorded yet");
-    const cc::Recording& recording = recorder->recording();
-    const uint64_t begun = recording.events.load();
+    const std::shared_ptr<cc::Recorder> recorder = the_recorder();
+    const uint64_t begun = recorder->recording().events.load();
     // What the ring has overwritten is lost; the caller sees it in the numbers.
     const uint64_t oldest = begun > cc::most_events ? begun - cc::most_events + 1 : 1;
     uint64_t at = std::min(std::max(from, oldest), begun + 1);
     *count = 0;
     for (; at <= begun && *count < capacity; ++at) {
-      const cc::Event& event = recording.ring[(at - 1) % cc::most_events];
-      const auto state = static_cast<cc::EventState>(event.state.load(std::memory_order_acquire));
-      if (state != cc::EventState::done && state != cc::EventState::failed) break;
-      const auto* bytes = reinterpret_cast<const char*>(&event);
-      std::memcpy(static_cast<char*>(events) + static_cast<size_t>(*count) * sizeof event, bytes, sizeof event);
-      ++*count;
+      const auto copied =
+          recorder->copy(at, static_cast<char*>(events) + static_cast<size_t>(*count) * sizeof(cc::Event));
+      if (copied == cc::Recorder::Copied::waits) break;
+      if (copied == cc::Recorder::Copied::done) ++*count;
     }
     *next = at;
-    *waited_ns = recording.waited_ns.load();
+    *waited_ns = recorder->recording().waited_ns.load();
+    return 0;
+  });
+}
+
+int32_t cc_begin_timeline() {
+  return guarded([&] {
+    the_recorder()->begin_timeline();
+    return 0;
+  });
+}
+
+int32_t cc_await_events(uint64_t from, double seconds, int32_t* on) {
+  return guarded([&] {
+    *on = the_recorder()->wait_for_events(from, seconds) ? 1 : 0;
+    return 0;
+  });
+}
+
+int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all) {
+  return guarded([&] {
+    Process& state = process();
+    std::shared_ptr<cc::Engine> current;
+    {
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      const auto found = state.engines.find(0);
+      if (found != state.engines.end()) current = found->second;
+    }
+    *ended = !current || current->wait_until_idle(seconds) ? 1 : 0;
+    const std::shared_ptr<cc::Recorder> recorder = the_recorder();
+    *of_all = current && recorder->timeline_of_all() ? 1 : 0;
+    if (*ended) recorder->end_timeline();
     return 0;
   });
 }

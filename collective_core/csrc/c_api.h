@@ -125,9 +125,15 @@ CC_API int32_t cc_free(void* address);
 // The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.
 CC_API int32_t cc_record(const char* path);
 // Copies finished events from number `from` on, in order, up to the first unfinished one. *next: where to go on;
-// *waited_ns: that callers have spent waiting so far.
+// numbers below it that were not copied are lost. *waited_ns: that callers have spent waiting so far.
 CC_API int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next,
                          uint64_t* waited_ns);
+// This rank's timeline. While it is on, somebody waits for events from number `from` on, at most so many seconds, or
+// until they are many; *on: whether it still is. At its end, once all operations of set 0 that were submitted are done
+// (at most so many seconds; else *ended is 0 and it stays on), *of_all: whether all ranks have recorded at a time.
+CC_API int32_t cc_begin_timeline();
+CC_API int32_t cc_await_events(uint64_t from, double seconds, int32_t* on);
+CC_API int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all);
 
 // What the exchanges of operation headers between hosts have cost this rank since it joined the process set: exchanges,
 // rounds, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.

@@ -116,6 +116,11 @@ bool Engine::wait(Task& task, double seconds) {
   return task.done;
 }
 
+bool Engine::wait_until_idle(double seconds) {
+  Lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return !busy_ && queue_.empty(); });
+}
+
 void Engine::work() {
   Lock lock(mutex_);
   for (;;) {

@@ -43,8 +43,8 @@ class Engine {
                   int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
   ~Engine();
 
-  // Operation::header is complete but for sequence, inline_bytes and stuck. Failures are in the task, never thrown.
-  // run returns when it was done, in nanoseconds of monotonic_ns().
+  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task, never
+  // thrown. run returns when it was done, in nanoseconds of monotonic_ns().
   int64_t run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);
@@ -53,6 +53,8 @@ class Engine {
   void look_around();
   // Returns is_done after at most `seconds`.
   bool wait(Task& task, double seconds);
+  // Whether, after at most `seconds`, all that was submitted is done.
+  bool wait_until_idle(double seconds);
   bool reaches() const { return group_->reach().is_given(); }
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }

@@ -59,8 +59,8 @@ struct Header {
   uint8_t ndim;
   uint8_t stuck;  // this rank's caller waits on this very operation, and nothing else is queued: it cannot be reordered
   Device device;  // where the caller's tensor lies
-  uint8_t objects;  // this rank cannot run it: the inline payload is a sentence that says why
-  uint8_t reserved;
+  uint8_t objects;       // this rank cannot run it: the inline payload is a sentence that says why
+  uint8_t timeline;      // this rank records one, and will merge it with the others' if all ranks do
   int32_t root;          // as a rank of the process set
   uint32_t tail_hash;    // of the dimensions from max_dims on, or 0
   uint64_t count;        // elements on this rank

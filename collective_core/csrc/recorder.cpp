@@ -5,7 +5,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "errors.h"
@@ -79,15 +81,59 @@ void Recorder::introduce(int rank, int size, const std::string& host_name) {
 Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns) {
   const uint64_t number = recording_->events.fetch_add(1) + 1;
   Event& event = recording_->ring[(number - 1) % most_events];
-  event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_release);
+  event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // who sees anything of what follows sees this, too: copy()
   event.process_set = process_set;
-  event.number = number;
+  event.number.store(number, std::memory_order_relaxed);
   event.queued_ns = queued_ns;
   event.started_ns = started_ns;
   event.agreed_ns = event.ended_ns = 0;
   event.describe(header);
   event.state.store(static_cast<uint32_t>(EventState::running), std::memory_order_release);
+  if (number % many_events == 0 && timeline_is_on()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+  }
   return event;
+}
+
+Recorder::Copied Recorder::copy(uint64_t number, void* target) const {
+  const Event& event = recording_->ring[(number - 1) % most_events];
+  const uint32_t state = event.state.load(std::memory_order_acquire);
+  const bool finished =
+      state == static_cast<uint32_t>(EventState::done) || state == static_cast<uint32_t>(EventState::failed);
+  const uint64_t found = event.number.load(std::memory_order_relaxed);
+  if (found > number) return Copied::lost;
+  if (found < number || !finished) return Copied::waits;
+  std::memcpy(target, static_cast<const void*>(&event), sizeof event);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool same =
+      event.state.load(std::memory_order_acquire) == state && event.number.load(std::memory_order_relaxed) == number;
+  return same ? Copied::done : Copied::lost;
+}
+
+void Recorder::begin_timeline() {
+  timeline_of_all_.store(false);
+  timeline_.store(true);
+}
+
+void Recorder::end_timeline() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  timeline_.store(false);
+  changed_.notify_all();
+}
+
+void Recorder::note_timelines(const std::vector<const Header*>& headers) {
+  const auto on = [](const Header* header) { return header->timeline != 0; };
+  if (std::all_of(headers.begin(), headers.end(), on)) timeline_of_all_.store(true, std::memory_order_relaxed);
+}
+
+bool Recorder::wait_for_events(uint64_t from, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return !timeline_is_on() || recording_->events.load(std::memory_order_relaxed) >= from + many_events;
+  });
+  return timeline_is_on();
 }
 
 }  // namespace cc

@@ -91,7 +91,7 @@ def test_the_ranks_reach_each_other_where_the_system_allows_it(launch):
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_tensors_of_more_than_two_gibibytes(launch, hosts):
-    """About 5 GB of memory: both ranks' tensors and what they send."""
+    """Of every collective. About 5 GB of memory: both ranks' tensors and what they send."""
     pytest.importorskip("torch")
     reports = launch("large.py", 2, hosts).must_succeed().reports()
     assert [entry["bytes"] for entry in reports.values()] == [2**31 + 17] * 2

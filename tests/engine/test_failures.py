@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+
+from collective_core import timeline_file
 
 #: Seconds in which a death must be noticed.
 NOTICE = 2.0
@@ -76,7 +76,7 @@ def test_a_rank_that_exits_alone_under_a_timeline_waits_for_nobody(launch, tmp_p
     outcome = launch("exits_alone.py", 2, 1, [str(tmp_path / "timeline.json")])
     assert set(outcome.reports()) == {0, 1}
     assert outcome.returncode == 3
-    assert "timeline.json.rank1 (of rank 1 alone" in outcome.stderr
+    assert "timeline: rank 1 leaves " in outcome.stderr
 
 
 def test_a_rank_that_was_killed_holds_up_no_end_under_a_timeline(launch, tmp_path):
@@ -84,7 +84,7 @@ def test_a_rank_that_was_killed_holds_up_no_end_under_a_timeline(launch, tmp_pat
     outcome = launch("exits_alone.py", 2, 1, [str(tmp_path / "timeline.json"), "killed"], keep_going=True, limit=60)
     assert set(outcome.reports()) == {0, 1}
     assert "timeline: not all ranks came to its end: " in outcome.stderr
-    assert "timeline.json.rank0 (of rank 0 alone" in outcome.stderr
+    assert "timeline: rank 0 leaves " in outcome.stderr
     assert outcome.reports()[0]["ends_mpi_with_the_others"] is False
 
 
@@ -110,11 +110,11 @@ def test_a_crash_with_something_under_way_ends_the_job_at_once(launch, tmp_path,
         assert reports[rank]["waited"] < NOTICE
     assert "the program's own mistake" in outcome.stderr
     files = {file.name for file in tmp_path.iterdir()}
-    assert files == ({f"timeline.json.rank{rank}" for rank in range(n)} if timeline else set())
+    assert files == ({f"timeline.json.rank{rank:04d}.events" for rank in range(n)} if timeline else set())
     for rank in range(n if timeline else 0):
-        rows = json.loads((tmp_path / f"timeline.json.rank{rank}").read_text())["traceEvents"]
-        assert {row["pid"] for row in rows} == {rank}
-        assert "allreduce before" in {row["name"] for row in rows}
+        part = timeline_file.read(timeline_file.path_of(str(path), rank))
+        assert part.head.rank == rank
+        assert "before" in {event.name for event in part.events}
 
 
 @pytest.mark.parametrize("case", ["wrong-member", "forgotten", "interrupted"])

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from collective_core.clocks import Clock, offset_of
 from collective_core.horovod_environment import translate
-from collective_core.timeline import Clock, Part, chrome_document, offset_of, table
+from collective_core.timeline_file import Head, Part
 
-from collective_core import flight, recorder
+from collective_core import flight, recorder, timeline_file, trace
 
 pytest.importorskip("torch")
 
@@ -18,7 +19,8 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(("n", "hosts", "how"), [(2, 1, "call"), (4, 2, "call"), (3, 1, "COLLECTIVE_TIMELINE"), (2, 2, "HOROVOD_TIMELINE")])
 def test_timeline_of_all_ranks(launch, tmp_path, n, hosts, how):
     path = tmp_path / "timeline.json"
-    env = {} if how == "call" else {how: str(path)}
+    (tmp_path / "other").mkdir()
+    env = {"TMPDIR": str(tmp_path / "other")} if how == "call" else {how: str(path)}
     outcome = launch("timeline.py", n, hosts, [str(path), how], env=env).must_succeed()
     rows = json.loads(path.read_text())["traceEvents"]
     assert {row["pid"] for row in rows} == set(range(n))
@@ -29,10 +31,13 @@ def test_timeline_of_all_ranks(launch, tmp_path, n, hosts, how):
         # Nobody moves data before everybody is there, by the corrected clocks; their error is far below a step's 60 ms.
         waits = [row for row in rows if row["name"] == "wait" and row["args"]["tensor"] == name]
         assert max(row["ts"] for row in waits) < min(row["ts"] + row["dur"] for row in moves) + 20_000
-    assert "slowest rank: 1 " in outcome.stderr
-    lines = [line.split() for line in outcome.stderr.splitlines() if line.split()[:1] and line.split()[0] in map(str, range(n))]
+    table = outcome.stderr.split(f"timeline: {path}\n")[1]
+    assert "slowest rank: 1 " in table
+    lines = [line.split() for line in table.splitlines() if line.split()[:1] and line.split()[0] in map(str, range(n))]
     assert len(lines) == n
     assert all(float(total) >= float(compute) > 0 for _, _, total, compute, *_ in lines)
+    assert ("timeline: rank 3 (host" in outcome.stderr) == (n > 3), "the rank without the folder did not say where it records"
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
 
 
 def test_a_clock_that_is_ahead_is_found():
@@ -43,16 +48,42 @@ def test_a_clock_that_is_ahead_is_found():
 
 
 def test_table_and_trace_correct_the_clocks():
-    def part(shift):
-        event = recorder.Event("done", 0, 1, shift, shift, shift + 2_000_000, shift + 5_000_000, 40, "allreduce", "float32", "g")
-        clock = Clock(shift, float(shift))
-        return Part("box", (clock, clock), shift, shift + 10_000_000, 4_000_000, 0, [event])
-
-    rows = chrome_document([part(0), part(7_000_000)])["traceEvents"]
-    starts = [row["ts"] for row in rows if row["name"] == "allreduce g"]
-    assert starts == [2000.0, 2000.0]
-    first = table([part(0), part(7_000_000)]).splitlines()[1].split()
+    parts = [part_of(0, 0), part_of(1, 7_000_000)]
+    starts = [(row["pid"], row["ts"]) for row in trace.rows(parts) if row["name"] == "allreduce g"]
+    assert starts == [(0, 2000.0), (1, 2000.0)]
+    first = trace.table(parts).splitlines()[1].split()
     assert first == ["0", "box", "0.010", "0.006", "0.003", "0.001", "0.004", "0.002"]
+
+
+def part_of(rank, shift, job=1):
+    event = recorder.Event("done", 0, 1, shift, shift, shift + 2_000_000, shift + 5_000_000, 40, "allreduce", "float32", "g")
+    clock = Clock(shift, float(shift))
+    return Part(Head(bytes(16), job, rank, 0, clock, clock, shift, shift + 10_000_000, 4_000_000, 0, "box"), [event])
+
+
+def test_what_killed_ranks_have_left_is_drawn_without_what_an_earlier_run_left(tmp_path, capsys):
+    timeline = str(tmp_path / "[t].json")
+    assert trace.main([timeline]) == 2
+    for rank, job in [(2, 7), (0, 8), (1, 8)]:
+        timeline_file.Writer(timeline_file.path_of(timeline, rank), part_of(rank, 0, job).head).close()
+    with open(timeline_file.path_of(timeline, 1), "ab") as file:
+        file.write(bytes(2 * recorder.EVENT_BYTES + 5))  # the last one was cut off
+    assert trace.main([timeline]) == 0
+    rows = json.loads((tmp_path / "[t].json").read_text())["traceEvents"]
+    assert [row["pid"] for row in rows if row["ph"] == "X"] == [1, 1]
+    assert {row["pid"] for row in rows} == {0, 1}
+    assert timeline_file.path_of(timeline, 2) in capsys.readouterr().out
+    Path(timeline_file.path_of(timeline, 0)).write_bytes(b"something else")
+    assert trace.main([timeline]) == 2
+    assert "is not a rank's part of a timeline" in capsys.readouterr().err
+
+
+def test_copies_that_cannot_be_written_are_a_problem_and_leave_nothing(tmp_path):
+    copies = timeline_file.Copies([str(tmp_path / "one"), str(tmp_path / "nowhere" / "two")])
+    copies.add([memoryview(b"abc"), memoryview(b"")])
+    copies.close()
+    assert "No such file" in copies.problem
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2)])
@@ -78,8 +109,10 @@ def test_stall_warnings_can_be_switched_off(launch):
     assert "has waited" not in outcome.stderr
 
 
-def test_flight_recorder_survives_a_kill(launch, tmp_path, capsys):
-    launch("waiting.py", 3, 1, ["die"], env={"COLLECTIVE_FLIGHT_RECORDER": str(tmp_path), "TEST_LATE": "0"}, keep_going=True)
+def test_flight_recorder_and_timeline_survive_a_kill(launch, tmp_path, capsys):
+    timeline = tmp_path / "timeline.json"
+    env = {"COLLECTIVE_FLIGHT_RECORDER": str(tmp_path), "COLLECTIVE_TIMELINE": str(timeline), "TEST_LATE": "0"}
+    launch("waiting.py", 3, 1, ["die"], env=env, keep_going=True)
     assert flight.main([str(tmp_path)]) == 0
     text = capsys.readouterr().out
     for rank in range(3):
@@ -90,6 +123,11 @@ def test_flight_recorder_survives_a_kill(launch, tmp_path, capsys):
     assert recorder.read_file(flight.path_of(str(tmp_path), 0)).events[-1].state == "failed"
     assert "allreduce 'gradient' (float32, 12000000 bytes): failed after" in text
     assert flight.main([str(tmp_path / "nothing")]) == 2
+    # The others have ended without an end of their timeline, too.
+    assert trace.main([str(timeline)]) == 0
+    rows = json.loads(timeline.read_text())["traceEvents"]
+    assert {row["pid"] for row in rows} == {0, 1, 2}
+    assert 2 in {row["pid"] for row in rows if row.get("cat") == "barrier"}
 
 
 def test_horovods_variables():

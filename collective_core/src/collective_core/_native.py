@@ -151,6 +151,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, c_int32, c_int32]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
+    lib.cc_await_events.argtypes = [c_uint64, c_double, POINTER(c_int32)]
+    lib.cc_end_timeline.argtypes = [c_double, POINTER(c_int32), POINTER(c_int32)]
     lib.cc_use_carrier.argtypes = [c_int32, START, TEST]
     lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
@@ -340,11 +342,46 @@ def traffic(process_set: int = 0) -> list[int]:
     return list(counts)
 
 
+def events(first: int, buffer: Any, capacity: int) -> tuple[int, int, int]:
+    """Copies finished events from number ``first`` on into ``buffer``, which has place for ``capacity``.
+
+    Returns how many; the number to go on with (those before it that were not copied are lost); nanoseconds that callers have waited.
+    """
+    count, following, nanoseconds = c_int32(), c_uint64(), c_uint64()
+    check(library().cc_events(first, buffer, capacity, byref(count), byref(following), byref(nanoseconds)))
+    return count.value, following.value, nanoseconds.value
+
+
 def waited() -> float:
     """Seconds for which callers of this process have waited for collectives so far."""
-    count, following, nanoseconds = c_int32(), c_uint64(), c_uint64()
-    check(library().cc_events(0, None, 0, byref(count), byref(following), byref(nanoseconds)))
-    return nanoseconds.value / 1e9
+    return events(0, None, 0)[2] / 1e9
+
+
+def begin_timeline() -> None:
+    """From now on this rank tells the others that it records a timeline."""
+    check(library().cc_begin_timeline())
+
+
+def await_events(first: int, seconds: float) -> bool:
+    """Waits until many events are new from number ``first`` on, at most so long. Returns whether the timeline is still on."""
+    on = c_int32()
+    check(library().cc_await_events(first, seconds, byref(on)))
+    return bool(on.value)
+
+
+def end_timeline(seconds: float) -> bool | None:
+    """Ends the recording once all that was submitted is done, and says whether at a time all ranks have recorded.
+
+    None: it was not done within so many seconds, and the timeline is still on. Ctrl-C works meanwhile.
+    """
+    ended, of_all, end = c_int32(), c_int32(), time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        check(library().cc_end_timeline(max(0.0, min(left, SIGNAL_INTERVAL)), byref(ended), byref(of_all)))
+        if ended.value:
+            return bool(of_all.value)
+        if left <= 0:
+            return None
 
 
 def allocate(length: int) -> int:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from typing import Any, Callable, NamedTuple, Sequence
 
-from collective_core import _native, config, flight, launchers, mpi_carrier, rendezvous
+from collective_core import _native, config, launchers, mpi_carrier, rendezvous
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
 
@@ -70,9 +70,11 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         _counters.clear()
         _generation += 1
         _membership = _place(_rank_of(_launcher), peers, settings)
-    from collective_core import process_sets as sets  # which needs a membership
+    from collective_core import clocks  # which need a membership
+    from collective_core import process_sets as sets
 
     sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
+    clocks.begin()
     if settings.timeline:
         from collective_core import timeline  # which needs a membership, too
 
@@ -134,6 +136,8 @@ def _prepare_recorder(settings: config.Config, rank: int) -> None:
             warnings.warn(note, stacklevel=3)
     path = None
     if settings.flight_recorder:
+        from collective_core import flight  # which is also run as a program, and then must not be here before
+
         path = flight.path_of(settings.flight_recorder, rank, worker.generation())
         try:
             os.makedirs(settings.flight_recorder, exist_ok=True)
@@ -191,7 +195,7 @@ def _leave(together: bool, patience: float = math.inf) -> None:
         sets.end()
         _native.close()
         _membership = None
-    timeline.save_alone()
+    timeline.keep()
 
 
 def note_failure(error: CollectiveError, memory: Any = None) -> None:

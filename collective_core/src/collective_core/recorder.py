@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
@@ -16,6 +15,7 @@ _event = struct.Struct("=IiQqqqqQBBB5x72s")
 _head = struct.Struct("=8siiqqqQQ64s")
 MAGIC = b"ccfr0001"
 RING = 8192
+EVENT_BYTES = _event.size
 
 
 class Event(NamedTuple):
@@ -54,14 +54,9 @@ def unpack(raw: bytes) -> Event:
     return Event(STATES[state], process_set, number, queued, started, agreed, ended, size, KINDS[kind], names[dtype], text)
 
 
-def take(first: int) -> tuple[list[Event], int, int]:
-    """Finished events from number ``first`` on; the number to go on with; nanoseconds that callers have waited so far."""
-    buffer = ctypes.create_string_buffer(RING * _event.size)
-    count, following, waited = ctypes.c_int32(), ctypes.c_uint64(), ctypes.c_uint64()
-    library = _native.library()
-    _native.check(library.cc_events(first, buffer, RING, ctypes.byref(count), ctypes.byref(following), ctypes.byref(waited)))
-    raw = buffer.raw[: count.value * _event.size]
-    return [unpack(raw[at : at + _event.size]) for at in range(0, len(raw), _event.size)], following.value, waited.value
+def unpack_all(raw: bytes) -> Iterator[Event]:
+    """The events that lie in ``raw``, one after the other; what is left over is less than one."""
+    return (unpack(raw[at : at + _event.size]) for at in range(0, len(raw) - _event.size + 1, _event.size))
 
 
 def read_file(path: str) -> Recording:

@@ -1,220 +1,202 @@
-"""What every rank did when: a file for Chrome or Perfetto (chrome://tracing, ui.perfetto.dev), and a table.
+"""What every rank did when: recorded while the job runs, drawn at the end (trace.py).
 
-The engine records every operation anyway (csrc/recorder.h); a thread collects the records twice a second. When the timeline
-ends, rank 0 gathers those of all ranks and corrects their clocks. One row per rank: ``wait`` until all ranks are there, then
-the collective's own name while data moves.
+The engine records every operation anyway (csrc/recorder.h). While a timeline is on, a thread appends the records to this rank's own file
+(timeline_file.py), so that what a killed rank has recorded stays. Starting and stopping wait for nobody: every exchange tells the ranks
+which of them record, and where at a time all have, rank 0 merges their parts at the end; a rank that records alone draws its own.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
+import math
+import os
 import sys
+import tempfile
 import threading
 import time
-from typing import Any, NamedTuple, Sequence
+import zlib
+from typing import Sequence
 
 import numpy as np
 
-from collective_core import _native, arrays, context, recorder
+from collective_core import _native, arrays, clocks, context, recorder, timeline_file, trace
+from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
+from collective_core.timeline_file import Copies, Head, Writer
 
-#: Seconds between two looks at the engine's ring of records, which holds 8192.
+#: Seconds between two looks at the engine's ring of records; when many are new there, it is looked at earlier.
 COLLECT_INTERVAL = 0.5
-#: Exchanges that the clocks are compared with: the best one counts.
-CLOCK_ROUNDS = 16
+#: Bytes that rank 0 receives at a time of parts that it cannot read as files, from all ranks together; of a rank at least so many.
+PIECES, LEAST_PIECE = 16 << 20, 1 << 16
 #: The operation in which the ranks meet before they shut down: ranks that still do other things read it in their error.
 THE_END = "shutdown"
 
 
-class Clock(NamedTuple):
-    """How far this rank's clock is ahead of rank 0's, in nanoseconds, at a moment of its own."""
-
-    at: int
-    offset: float
-
-
-class Part(NamedTuple):
-    """One rank's timeline."""
-
-    host_name: str
-    clocks: tuple[Clock, Clock]
-    begin: int  # nanoseconds of this rank's clock
-    end: int
-    waited: int  # nanoseconds in which the program waited for collectives
-    lost: int  # events that were overwritten before they were collected
-    events: list[recorder.Event]
-
-    def corrected(self, moment: int) -> float:
-        """A moment of this rank's clock in microseconds of rank 0's. The drift between both comparisons is taken as even."""
-        first, last = self.clocks
-        share = (moment - first.at) / (last.at - first.at) if last.at > first.at else 0.0
-        return (moment - (first.offset + share * (last.offset - first.offset))) / 1e3
-
-
-def offset_of(enters: Sequence[Sequence[int]], leaves: Sequence[Sequence[int]], rank: int) -> float:
-    """How far ``rank``'s clock is ahead of rank 0's, from when both entered and left the same exchanges.
-
-    Nobody leaves an exchange before everybody has entered it, which bounds the offset from both sides. Pure.
-    """
-    least = max(theirs - mine for theirs, mine in zip(enters[rank], leaves[0]))
-    most = min(theirs - mine for theirs, mine in zip(leaves[rank], enters[0]))
-    return (least + most) / 2
-
-
-def _compare_clocks(call: str) -> Clock:
-    """``call``: what every rank has to call now. Ranks that do other things read it in their errors, too."""
-    enters, leaves = [], []
-    for number in range(CLOCK_ROUNDS):
-        enters.append(time.monotonic_ns())
-        arrays.barrier(f"{call}(), which every rank must call ({number})")
-        leaves.append(time.monotonic_ns())
-    everyone = arrays.allgather(np.array([[enters, leaves]], dtype=np.int64), f"{call}: clocks")
-    rank = context.rank()
-    offset = 0.0 if rank == 0 else offset_of(everyone[:, 0].tolist(), everyone[:, 1].tolist(), rank)
-    return Clock(time.monotonic_ns(), offset)
-
-
 class Timeline:
-    """The timeline of this rank while it is on."""
+    """The timeline of this rank: recorded until :meth:`end`, then finished or kept."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self._rank = context.rank()
-        self._host = context.current().peers[self._rank].host_name
-        self._first = _compare_clocks("start_timeline")
-        _, self._next, self._waited = recorder.take(1 << 62)
-        self._events: list[recorder.Event] = []
-        self._lost = 0
-        self._begin = time.monotonic_ns()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._collect_until_stopped, name="collective_core timeline", daemon=True)
+        who = context.current()
+        self.path, self.rank = path, who.rank
+        self.of_all = False  # at a time, all ranks have recorded: then all of them will finish it together
+        self._generation = worker.generation()
+        job = zlib.crc32(repr([(peer.host_id, peer.pid) for peer in who.peers]).encode())
+        _, self._next, self._waited = _native.events(1 << 62, None, 0)
+        now, clock = time.monotonic_ns(), clocks.at_start
+        host = who.peers[who.rank].host_name
+        head = Head(os.urandom(16), job, who.rank, self._generation, clock, clock, now, now, 0, 0, host)
+        try:
+            self._place = self._place_of_part(host)
+            self._file = Writer(timeline_file.path_of(self._place, who.rank, self._generation), head)
+        except OSError as error:
+            raise CollectiveError(f"timeline {path}: {error.strerror}: {error.filename}", "invalid") from error
+        self._buffer = ctypes.create_string_buffer(recorder.RING * recorder.EVENT_BYTES)
+        self._complained = self._ended = False
+        _native.begin_timeline()
+        self._thread = threading.Thread(target=self._collect_until_ended, name="collective_core timeline", daemon=True)
         self._thread.start()
 
-    def _collect_until_stopped(self) -> None:
-        while not self._stop.wait(COLLECT_INTERVAL):
+    def _place_of_part(self, host: str) -> str:
+        """What the name of this rank's part begins with. Only rank 0 needs the timeline's folder."""
+        folder = os.path.dirname(self.path) or "."
+        if self.rank == 0 or os.path.isdir(folder):
+            return self.path
+        place = os.path.join(tempfile.gettempdir(), f"{os.path.basename(self.path)}.{os.getpid()}")
+        print(f"timeline: rank {self.rank} (host {host}) records in {place}.*, because {folder} is not there", file=sys.stderr)
+        return place
+
+    def _collect_until_ended(self) -> None:
+        while _native.await_events(self._next, COLLECT_INTERVAL):
             self._collect()
 
-    def _collect(self) -> int:
-        events, following, waited = recorder.take(self._next)
-        if events:
-            self._lost += events[0].number - self._next
-        self._events += events
+    def _collect(self) -> None:
+        count, following, waited = _native.events(self._next, self._buffer, recorder.RING)
+        lost = following - self._next - count
         self._next = following
-        return waited
+        head = self._file.head._replace(end=time.monotonic_ns(), waited=waited - self._waited, lost=self._file.head.lost + lost)
+        try:
+            self._file.append(memoryview(self._buffer)[: count * recorder.EVENT_BYTES], head)
+        except OSError as error:
+            self._file.head = head._replace(lost=head.lost + count)  # which is written with the next events, if they can be
+            if not self._complained:
+                print(f"timeline: rank {self.rank} cannot write {self._file.path}: {error.strerror}", file=sys.stderr)
+            self._complained = True
 
-    def stop(self) -> Part:
-        """Ends the recording. Returns this rank's part, with a clock that was compared at the beginning only."""
-        self._stop.set()
+    def end(self, patience: float) -> bool:
+        """Ends the recording when all that was submitted is done; False if it was not, within so many seconds: then it goes on."""
+        if self._ended:
+            return True
+        of_all = _native.end_timeline(patience)
+        if of_all is None:
+            return False
+        self._ended, self.of_all = True, of_all
         self._thread.join()
-        waited = self._collect() - self._waited
-        return Part(self._host, (self._first, self._first), self._begin, time.monotonic_ns(), waited, self._lost, self._events)
+        self._collect()
+        return True
 
-    def gather(self, part: Part) -> list[Part] | None:
-        """All ranks' parts on rank 0, with corrected clocks. Collective."""
-        part = part._replace(clocks=(self._first, _compare_clocks("stop_timeline")))
-        mine = np.frombuffer(json.dumps(part).encode(), dtype=np.uint8)
-        lengths = arrays.allgather(np.array([mine.size]), "timeline.lengths")
-        everyone = arrays.allgather(mine, "timeline.parts")
-        if self._rank != 0:
-            return None
-        ends = np.cumsum(lengths)
-        return [_part_of(json.loads(everyone[end - n : end].tobytes())) for end, n in zip(ends, lengths)]
+    def finish(self) -> None:
+        """Draws the timeline. Collective if it is of all ranks. If that fails, the parts stay.
 
-    def save_alone(self, part: Part) -> None:
-        """Writes this rank's part to a file of its own."""
-        path = f"{self.path}.rank{self._rank}"
-        with open(path, "w") as file:
-            json.dump(chrome_document([part], self._rank), file)
-        print(f"timeline: {path} (of rank {self._rank} alone, because the ranks did not come to its end together)", file=sys.stderr)
+        Raises OSError, and :class:`CollectiveError` as the collectives do.
+        """
+        if not self.of_all:
+            self._file.close()
+            return self._draw([self._file.path], self.path if self.rank == 0 else f"{self.path}.rank{self.rank}")
+        paths = self._bring_together()
+        return self._draw(paths, self.path) if self.rank == 0 else None
+
+    def _draw(self, paths: Sequence[str], target: str) -> None:
+        parts = [timeline_file.read(path) for path in paths]
+        trace.write(target, parts)
+        print(f"timeline: {target}\n{trace.table(parts)}", file=sys.stderr)
+        for path in paths:
+            os.unlink(path)
+
+    def _bring_together(self) -> list[str]:
+        """The files of all ranks' parts, where rank 0 can read them; only rank 0's answer counts. Collective."""
+        self._file.write_head(self._file.head._replace(last=clocks.compare("stop_timeline")))
+        self._file.close()  # on a file server: now others can read it
+        length = os.path.getsize(self._file.path)
+        facts = np.concatenate([np.frombuffer(self._file.head.token, dtype=np.int64), [length]])
+        everyone = arrays.allgather(facts[None], "stop_timeline(), which every rank must call")
+        paths = [timeline_file.path_of(self.path, rank, self._generation) for rank in range(len(everyone))]
+        here = np.array([_is_part(path, facts[:2].tobytes()) for path, facts in zip(paths, everyone)])
+        absent = np.flatnonzero(~arrays.broadcast(here, 0, "timeline.places")).tolist()
+        if absent:
+            self._send(absent, everyone[:, 2].tolist())
+            paths = [timeline_file.path_of(self.path, r, self._generation, r in absent) for r in range(len(everyone))]
+        return paths
+
+    def _send(self, absent: Sequence[int], lengths: Sequence[int]) -> None:
+        """The parts of the ranks ``absent`` go to rank 0, piece by piece. Collective."""
+        most = max(LEAST_PIECE, PIECES // len(absent))
+        mine = [timeline_file.path_of(self.path, rank, self._generation, True) for rank in absent] if self.rank == 0 else []
+        copies = Copies(mine)
+        with open(self._file.path, "rb") as part:
+            for _ in range(-(-max(lengths[rank] for rank in absent) // most)):
+                piece = np.frombuffer(part.read(most) if self.rank in absent else b"", dtype=np.uint8)
+                data, rows = arrays.alltoall(piece, [piece.size] + [0] * (len(lengths) - 1), "timeline.parts")
+                ends = np.cumsum(rows)
+                copies.add(data[ends[rank] - rows[rank] : ends[rank]].data for rank in absent)
+        copies.close()
+        objection = f"timeline {self.path}: {copies.problem}; the parts stay on their hosts" if copies.problem else ""
+        arrays.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, objection=objection))
+        if self.rank in absent:
+            os.unlink(self._file.path)
+
+    def keep(self) -> None:
+        """Leaves this rank's part as it is, and says what to do with it."""
+        self._file.close()
+        draws = f"python -m collective_core.trace {self._place}"
+        print(f"timeline: rank {self.rank} leaves {self._file.path}; {draws} draws it", file=sys.stderr)
 
 
-def _part_of(document: Any) -> Part:
-    host, clocks, begin, end, waited, lost, events = document
-    first, last = (Clock(*clock) for clock in clocks)
-    return Part(host, (first, last), begin, end, waited, lost, [recorder.Event(*event) for event in events])
-
-
-def chrome_document(parts: Sequence[Part], first_rank: int = 0) -> dict[str, Any]:
-    """The trace in Chrome's JSON format: a process per rank, times in microseconds from the beginning. Pure."""
-    zero = min(part.corrected(part.begin) for part in parts)
-    rows: list[dict[str, Any]] = []
-    for rank, part in enumerate(parts, first_rank):
-        rows.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} ({part.host_name})"}})
-        rows.append({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
-
-        def add(name: str, begin: int, end: int, of: recorder.Event, rank: int = rank, part: Part = part) -> None:
-            start = part.corrected(begin) - zero
-            facts = {"tensor": of.name, "bytes": of.bytes, "type": of.dtype, "number": of.number, "result": of.state}
-            row = {"ph": "X", "pid": rank, "tid": of.process_set, "name": name, "cat": of.kind, "ts": start}
-            rows.append({**row, "dur": part.corrected(end) - zero - start, "args": facts})
-
-        for event in part.events:
-            agreed = event.agreed or event.ended
-            add("wait", event.started, agreed, event)
-            if event.ended > agreed:
-                add(f"{event.kind} {event.name}", agreed, event.ended, event)
-    return {"displayTimeUnit": "ms", "traceEvents": rows}
-
-
-def table(parts: Sequence[Part]) -> str:
-    """Where the time of every rank went, in seconds. Pure.
-
-    exposed: the program waited for collectives; compute: the rest. communication: data moved; hidden: of that, while the
-    program computed. for others: from a rank's own arrival to that of the last rank. The slowest rank waits least for others.
-    """
-    head = ("rank", "host", "total", "compute", "communication", "hidden", "exposed", "for others")
-    rows, patience = [], []
-    for rank, part in enumerate(parts):
-        total = (part.end - part.begin) / 1e9
-        exposed = min(part.waited / 1e9, total)
-        moving = sum(e.ended - e.agreed for e in part.events if e.agreed) / 1e9
-        for_others = sum((e.agreed or e.ended) - e.started for e in part.events) / 1e9
-        patience.append(for_others)
-        hidden = max(0.0, min(moving, moving + for_others - exposed))
-        numbers = (total, total - exposed, moving, hidden, exposed, for_others)
-        rows.append((str(rank), part.host_name, *(f"{number:.3f}" for number in numbers)))
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths)) for row in (head, *rows)]
-    slowest = patience.index(min(patience))
-    if len(parts) > 1:
-        lines.append(f"slowest rank: {slowest} (host {parts[slowest].host_name}); the others waited up to {max(patience):.3f} s")
-    lost = sum(part.lost for part in parts)
-    if lost:
-        lines.append(f"{lost} operations are not in the timeline: there were more than could be collected")
-    return "\n".join(lines)
+def _is_part(path: str, token: bytes) -> bool:
+    try:
+        return timeline_file.read(path).head.token == token
+    except (OSError, CollectiveError):
+        return False
 
 
 _active: Timeline | None = None
-_unfinished: tuple[Timeline, Part] | None = None  # stopped, but not gathered
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter; there are no cycles
-    """Begins to record what all ranks do; rank 0 will write it to ``file_path``. Collective.
+    """Begins to record what this rank does. Waits for nobody. Where all ranks call it, the timeline shows all of them, in rank 0's
+    ``file_path``; where only some do, each one shows itself: rank 0 in ``file_path``, rank 2 in ``file_path.rank2``.
 
-    Raises ValueError if a timeline is on already.
+    Raises ValueError if a timeline is on already, :class:`CollectiveError` (kind ``invalid``) if the file cannot be written.
     """
     global _active
     context.current()
     if _active is not None:
         raise ValueError(f"a timeline is on already, for {_active.path}: call stop_timeline() first")
-    _active = Timeline(file_path)
+    _active = Timeline(os.fspath(file_path))
 
 
 def stop_timeline() -> None:
-    """Ends the timeline: rank 0 writes the file and prints the table. Collective; does nothing if none is on."""
-    global _active, _unfinished
+    """Ends the timeline: rank 0 writes the file and prints the table. Does nothing if none is on.
+
+    Collective where all ranks have recorded at a time; else it waits for nobody but for what this rank has submitted. Raises
+    :class:`CollectiveError` if the file cannot be written or not all ranks come; then what they recorded stays beside the file.
+    """
+    global _active
     if _active is None:
         return
+    _active.end(math.inf)
     timeline, _active = _active, None
-    part = timeline.stop()
-    _unfinished = timeline, part
-    parts = timeline.gather(part)
-    _unfinished = None
-    if parts is None:
-        return
-    with open(timeline.path, "w") as file:
-        json.dump(chrome_document(parts), file)
-    print(f"timeline: {timeline.path}\n{table(parts)}", file=sys.stderr)
+    _finish(timeline)
+
+
+def _finish(timeline: Timeline) -> None:
+    try:
+        timeline.finish()
+    except OSError as error:
+        timeline.keep()
+        raise CollectiveError(f"timeline {timeline.path}: {error}", "invalid") from error
+    except CollectiveError:
+        timeline.keep()
+        raise
 
 
 def end_with_engine(patience: float) -> bool:
@@ -222,28 +204,32 @@ def end_with_engine(patience: float) -> bool:
 
     False if they did not, or one has died: then nothing more may be waited for.
     """
+    global _active
     if _active is None:
         return True
     handle = 0
     try:
-        handle = _native.submit(_native.operation(_native.BARRIER, THE_END, "uint8", (), 0), _native.ALONE)
-        together = arrays.wait(handle, seconds=patience)
-        if together:
-            stop_timeline()
-        return together
+        if not _active.end(patience):
+            return False
+        if _active.of_all:
+            handle = _native.submit(_native.operation(_native.BARRIER, THE_END, "uint8", (), 0), _native.ALONE)
+            if not arrays.wait(handle, seconds=patience):
+                return False
+        timeline, _active = _active, None
+        _finish(timeline)
+        return True
     except CollectiveError as error:
-        print(f"timeline: not all ranks came to its end: {error}", file=sys.stderr)
-        return not is_fatal(error)
+        fatal = is_fatal(error)
+        print(f"timeline: {'not all ranks came to its end: ' if fatal else ''}{error}", file=sys.stderr)
+        return not fatal
     finally:
         _native.release(handle)
 
 
-def save_alone() -> None:
-    """After a shutdown: a timeline that was not gathered. Waits for nobody."""
-    global _active, _unfinished
+def keep() -> None:
+    """After a shutdown: of a timeline that was not finished, this rank's part stays. Waits for nobody."""
+    global _active
     timeline, _active = _active, None
     if timeline is not None:
-        _unfinished = timeline, timeline.stop()
-    unfinished, _unfinished = _unfinished, None
-    if unfinished is not None:
-        unfinished[0].save_alone(unfinished[1])
+        timeline.end(math.inf)
+        timeline.keep()

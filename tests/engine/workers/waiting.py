@@ -10,6 +10,9 @@ import collective_core.torch as hvd
 import common
 import torch
 
+#: Bytes of a part of a timeline that must be there before the rank dies.
+HEAD_AND_SOME = 400
+
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 hvd.barrier()
@@ -32,6 +35,8 @@ if sys.argv[1:] == ["stop"]:
     assert (gradient == size).all()
 if sys.argv[1:] == ["die"]:
     if rank == size - 1:
+        while os.path.getsize(f"{os.environ['COLLECTIVE_TIMELINE']}.rank{rank:04d}.events") < HEAD_AND_SOME:
+            time.sleep(0.01)
         handle = hvd.allreduce_async(torch.ones(3_000_000), name="never")
         os.kill(os.getpid(), signal.SIGKILL)
     try:
