@@ -121,7 +121,7 @@ def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, m
         folder = paths.runs() / f"2026010{number}-000000-aaaaaa"
         folder.mkdir(parents=True)
         failures = [{"host": name} for name in failed]
-        report = {"inventory": last_run.identity(of), "failures": failures, "folder": str(folder)}
+        report = {"inventory": last_run.identity(of), "failures": failures, "hosts": [], "folder": str(folder)}
         (folder / "report.json").write_text(json.dumps(report))
     assert last_run.failed_hosts(inventory) == ["gpu1"]
     (paths.runs() / "20260101-000000-aaaaaa" / "report.json").write_text(
