@@ -64,6 +64,19 @@ def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str,
     assert reasons(inventory, done)["node1"] is None
 
 
+def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on_the_host(
+    inventory: Inventory, done: dict[str, dict[str, Any]]
+) -> None:
+    wanted = install.manifests(plan_of(done), inventory, done)["node1"]
+    done["node1"]["drift"] = ["package g++ is gone"]
+    assert converged.reason_to_run(wanted, done["node1"])
+    assert not converged.is_rewritten(wanted, done["node1"])
+    done["node1"]["installed"]["manifest"]["host"]["slots"] = 9
+    assert converged.is_rewritten(wanted, done["node1"])
+    done["node1"]["installed"]["manifest"] = None
+    assert converged.is_rewritten(wanted, done["node1"])
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from provision import dry_run, facts, install, lock, lock_file, main_job
 from provision.errors import ProvisionError
@@ -263,6 +264,13 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
     assert later.ok
     assert any("--from engine: earlier steps were left out, so it is not written down" in note for note in later.notes)
     assert not path.exists()
+
+
+def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
+    plan, sources = main_job.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
+    book = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
+    roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
+    assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
 
 
 # --- --check ------------------------------------------------------------------------------------------------------------------------
