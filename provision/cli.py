@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, build_check, install, launch, lock_file, main_job, plan_text, progress, report, run_hosts, sandbox
+from provision import __version__, build_check, decided, install, launch, main_job, plan_text, progress, report, run_hosts, sandbox
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
@@ -154,7 +154,7 @@ def plan(
             looked = surveying.look(Session(inventory, shown, passwords), index=main_job.index_asked(options))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
-    before = None if options.upgrade else lock_file.read(inventory)
+    before = None if options.upgrade else decided.to_keep(inventory)
     made, sources = main_job.make_plan(inventory, found, options, before)
     for line in main_job.upgrade(inventory, found, made) if options.upgrade else ():
         Console(stderr=True).print(Text(line))

@@ -26,12 +26,23 @@ def reason_to_run(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> str | 
         return "a package installation is unfinished"
     if difference := _difference(_essence(wanted), _essence(manifest)):
         return f"the plan differs from what was installed: {difference}"
-    without_key = [name for name, member in wanted["members"].items() if member["key"] is None]
-    if without_key and len(wanted["members"]) > 1:
+    if without_key := _without_key(wanted):
         return f"the key of {', '.join(without_key)} is not known"
     if facts["drift"]:
         return "; ".join(facts["drift"][:3])
     return None
+
+
+def is_rewritten(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether the manifest of a host, as in `reason_to_run`, will say something else after a run."""
+    manifest = (facts.get("installed") or {}).get("manifest")
+    return _difference(_essence(wanted), _essence(manifest)) is not None or bool(_without_key(wanted))
+
+
+def _without_key(wanted: Mapping[str, Any]) -> list[str]:
+    """The members that others are to reach, and whose key is not known yet."""
+    members = wanted["members"]
+    return [name for name, member in members.items() if member["key"] is None] if len(members) > 1 else []
 
 
 def _essence(value: Any) -> Any:

@@ -34,6 +34,8 @@ ROLES = (
 ONLY_AS_ROOT = ("packages", "hwloc")
 
 AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
+# Never left out: what keeps others off, and what a closed network cannot reach.
+ALWAYS = ("guard", "bundle")
 # What a step reads of an earlier one: it cannot begin without it.
 NEEDS = {"linker": "nccl"}
 # Of these, the ones that are about the set of hosts and not about one.
@@ -160,7 +162,7 @@ def render(
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
     complete = is_complete(plan, inventory)
     wanted = steps(first)
-    roles = [role for role in ROLES if role == ROLES[0] or (role in wanted and (complete or role not in OF_THE_SET))]
+    roles = [role for role in ROLES if role in ALWAYS or (role in wanted and (complete or role not in OF_THE_SET))]
     template = resources.templates(origin, _one_line).get_template("site.yml.j2")
     text = template.render(
         hosts=plan.hosts,

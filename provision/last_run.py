@@ -20,10 +20,11 @@ def identity(inventory: Inventory) -> str:
 
 def failed_hosts(inventory: Inventory) -> list[str]:
     """The hosts that failed, were not reached or were kept out. Raises UsageError where there is no such run, or none failed."""
-    last = next((report for report in _reports() if report.get("inventory") == identity(inventory)), None)
+    last = next((report for report in written("report.json") if report.get("inventory") == identity(inventory)), None)
     if last is None:
         raise UsageError(f"--limit {FAILED}: no earlier run of this inventory is known", todo="run it without --limit")
-    names = {failure["host"] for failure in last["failures"]}
+    kept_out = {host["host"] for host in last["hosts"] if host["state"] in ("failed", "unreachable", "blocked")}
+    names = {failure["host"] for failure in last["failures"]} | kept_out
     found = [host.name for host in inventory.everyone if host.name in names]
     if not found:
         raise UsageError(f"--limit {FAILED}: no host failed in the last run", where=last["folder"], todo="leave --limit out")
@@ -32,12 +33,12 @@ def failed_hosts(inventory: Inventory) -> list[str]:
 
 def newest_inventory() -> str | None:
     """The inventory of the newest run that made hosts ready or trained on them; None where no run is known."""
-    return next((str(report["inventory"]) for report in _reports() if report.get("inventory")), None)
+    return next((str(report["inventory"]) for report in written("report.json") if report.get("inventory")), None)
 
 
-def _reports() -> Iterator[dict[str, Any]]:
-    """Newest first; what cannot be read is of a run that is under way."""
-    for path in sorted(paths.runs().glob("2*/report.json"), reverse=True):
+def written(name: str) -> Iterator[dict[str, Any]]:
+    """What runs have left as JSON under that name, newest first; what cannot be read is of a run that is under way or was cut off."""
+    for path in sorted(paths.runs().glob(f"2*/{name}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
         try:
             yield json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

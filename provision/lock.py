@@ -43,18 +43,20 @@ class Lock:
     Attributes:
         components: name → the variants of it, each with the hosts that have it.
         environments: key → the files that pip took for it.
+        kept_to: in words, what a plan keeps to that takes its answers from here.
     """
 
     components: Mapping[str, list[dict[str, Any]]]
     environments: Mapping[str, list[dict[str, Any]]]
+    kept_to: str = f"what {NAME} says"
 
     def version(self, component: str) -> tuple[str, str] | None:
-        """(release, source) of a component whose release is the same on all hosts; None where there is none. 2.21.5-1+cuda12.4 is 2.21.5.
+        """(release, source) of a component whose release is the same on all hosts; None where there is none.
 
         The source is ``auto`` where hosts have it from different ones.
         """
         variants = self.components.get(component) or ()
-        releases = {re.split(r"[-+]", entry["version"])[0] for entry in variants}
+        releases = {release(entry["version"]) for entry in variants}
         sources = {entry["source"] for entry in variants}
         return (releases.pop(), sources.pop() if len(sources) == 1 else "auto") if len(releases) == 1 else None
 
@@ -71,6 +73,11 @@ class Lock:
     def as_dict(self) -> dict[str, Any]:
         body = {"components": dict(self.components), "environments": dict(self.environments)}
         return {**body, "digest": digest(body)}
+
+
+def release(version: str) -> str:
+    """2.21.5-1+cuda12.4 is 2.21.5."""
+    return re.split(r"[-+]", version)[0]
 
 
 def environments(host: HostPlan) -> dict[str, str]:
@@ -155,7 +162,7 @@ def _public(value: Any) -> Any:
 
 
 def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
-    """The wishes with the lock's versions where the user asked for none.
+    """The wishes with the lock's versions where the user asked for none; these are taken again whatever is known against them by now.
 
     A file that the user gave is asked for again by its name and checksum: hosts that lack what was made of it need it once more.
     """
@@ -166,6 +173,7 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
         name, checksum = _file_given(built)
         wishes = replace(
             wishes,
+            kept=(*wishes.kept, "openmpi"),
             openmpi=openmpi[1],  # type: ignore[arg-type]
             openmpi_version=openmpi[0],
             openmpi_tarball=name,
@@ -178,6 +186,7 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
         name, checksum = _file_given(lock.components["nccl"]) if nccl[1] == "source" else (None, None)
         wishes = replace(
             wishes,
+            kept=(*wishes.kept, "nccl"),
             nccl_source=nccl[1],  # type: ignore[arg-type]
             nccl_version=nccl[0],
             nccl_tarball=name,
@@ -186,7 +195,7 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
         )
     elif nccl and not named and nccl[1] == "local_repository":
         name, checksum = _file_given(lock.components["nccl"])
-        wishes = replace(wishes, nccl_source="local", nccl_local=name, nccl_local_sha256=checksum)
+        wishes = replace(wishes, kept=(*wishes.kept, "nccl"), nccl_source="local", nccl_local=name, nccl_local_sha256=checksum)
     return _fill_in_torch(wishes, lock)
 
 

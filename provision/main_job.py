@@ -12,7 +12,9 @@ from typing import Any, Literal
 from provision import (
     builds,
     converged,
+    decided,
     downloads,
+    dry_run,
     engine_source,
     facts,
     hold,
@@ -38,7 +40,7 @@ from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
 from provision.progress import Progress
 from provision.remove import HostRemoval
-from provision.report import Failure, HostReport, Prospect, Report
+from provision.report import Failure, HostReport, Report
 from provision.resolve import DEFAULT_PREFIX, HostWishes, Wishes, resolve
 from provision.resolve.blocked import some
 from provision.resolve.wishes import NcclSource, OpenMpiSource
@@ -137,9 +139,12 @@ def make_plan(
 ) -> tuple[Plan, Sources]:
     """The plan for the hosts in ``known`` (their facts), and where its parts come from.
 
-    Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does.
+    Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does. A plan
+    for some hosts that does not fit those that ``--limit`` leaves out has conflicts, and no hosts.
     """
     plan, sources = _make_plan(inventory, known, options, locked)
+    if unfit := decided.conflicts(plan, inventory, upgrade=options.upgrade):
+        plan = Plan(conflicts=tuple(unfit))
     return with_checksums(plan, options.wheels), sources
 
 
@@ -158,40 +163,41 @@ def _make_plan(
     filled = locking.fill_in(wishes, kept)
     builds = kept.builds(asked)
     plan = resolve(known, filled, {name: replace(each, builds=builds[name]) for name, each in asked.items()})
-    name = _kept_to(locked)
+    name = kept.kept_to
     if plan.conflicts:
-        return _without_lock(plan, resolve(known, wishes, asked), name), sources
+        limited = bool(decided.left_out(inventory))
+        return _without_lock(plan, resolve(known, wishes, asked), name, limited=limited), sources
     plan = locking.applied(plan, kept)
+    differ = (f"{name} is {line}: all of these hosts get one, resolved anew" for line in decided.mixed(kept))
+    plan = replace(plan, notes=(*plan.notes, *differ))
+    if name == decided.LAST_RUN:
+        plan = replace(plan, notes=(*plan.notes, f"versions are {name}, so that these hosts fit those that --limit leaves out"))
     if wishes.torch and not filled.torch:
         plan = replace(plan, notes=(*plan.notes, f"PyTorch is left out, to keep to {name}: --torch VERSION or --upgrade brings it"))
     if filled.torch_index and not wishes.torch_index:
         said = f"to keep to {name}; where it needs a login, give it again: --torch-index"
         plan = replace(plan, notes=(*plan.notes, f"PyTorch comes from {filled.torch_index}, {said}"))
-    if locked is None:
+    if locked is None or not locked.environments:
         return plan, sources
     new = locking.unknown_environments(plan, locked)
     notes = (f"{locking.NAME} has no files for {line}: they come as the index has them" for line in new)
     return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=locking.files_for(plan, locked))
 
 
-def _kept_to(locked: locking.Lock | None) -> str:
-    return f"what {locking.NAME} says" if locked is not None else "what is installed there"
-
-
 def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> locking.Lock | None:
     """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
     there = {host.name: host for host in installed.plans(known)}
-    return locking.of_plan(Plan(there), {}, None, inventory) if there else None
+    return replace(locking.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
 
 
-def _without_lock(plan: Plan, anew: Plan, name: str) -> Plan:
+def _without_lock(plan: Plan, anew: Plan, name: str, *, limited: bool) -> Plan:
     """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out.
 
     Other options are none then: they answer wishes that the lock had, not the user.
     """
     if anew.conflicts:
         return anew
-    upgrade = f"--upgrade, which resolves anew instead of keeping to {name}"
+    upgrade = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
     kept = [[way for way in one.ways_out if "--" not in way.replace("--limit", "")] for one in plan.conflicts]
     conflicts = [replace(one, ways_out=(upgrade, *ways[:1])) for one, ways in zip(plan.conflicts, kept, strict=True)]
     return replace(plan, conflicts=tuple(conflicts))
@@ -239,7 +245,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
     if options.smoke:
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
-    locked = None if options.upgrade else lock_file.read(inventory)
+    locked = None if options.upgrade else decided.to_keep(inventory)
     with _run(inventory, "provision up", progress, passwords) as (session, report):
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
@@ -247,7 +253,9 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         survey = surveying.look(session, index=None if bundle else index_asked(options))
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
-        if usable:
+        not_begun = _not_begun(usable, options.first_step)
+        report.failures += not_begun
+        if usable and not not_begun:
             plan, sources = make_plan(inventory, usable, options, locked)
             session.write("plan.json", plan.as_dict())
             report.notes += [*plan.notes, *_without_apt(plan, options.apt_mirror)]
@@ -261,11 +269,30 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 sources = replace(sources, bundle=bundle, given=_with_sources_of(bundle, sources.given))
             if plan.hosts:
                 files = _make_ready(session, report, plan, usable, sources, options)
+                if not options.check:
+                    decided.note(inventory, plan, [failure.host for failure in report.failures], session.folder)
                 if options.smoke and not options.check and not report.failures:
                     _add_smoke(report, session, plan, _with_data_of(bundle, options.smoke))
-                if report.ok and not options.check and not options.first_step:
+                if options.first_step and not options.check:
+                    report.notes.append(_WITHOUT_RECORD.format(step=options.first_step))
+                elif report.ok and not options.check:
                     _write_lock(inventory, plan, files, report)
     return report
+
+
+_WITHOUT_RECORD = (
+    "--from {step}: earlier steps were left out, so it is not written down that these hosts hold the plan, neither there nor in "
+    f"{locking.NAME}; a run without --from looks at all steps and does that"
+)
+
+
+def _not_begun(known: Mapping[str, Mapping[str, Any]], first: str | None) -> list[Failure]:
+    """The hosts on which ``--from`` cannot begin at a step: those before it were never done there."""
+    if first is None or "python" in install.steps(first):
+        return []
+    without = [name for name, each in known.items() if not ((each.get("installed") or {}).get("venv") or {}).get("works")]
+    said = f"--from {first}: the steps before it were never done here: there is no environment in the prefix; nothing was changed"
+    return [Failure(name, "survey", said, "leave --from out") for name in without]
 
 
 def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
@@ -281,7 +308,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             survey = surveying.look(session)
             if survey.blocked:
                 return survey
-            locked = None if options.upgrade else lock_file.read(inventory)
+            locked = None if options.upgrade else decided.to_keep(inventory)
             plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
             places = Places(options.index_url, options.torch_index, options.wheels, options.apt_mirror)
@@ -321,15 +348,22 @@ def _make_ready(
     session: Session, report: Report, plan: Plan, facts: Mapping[str, Mapping[str, Any]], sources: Sources, options: Options
 ) -> dict[str, dict[str, Any]]:
     """Run the installation where the survey does not show that there is nothing to do; returns per host the files that pip took."""
-    reasons = _reasons_to_run(session.inventory, plan, facts)
+    manifests = install.manifests(plan, session.inventory, facts)
+    reasons = _reasons_to_run(plan, manifests, facts)
     if not reasons and not options.full and not options.first_step:
         session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
-        report.hosts += [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
+        report.hosts += [_host_report(host, HostResult()) for host in plan.hosts.values()]
         return {name: (facts[name].get("installed") or {}).get("files") or {} for name in plan.hosts}
     for name, reason in reasons.items():
         session.progress.line(f"{name}: {reason}", "dim")
     done = install.install(session, plan, facts, sources, check=options.check, first=options.first_step)
-    _add_outcome(report, session.inventory, plan, done.outcome, check=options.check)
+    _add_outcome(report, session.inventory, plan, done.outcome)
+    if options.check:
+        for host in report.hosts:
+            result, found = done.outcome.hosts.get(host.host), facts.get(host.host, {})
+            if result is not None and result.failure is None:
+                rewritten = not options.first_step and converged.is_rewritten(manifests[host.host], found)
+                dry_run.foretell(host, result, rewritten=rewritten, drifted=bool(found.get("drift")))
     report.notes += done.stand_ins
     for name, packages in done.unlocked.items():
         said = f"{locking.NAME} did not know {', '.join(packages)}"
@@ -337,10 +371,10 @@ def _make_ready(
     return done.files
 
 
-def _reasons_to_run(inventory: Inventory, plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Host → why the installation has to run there; hosts that hold everything are not in it."""
     found = {}
-    for name, wanted in install.manifests(plan, inventory, facts).items():
+    for name, wanted in manifests.items():
         bad = plan.hosts[name].hwloc
         reason = f"{bad.package} is to be taken off" if bad and bad.source == "remove" else converged.reason_to_run(wanted, facts[name])
         if reason:
@@ -357,17 +391,13 @@ def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: 
     before = locked or _as_installed(inventory, known)
     if before is None or plan.conflicts:
         return []
-    changes = locking.differences(plan, before) or [f"nothing: the plan is {_kept_to(locked)}"]
+    changes = locking.differences(plan, before) or [f"nothing: the plan is {before.kept_to}"]
     return [f"upgrade: {line}" for line in changes]
 
 
 def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], report: Report) -> None:
     try:
-        before = lock_file.read(inventory)
-    except UsageError:
-        before = None  # the run had --upgrade
-    try:
-        lock_file.write(inventory, locking.of_plan(plan, files, before, inventory))
+        lock_file.write(inventory, locking.of_plan(plan, files, decided.for_all(inventory), inventory))
     except OSError as error:
         report.notes.append(f"provision.lock could not be written: {error}")
 
@@ -382,7 +412,7 @@ def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress
             report.failures.append(Failure(name, "smoke", "nothing is installed here yet", f"provision up {inventory.argument}"))
         if not report.failures:
             plan = installed.plan(inventory, survey.hosts)
-            report.hosts = [_host_report(host, HostResult(), check=False) for host in plan.hosts.values()]
+            report.hosts = [_host_report(host, HostResult()) for host in plan.hosts.values()]
             _add_smoke(report, session, plan, options)
     return report
 
@@ -455,10 +485,10 @@ def _add_blocked(report: Report, inventory: Inventory) -> None:
     report.hosts.sort(key=lambda host: order.index(host.host))
 
 
-def _add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outcome, *, check: bool) -> None:
+def _add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outcome) -> None:
     for name, host in plan.hosts.items():
         result = outcome.hosts.get(name)
-        report.hosts.append(_host_report(host, result, check=check))
+        report.hosts.append(_host_report(host, result))
         if result is None:
             report.failures.append(Failure(name, "install", "Ansible reported nothing about this host", f"read {outcome.log}"))
         elif result.failure is not None:
@@ -467,15 +497,14 @@ def _add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outc
         report.failures.append(Failure("controller", "install", _tail(outcome.log), f"read {outcome.log}"))
 
 
-def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> HostReport:
+def _host_report(host: HostPlan, result: HostResult | None) -> HostReport:
     if result is None or result.failure is not None:
         unreachable = result is not None and result.failure is not None and result.failure.kind == "unreachable"
         changed, seconds = (result.changed, result.seconds) if result else (0, 0.0)
         return HostReport(host.name, "unreachable" if unreachable else "failed", changed=changed, seconds=seconds)
-    state = ("would change" if check else "installed") if result.changed else "unchanged"
     return HostReport(
         host.name,
-        state,  # type: ignore[arg-type]
+        "installed" if result.changed else "unchanged",
         openmpi=host.openmpi.version,
         cmake=host.cmake.version,
         python=host.python.version,
@@ -484,20 +513,7 @@ def _host_report(host: HostPlan, result: HostResult | None, *, check: bool) -> H
         engine=host.engine.version,
         changed=result.changed,
         seconds=result.seconds,
-        steps=_prospects(result) if check else {},
     )
-
-
-def _prospects(result: HostResult) -> dict[str, Prospect]:
-    """What a dry run says of each step. What it had to pass over it cannot know, once an earlier step will change the host."""
-    found: dict[str, Prospect] = {}
-    changing = False
-    for name, step in result.steps.items():
-        if name == "guard":
-            continue
-        found[name] = "will change" if step.changed else "cannot know yet" if step.passed_over and changing else "will not change"
-        changing = changing or step.changed > 0
-    return found
 
 
 def _failure(host: Host, event: Event) -> Failure:

@@ -69,8 +69,9 @@ def headline(text: str) -> str:
 
 @dataclass
 class Step:
-    """One role on one host: tasks that changed something (or would), and tasks that a dry run had to pass over."""
+    """One role on one host: tasks that ran, of these the ones that changed something (or would), and those a dry run had to pass over."""
 
+    ran: int = 0
     changed: int = 0
     passed_over: int = 0
 
@@ -144,6 +145,7 @@ class _Collector:
         host.seconds += event.seconds
         if event.role:
             step = host.steps.setdefault(event.role, Step())
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed")
             step.changed += event.kind == "changed"
             step.passed_over += event.kind == "skipped" and _waits_for_a_real_run(event.path)
         if event.kind in ("ok", "changed", "tolerated"):
@@ -155,16 +157,22 @@ class _Collector:
             host.failure = host.failure or event
 
 
+_IN_REAL_RUNS = re.compile(r"\s+when: ((not )?host_plan\.root and )?\(?not ansible_check_mode\b")
+
+
 @cache
 def _waits_for_a_real_run(path: str) -> bool:
-    """Whether a task is one that a dry run passes over: its condition begins with that. Ansible's event of a skipped task does not say."""
+    """Whether a task is one that a dry run passes over: its condition begins with that, but for root. Ansible's event does not say why.
+
+    Where something else comes first, as in ``bundle_here.needed … and not ansible_check_mode``, another task tells of that need.
+    """
     name, _, line = path.rpartition(":")
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
     except (OSError, ValueError):
         return False
     task = [lines[0], *takewhile(lambda text: not text.startswith("- "), lines[1:])] if lines else []
-    return any(re.match(r"\s+when: not ansible_check_mode", text) for text in task)
+    return any(_IN_REAL_RUNS.match(text) for text in task)
 
 
 def _ignore(_event: Event) -> None:

@@ -146,6 +146,7 @@ FILES: dict[str, Shape] = {
             ),
             "rpm": record({"keyring": word, "source": text, "keys": mapping(_SYSTEM, record({"file": word, "sha256": optional(sha256)}))}),
             "first_cuda": record({"source": text, "systems": mapping(_SYSTEM, cuda)}),
+            "last_cuda": record({"source": text, "systems": mapping(_SYSTEM, cuda)}),
             "keys": record({"source": text, "fingerprints": mapping(word, fingerprint), "of": mapping(_SYSTEM, word)}),
             "traps": listed(record({"systems": listed(_SYSTEM), "what": text, "source": text})),
         }
@@ -181,6 +182,7 @@ FILES: dict[str, Shape] = {
                 }
             ),
             "known_bad": _TROUBLES,
+            "known_bad_with_cuda": _TROUBLES,
             "known_weak": _TROUBLES,
         }
     ),

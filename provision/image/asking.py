@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from provision import catalog, engine_source, lock_file, main_job
+from provision import catalog, decided, engine_source, main_job
 from provision import survey as surveying
 from provision.engine_source import EngineSource
 from provision.errors import ProvisionError, UsageError
@@ -114,7 +114,7 @@ def planned(subject: Subject, options: main_job.Options, progress: Progress, pas
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
-    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else lock_file.read(inventory))
+    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
     main_job.refuse_conflicts(plan)
     return Planned(plan, known, sources, list(problems))
 

@@ -12,7 +12,7 @@ from provision.plan import Builder, Component, Rejected
 from provision.resolve import nccl_sources, toolkits
 from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers, some
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
-from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds
+from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds, local_repository
 from provision.resolve.wishes import Wishes
 from provision.versions import key, troubles
 
@@ -54,13 +54,18 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
     alone = {kind: {build.version for build in found} for kind, found in fitting.items()}
     everywhere = set.intersection(*alone.values())
     notes = [f"{some(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
+    if "nccl" in wishes.kept:
+        notes += [
+            f"NCCL {choice.version}, which an earlier run took, is known bad: {said}; --upgrade resolves anew"
+            for said in _known_bad(choice.version)
+        ]
     return {kind: _component(kind, choice, known[kind][0], known[kind][1], wishes, everywhere, wanting, alone) for kind in wanting}, notes
 
 
 def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
     """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
     known = catalog.load("nccl")
-    asked = build.version == (wishes.nccl_version or wishes.nccl_tarball_version)
+    asked = build.version == _version_asked(wishes)
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
         return f"newer than the driver's CUDA {kind.cuda}"
     if not kind.root and build.source not in ("wheel", "source"):
@@ -68,8 +73,8 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
     unfit = _wrong_gpu(build.cuda, kind)
     if unfit:
         return unfit
-    bad = troubles(build.version, known["known_bad"])
-    if bad and not (wishes.allow_bad and asked):
+    bad = _known_bad(build.version)
+    if bad and not (asked and wishes.allows_bad("nccl")):
         return f"known bad: {bad[0]}"
     if wishes.nccl_version is not None and not asked:
         return f"--nccl {wishes.nccl_version} was asked for"
@@ -83,6 +88,12 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
 @lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one wish changed
 def _fitting(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> list[Build]:
     return [build for build in builds(kind, wishes, compilers)[0] if misfit(build, kind, wishes) is None]
+
+
+def _version_asked(wishes: Wishes) -> str | None:
+    """The version that the user named, by itself or by giving a file."""
+    local = local_repository(wishes.nccl_local) if wishes.nccl_local else None
+    return wishes.nccl_version or wishes.nccl_tarball_version or (local.version if local else None)
 
 
 def _runs(kind: Machine, cuda: str) -> bool:
@@ -140,6 +151,10 @@ def _kept(build: Build, kind: Machine) -> bool:
     return (build.package, build.cuda) in kind.builds
 
 
+def _known_bad(version: str) -> list[str]:
+    return troubles(version, catalog.load("nccl")["known_bad"])
+
+
 def _known_weak(version: str) -> list[str]:
     return troubles(version, catalog.load("nccl")["known_weak"])
 
@@ -170,8 +185,8 @@ def _component(
     if build.weak and not sharing:
         why.append("weak: not known for certain to exist; the host's package index decides")
     why += [f"known trouble, fixed only in newer ones: {said}" for said in _known_weak(choice.version)]
-    bad = troubles(choice.version, catalog.load("nccl")["known_bad"])
-    why += [f"known bad, taken because of --allow-bad: {said}" for said in bad]
+    cause = "an earlier run took it" if "nccl" in wishes.kept else "of --allow-bad"
+    why += [f"known bad, taken because {cause}: {said}" for said in _known_bad(choice.version)]
 
     def reason(other: Build) -> str:
         said = misfit(other, kind, wishes)
@@ -292,7 +307,7 @@ def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[W
     if wishes.nccl_source == "source" and wishes.nccl_version and not wishes.nccl_tarball:
         name = f"nccl-{wishes.nccl_version}-1.tar.gz"
         yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=wishes.nccl_version)
-    if (asked := wishes.nccl_version or wishes.nccl_tarball_version) and not wishes.allow_bad:
+    if (asked := _version_asked(wishes)) and not wishes.allow_bad:
         yield ask(f"--allow-bad takes {asked} all the same", allow_bad=True)
     yield leave_out(names)
     yield from newer_drivers(blocking, names)

@@ -148,7 +148,7 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
         yield _package(kind, revision, cuda, there, "the host's own package index offers it")
     if offered:
         new = [version for version in offered if version not in listed]
-        gone = [version for version, entry in listed.items() if entry["proof"] and version not in offered]
+        gone = [version for version, entry in listed.items() if entry["proof"] and not entry["absent"] and version not in offered]
         if new:
             differences.append(f"offers {names[0]} {', '.join(new)}, which the catalogue does not know")
         if gone:
@@ -183,7 +183,13 @@ def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for revision, by_cuda in known["repository"]["builds"].items():
         for cuda, letter in by_cuda.items():
             version = f"{revision}+cuda{cuda}"
-            yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version)}
+            yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version) or _too_late(kind, cuda)}
+
+
+def _too_late(kind: Machine, cuda: str) -> str | None:
+    """Why NVIDIA's repository for this system has nothing for this CUDA, where it was given up before."""
+    last = catalog.load("cuda_repositories")["last_cuda"]["systems"].get(kind.repository)
+    return f"{kind.repository}'s repository ends with CUDA {last}" if last and key(cuda) > key(last) else None
 
 
 def _first_cuda(kind: Machine) -> str | None:

@@ -41,6 +41,11 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
         without_gpu = replace(chosen, cuda=None, options=options, why=why)
     made = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
     notes = list(_differences(kinds))
+    if "openmpi" in wishes.kept:
+        notes += [
+            f"Open MPI {chosen.version}, which an earlier run took, is known bad: {said}; --upgrade resolves anew"
+            for said in _known_bad(chosen.version, wishes)
+        ]
     if chosen.source == "source":
         builders = openmpi_sources.builders(kinds, chosen.cuda)
         made = {
@@ -54,7 +59,7 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
 
 def _chosen(kinds: Kinds, wishes: Wishes) -> Component:
     version = _asked_version(kinds, wishes)
-    distribution = _distribution(kinds)
+    distribution = _distribution(kinds, wishes)
     wheel = _wheel(kinds, version, wishes)
     source = _source(kinds, version, wishes)
     candidates = {"wheel": wheel, "distribution": distribution, "source": source}
@@ -98,13 +103,20 @@ def _asked_version(kinds: Kinds, wishes: Wishes) -> str | None:
     if key(version)[0] != 4:
         other = ask(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
         raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", (way, other))
-    bad = troubles(version, catalog.load("openmpi")["known_bad"])
-    if bad and not wishes.allow_bad:
+    bad = _known_bad(version, wishes)
+    if bad and not wishes.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
         allowed = ask("--allow-bad takes it all the same", allow_bad=True)
         given = ask(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name)
-        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", (way, allowed, given))
+        without_cuda = [ask("leave --openmpi-cuda out", openmpi_cuda=False)] if wishes.openmpi_cuda else []
+        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", (way, *without_cuda, allowed, given))
     return version
+
+
+def _known_bad(version: str, wishes: Wishes) -> list[str]:
+    """What is known against a version, for what it is wanted for."""
+    known = catalog.load("openmpi")
+    return troubles(version, [*known["known_bad"], *(known["known_bad_with_cuda"] if wishes.openmpi_cuda else ())])
 
 
 def _wheel(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:
@@ -134,7 +146,7 @@ def _wheels(kind: Machine, wheel: Mapping[str, Any]) -> tuple[str, ...]:
     return (wheel["version"],) if offered is None else offered
 
 
-def _distribution(kinds: Kinds) -> Component | _Misfit:
+def _distribution(kinds: Kinds, wishes: Wishes) -> Component | _Misfit:
     """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
     known = catalog.load("openmpi")["distribution"]
     found: dict[str, str] = {}
@@ -155,8 +167,8 @@ def _distribution(kinds: Kinds) -> Component | _Misfit:
         listed = ", ".join(f"{host} has {version}" for host, version in list(found.items())[:4])
         return _Misfit(name, f"the distributions differ: {listed}")
     version = found[name]
-    bad = troubles(version, catalog.load("openmpi")["known_bad"])
-    if bad:
+    bad = _known_bad(version, wishes)
+    if bad and not (wishes.openmpi_version == version and wishes.allows_bad("openmpi")):
         return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
     why = [f"every host's distribution has the same {version}"]
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]

@@ -35,6 +35,7 @@ class Wishes:
         openmpi_cuda: build Open MPI with support for buffers in GPU memory.
         openmpi_verbs: build Open MPI with InfiniBand verbs.
         allow_bad: take what is known bad, too, where it is asked for by version.
+        kept: components whose version is that of an earlier run: it is taken again although it may be known bad by now.
         engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
     """
 
@@ -57,8 +58,13 @@ class Wishes:
     openmpi_cuda: bool = False
     openmpi_verbs: bool = False
     allow_bad: bool = False
+    kept: tuple[str, ...] = ()
     engine_version: str = ""
     engine_sha256: str | None = None
+
+    def allows_bad(self, component: str) -> bool:
+        """Whether the version that is asked for of a component may be known bad."""
+        return self.allow_bad or component in self.kept
 
     @property
     def files(self) -> tuple[str, ...]:

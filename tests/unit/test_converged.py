@@ -64,6 +64,19 @@ def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str,
     assert reasons(inventory, done)["node1"] is None
 
 
+def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on_the_host(
+    inventory: Inventory, done: dict[str, dict[str, Any]]
+) -> None:
+    wanted = install.manifests(plan_of(done), inventory, done)["node1"]
+    done["node1"]["drift"] = ["package g++ is gone"]
+    assert converged.reason_to_run(wanted, done["node1"])
+    assert not converged.is_rewritten(wanted, done["node1"])
+    done["node1"]["installed"]["manifest"]["host"]["slots"] = 9
+    assert converged.is_rewritten(wanted, done["node1"])
+    done["node1"]["installed"]["manifest"] = None
+    assert converged.is_rewritten(wanted, done["node1"])
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -121,7 +134,7 @@ def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, m
         folder = paths.runs() / f"2026010{number}-000000-aaaaaa"
         folder.mkdir(parents=True)
         failures = [{"host": name} for name in failed]
-        report = {"inventory": last_run.identity(of), "failures": failures, "folder": str(folder)}
+        report = {"inventory": last_run.identity(of), "failures": failures, "hosts": [], "folder": str(folder)}
         (folder / "report.json").write_text(json.dumps(report))
     assert last_run.failed_hosts(inventory) == ["gpu1"]
     (paths.runs() / "20260101-000000-aaaaaa" / "report.json").write_text(

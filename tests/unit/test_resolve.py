@@ -283,6 +283,35 @@ def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None
     assert any("--allow-bad" in why for why in taken.why)
 
 
+def local(version: str) -> str:
+    return f"nccl-local-repo-ubuntu2204-{version}-cuda12.0_1.0-1_amd64.deb"
+
+
+def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_allowed() -> None:
+    given = Wishes(nccl_source="local", nccl_local=local("2.17.1"))
+    (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
+    assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.constraint
+    assert refused.ways_out == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    taken = plan_for({"a": gpu("12.0")}, replace(given, allow_bad=True)).hosts["a"].nccl
+    assert (taken.version, taken.source) == ("2.17.1", "local_repository")
+
+
+def test_a_local_repository_package_newer_than_the_list_of_bad_ones_was_asked_for_by_giving_it() -> None:
+    made = plan_for({"a": gpu("12.0")}, Wishes(nccl_source="local", nccl_local=local("2.99.1")))
+    assert made.hosts["a"].nccl.version == "2.99.1"
+
+
+def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_cuda() -> None:
+    focal = facts.normalise({**gpu("13.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    wishes = Wishes(nccl_source="repository", nccl_version="2.28.9", torch=False)
+    made = plan_for({"a": focal}, wishes).hosts["a"].nccl
+    assert made.packages[0] == "libnccl2=2.28.9-1+cuda12.9"
+    assert any(lost.candidate == "libnccl2=2.28.9-1+cuda13.0" and "ends with CUDA 12.9" in lost.reason for lost in made.rejected)
+    assert plan_for({"a": gpu("13.0")}, wishes).hosts["a"].nccl.cuda == "13.0"
+    offers = facts.normalise({**focal, "candidates": {"libnccl2": ["2.28.9-1+cuda13.0"]}})
+    assert plan_for({"a": offers}, wishes).hosts["a"].nccl.cuda == "13.0", "what the host's own index offers counts"
+
+
 @pytest.mark.parametrize(
     ("version", "said"), [("2.99.1", "no build of NCCL 2.99.1 is known"), ("2.31.2", "the oldest build of 2.31.2 is for CUDA 12.9")]
 )
@@ -592,6 +621,19 @@ def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(wishes: Wishe
     made = plan_for({"a": host()}, wishes)
     assert said in made.conflicts[0].constraint
     assert 1 <= len(made.conflicts[0].ways_out) <= 2
+
+
+def test_an_open_mpi_with_wrong_results_in_gpu_memory_is_refused_where_it_is_built_for_it() -> None:
+    hosts = {"a": equipped(toolkit("12.4"), "12.4")}
+    given = Wishes(openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="3" * 64)
+    for_gpus = replace(given, openmpi_cuda=True)
+    (refused,) = plan_for(hosts, for_gpus).conflicts
+    assert "Open MPI 4.1.3 is known bad: wrong results of a CUDA reduction" in refused.constraint
+    assert "leave --openmpi-cuda out" in refused.ways_out
+    assert plan_for(hosts, replace(for_gpus, allow_bad=True)).hosts["a"].openmpi.cuda == "12.4"
+    assert plan_for(hosts, given).hosts["a"].openmpi.version == "4.1.3"
+    fixed = replace(for_gpus, openmpi_tarball="openmpi-4.1.4.tar.gz")
+    assert plan_for(hosts, fixed).hosts["a"].openmpi.cuda == "12.4"
 
 
 # --- ways out ------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,305 @@
+"""Runs of the main job one after the other, some of them on some hosts or failing on some: all hosts go on fitting together.
+
+The real plan, lock and notes of earlier runs; hosts are invented: what would be installed there is written into their facts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision import dry_run, facts, install, lock, lock_file, main_job
+from provision.errors import ProvisionError
+from provision.inventory import Inventory
+from provision.main_job import Options
+from provision.options import inventory_of
+from provision.plan import Plan
+from provision.playbook import Event, HostResult, Outcome, Step
+from provision.progress import Progress
+from provision.report import HostReport, Report
+from provision.session import Session
+from provision.survey import Survey
+
+WITHOUT_TORCH = Options(torch=False, smoke=None)
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
+
+
+class Hosts:
+    """Two hosts, of which ``b`` has the newer driver: alone it would get a newer NCCL than beside ``a``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "hosts.ini"
+        self.file.write_text("a ansible_host=10.0.0.1\nb ansible_host=10.0.0.2\n")
+        self.facts = {name: self._facts(f"10.0.0.{number}", cuda) for number, (name, cuda) in enumerate((("a", "12.2"), ("b", "12.9")), 1)}
+        self.failing: set[str] = set()
+        self.steps: dict[str, Step] = {}
+        self.unavailable = False
+        self.installed: list[str] = []
+
+    @staticmethod
+    def _facts(address: str, cuda: str) -> facts.Facts:
+        return facts.normalise(
+            {
+                "os": {"id": "ubuntu", "version": "22.04"},
+                "arch": "x86_64",
+                "driver": {"version": "535.104.05", "cuda": cuda},
+                "gpus": [{"name": "A100", "compute_capability": "8.0"}],
+                "python": {"version": "3.10.12", "executable": "/usr/bin/python3", "has_venv": True},
+                "network": {
+                    "interfaces": [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
+                    "default_route_interface": "eth0",
+                },
+                "ssh": {"mesh_key": KEY},
+                "user": {"name": "trainer", "can_become": True},
+            }
+        )
+
+    def look(self, session: Session, **_more: Any) -> Survey:
+        return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
+
+    def install(
+        self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, *, check: bool = False, **_more: Any
+    ) -> install.Installed:
+        if self.unavailable:
+            raise ProvisionError("a file answers 404")
+        results = {name: HostResult(steps=self.steps) for name in plan.hosts}
+        for name in self.failing & set(plan.hosts):
+            results[name].failure = Event("failed", name, "nccl", "Install it", {"msg": "out of plumbus"})
+        manifests = install.manifests(plan, session.inventory, known)
+        for name in [name for name in plan.hosts if name not in self.failing and not check]:
+            self.installed.append(name)
+            self.facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifests[name]))
+            self.facts[name]["installed"]["venv"] = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
+            self.facts[name]["drift"] = []
+        outcome = Outcome(2 if self.failing else 0, results, session.folder / "log")
+        return install.Installed(outcome, {}, {}, [])
+
+    def up(self, options: Options = WITHOUT_TORCH, limit: str | None = None) -> Report:
+        self.installed.clear()
+        return main_job.up(self.inventory(limit), options, Progress(), {})
+
+    def inventory(self, limit: str | None = None) -> Inventory:
+        return inventory_of(str(self.file), limit)
+
+    def nccl(self) -> dict[str, str | None]:
+        """The NCCL that hosts hold."""
+        held = {name: (each["installed"]["manifest"] or {}).get("host") for name, each in self.facts.items()}
+        return {name: lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    made = Hosts(tmp_path)
+    monkeypatch.setattr("provision.survey.look", made.look)
+    monkeypatch.setattr("provision.install.install", made.install)
+    return made
+
+
+def only(report: Report) -> str:
+    (failure,) = report.failures
+    return f"{failure.host}: {failure.error} → {failure.todo}"
+
+
+def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Hosts) -> None:
+    assert hosts.up(limit="b").ok
+    alone = hosts.nccl()["b"]
+    hosts.facts["b"]["installed"]["manifest"] = None
+    assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
+    assert hosts.nccl()["a"] == hosts.nccl()["b"] != alone
+
+
+def test_the_hosts_that_failed_get_what_the_others_have(hosts: Hosts) -> None:
+    hosts.failing = {"b"}
+    assert "--limit @failed" in str(hosts.up().failures[0].todo)
+    assert lock_file.read(hosts.inventory()) is None
+    hosts.failing = set()
+    again = hosts.up(limit="@failed")
+    assert again.ok
+    assert hosts.installed == ["b"]
+    assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
+    assert any("versions are what the last run installed" in note for note in again.notes)
+    locked = lock_file.read(hosts.inventory())
+    assert locked is not None
+    assert locked.components["openmpi"][0]["hosts"] == ["a", "b"]
+    before = hosts.nccl()
+    assert hosts.up().ok
+    assert hosts.nccl() == before
+
+
+def test_where_all_have_failed_a_run_on_some_keeps_to_the_plan_for_all(hosts: Hosts) -> None:
+    hosts.failing = {"a", "b"}
+    hosts.up()
+    hosts.failing = set()
+    assert hosts.up(limit="b").ok
+    assert hosts.up().ok
+    assert hosts.nccl()["a"] == hosts.nccl()["b"]
+
+
+def test_hosts_from_the_command_line_have_no_lock_and_fit_together_too(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "file", "a,b")
+    assert hosts.up().ok
+    hosts.facts["b"]["installed"]["manifest"] = None
+    assert hosts.up(limit="b").ok
+    assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "way"),
+    [
+        (
+            {"upgrade": True},
+            r"b: .*NCCL must be the same everywhere; outside --limit, a keep 2\.21\.5 .what provision\.lock says.*b would get",
+            "leave --upgrade out, to keep to 2.21.5",
+        ),
+        ({"nccl_version": "2.24.3"}, "a keep 2.21.5 .* b would get 2.24.3", "--nccl 2.21.5"),
+        (
+            {"openmpi": "source", "openmpi_version": "4.1.6"},
+            "Open MPI must be the same .* a keep 4.1.8 .* b would get 4.1.6",
+            "--openmpi-ver",
+        ),
+    ],
+)
+def test_a_run_on_some_hosts_never_takes_another_release_than_the_others_have(
+    hosts: Hosts, asked: dict[str, Any], said: str, way: str
+) -> None:
+    assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
+    refused = hosts.up(replace(WITHOUT_TORCH, **asked), limit="b")
+    assert hosts.installed == []
+    assert re.search(said, only(refused))
+    assert way in only(refused)
+    assert "leave --limit out" in only(refused)
+    assert hosts.up(replace(WITHOUT_TORCH, **asked)).ok, "for all hosts it may be had"
+
+
+def test_pytorch_is_one_release_for_all_too(hosts: Hosts) -> None:
+    assert hosts.up(Options(torch_version="2.7.1", smoke=None)).ok
+    assert "PyTorch must be the same everywhere" in only(hosts.up(Options(torch_version="2.13.0", smoke=None), limit="b"))
+    assert hosts.up(Options(torch_version="2.7.1", smoke=None), limit="b").ok
+
+
+def test_after_an_upgrade_that_failed_on_a_host_that_host_follows_the_others(hosts: Hosts) -> None:
+    assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
+    hosts.failing = {"b"}
+    hosts.up(replace(WITHOUT_TORCH, upgrade=True))
+    new = hosts.nccl()["a"]
+    assert new != hosts.nccl()["b"] == "2.21.5"
+    hosts.failing = set()
+    refused = only(hosts.up(replace(WITHOUT_TORCH, upgrade=True), limit="@failed"))
+    assert f"leave --upgrade out, to keep to {new}" in refused
+    assert hosts.up(limit="@failed").ok
+    assert hosts.nccl() == {"a": new, "b": new}
+    locked = lock_file.read(hosts.inventory())
+    assert locked is not None
+    assert locked.version("nccl") == (new, "wheel")
+
+
+def test_a_run_that_ended_before_it_touched_a_host_decides_nothing(hosts: Hosts) -> None:
+    assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
+    hosts.unavailable = True
+    with pytest.raises(ProvisionError, match="404"):
+        hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
+    hosts.unavailable = False
+    assert hosts.up(limit="b").ok
+    assert hosts.nccl() == {"a": "2.21.5", "b": "2.21.5"}
+
+
+def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
+    """A colleague's, by way of version control: what this machine noted of its last run is older."""
+    hosts.failing = {"b"}
+    hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
+    theirs, _ = main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
+    lock_file.write(hosts.inventory(), lock.of_plan(theirs, {}, None, hosts.inventory()))
+    hosts.failing = set()
+    assert hosts.up(limit="b").ok
+    assert hosts.nccl()["b"] == "2.21.5"
+
+
+def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
+    plans = [
+        main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
+        for version in ("2.21.5", "2.24.3")
+    ]
+    both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
+    lock_file.write(hosts.inventory(), lock.of_plan(both, {}, None, hosts.inventory()))
+    told = "what provision.lock says is NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one, resolved anew"
+    assert told in hosts.up().notes
+    assert hosts.nccl()["a"] == hosts.nccl()["b"]
+    assert not any("resolved anew" in note for note in hosts.up().notes)
+
+
+def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all(hosts: Hosts) -> None:
+    hosts.facts["a"]["driver"]["cuda"] = "12.9"
+    assert hosts.up(limit="b").ok
+    hosts.facts["a"]["driver"]["cuda"] = "12.2"
+    assert "--upgrade without --limit, which resolves anew" in only(hosts.up(limit="a"))
+    assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
+
+
+# --- --from -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_step_does_not_begin_on_a_bare_host(hosts: Hosts) -> None:
+    refused = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
+    assert [failure.host for failure in refused.failures] == ["a", "b"]
+    assert "the steps before it were never done here" in refused.failures[0].error
+    assert refused.failures[0].todo == "leave --from out"
+    assert hosts.installed == []
+    assert hosts.up(replace(WITHOUT_TORCH, first_step="python")).ok, "which makes what later steps need"
+
+
+def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> None:
+    assert hosts.up().ok
+    path = lock_file.path_of(hosts.inventory())
+    assert path is not None
+    path.unlink()
+    later = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
+    assert later.ok
+    assert any("--from engine: earlier steps were left out, so it is not written down" in note for note in later.notes)
+    assert not path.exists()
+
+
+def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
+    plan, sources = main_job.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
+    book = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
+    roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
+    assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
+
+
+# --- --check ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts) -> None:
+    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1, passed_over=1)}
+    check = replace(WITHOUT_TORCH, check=True)
+    bare = hosts.up(check).hosts[0]
+    assert (bare.state, bare.steps["manifest"]) == ("would change", "will change")
+    assert hosts.up().ok
+    hosts.file.write_text(hosts.file.read_text().replace("ansible_host=10.0.0.2", "ansible_host=10.0.0.2 slots=7"))
+    told = {host.host: host for host in hosts.up(check).hosts}
+    assert (told["b"].state, dict(told["b"].steps)) == ("would change", {"packages": "will not change", "manifest": "will change"})
+    assert hosts.installed == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "drifted", "said"),
+    [
+        ({"linker": Step(passed_over=3)}, False, "will not change"),
+        ({"linker": Step(passed_over=3)}, True, "cannot know yet"),
+        ({"packages": Step(ran=1, changed=1), "linker": Step(passed_over=3)}, False, "cannot know yet"),
+        ({"packages": Step(ran=1), "linker": Step(ran=1, passed_over=3)}, True, "will not change"),
+    ],
+)
+def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
+    report = HostReport("a", "installed")
+    changed = sum(step.changed for step in steps.values())
+    dry_run.foretell(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
+    assert report.steps["linker"] == said
+    assert report.state == ("would change" if drifted or changed else "unchanged")
