@@ -51,7 +51,7 @@ def gather(
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
-        hosts: dict[str, dict[str, list[str]]] = {}
+        hosts: dict[str, dict[str, Any]] = {}
         brought: dict[str, list[str]] = {}
         seen = _look(session, plan, work / "seen")
         for host in plan.hosts.values():
@@ -65,6 +65,7 @@ def gather(
                     brought[kind] = wheels.bring(pins, target_machine, place, held, indexes=indexes, find_links=places.wheels, say=say)
                 found[environment] = [f"{kind}/{file}" for file in brought[kind]]
             hosts[host.name] = {
+                "machine": archive.machine_of(host),
                 "requirements": archive.requirements_of(host),
                 "wheels": found["venv"],
                 "nccl_wheels": found["nccl"],
