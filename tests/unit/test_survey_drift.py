@@ -161,6 +161,12 @@ def test_packages_that_dpkg_no_longer_has_or_has_in_another_version(asked: Any) 
     assert len(calls) == 1  # for all that is said of packages
 
 
+@pytest.mark.parametrize(("letters", "said"), [("hi ", []), ("ii ", ["package libnccl2 is no longer held"])])
+def test_a_package_that_is_to_stay_at_its_version_and_is_no_longer_held(asked: Any, letters: str, said: list[str]) -> None:
+    facts, _ = asked("dpkg-query", f"g++\t4:12.2.0-3\tii \nsudo\t1.9\tii \nlibnccl2\t2.21.5-1+cuda12.4\t{letters}\n")
+    assert [line for line in facts["drift"] if line.startswith("package ")] == said
+
+
 def test_packages_that_rpm_no_longer_has_or_has_in_another_version(asked: Any) -> None:
     facts, calls = asked("rpm", "g++\t0:12.2.0-3\tii \nlibnccl\t1:2.21.5-1\tii \nglibc\t0:2.34-100\tii \n")
     assert [line for line in facts["drift"] if line.startswith("package ")] == ["package sudo is gone"]

@@ -11,7 +11,7 @@ import re
 
 from .libraries import ldconfig_entries
 from .looking import section
-from .packages import installed_versions
+from .packages import held_by_apt, installed_versions
 
 LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
 DISTRIBUTIONS_OF_INTEREST = re.compile(
@@ -87,11 +87,14 @@ def wanted_packages(plan):
 
 def missing_packages(machine, wanted):
     there = installed_versions(machine) if wanted else {}
+    held = held_by_apt(machine) if wanted else set()
     for name in sorted(wanted):
         if name not in there:
             yield "package %s is gone" % name
         elif wanted[name] not in (None, there[name]):
             yield "package %s is %s, not %s" % (name, there[name], wanted[name])
+        elif wanted[name] is not None and name not in held:
+            yield "package %s is no longer held" % name
 
 
 def changed_files(machine, record):
