@@ -10,7 +10,7 @@ import pwd
 import re
 
 from .libraries import ldconfig_entries
-from .looking import section
+from .looking import DEFAULT_PREFIX, HOME_PREFIX, section
 from .packages import held_by_apt, installed_versions
 
 LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
@@ -40,6 +40,9 @@ def installed(machine):
         except ValueError as error:
             problem = "%s/manifest.json: %s" % (machine.prefix, error)
     facts = {"prefix": machine.prefix, "exists": machine.exists(machine.prefix), "manifest": manifest, "manifest_error": problem}
+    # Where an installation with other rights, or before the inventory named a prefix, has left its record.
+    others = [prefix for prefix in (DEFAULT_PREFIX, machine.in_home(HOME_PREFIX)) if prefix != machine.prefix.rstrip("/")]
+    facts["elsewhere"] = [prefix for prefix in others if machine.exists(prefix + "/record.json")]
     settings = machine.read(machine.venv + "/pyvenv.cfg")
     facts["venv"] = None
     facts["packages"] = distributions(machine, machine.venv)
