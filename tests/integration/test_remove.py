@@ -10,24 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hosts import good, provision, report, root, running, wait_until
+from hosts import good, provision, report, root, running, state, wait_until
 
 from provision.sandbox import Sandbox, SandboxHost
 
 LEAN = ("--without-torch", "--no-smoke")
-
-# Packages with their marks and holds, every path with owner and mode, every file's content, and what the linker finds.
-STATE = r"""
-dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
-apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
-find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort; find / -xdev -name '*.dpkg-new'
-find /etc /opt /usr/local /root /home -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort
-ldconfig -p
-"""
-
-
-def state(host: SandboxHost) -> list[str]:
-    return root(host, STATE).splitlines()
 
 
 @pytest.fixture(scope="module")
