@@ -118,7 +118,7 @@ class Apt:
     def _update(self) -> list[str]:
         """Read the package lists; returns what apt says of repositories that did not answer and need not."""
         done = _call([*self._command, "update"], "apt could not read the package lists")
-        said = (done.stderr + done.stdout).decode("utf-8", "replace")
+        said = _said(done)
         if wrong := aptsources.complaints(said, self._needed):
             raise ProvisionError("apt could not read the package lists: " + "\n".join(wrong[-_SHOWN_LINES:]), todo=_TODO)
         return [line for line in said.splitlines() if re.match(r"[EW]: (The repository|Failed to fetch) ", line)][:_SHOWN_LINES]
@@ -169,10 +169,14 @@ def _run(command: list[str], what: str, besides: Iterable[str] = ()) -> bytes:
     """What ``command`` prints; ``what`` says what it means that it failed, ``besides`` what may be the reason."""
     done = _call(command, what)
     if done.returncode != 0:
-        said = (done.stderr + done.stdout).decode("utf-8", "replace").splitlines()
-        errors = [line for line in said if line.startswith("E:")] or done.stderr.decode("utf-8", "replace").splitlines()[-3:]
+        said = _said(done).splitlines()
+        errors = [line for line in said if line.startswith("E:")] or said[:_SHOWN_LINES]
         raise ProvisionError(f"{what}: " + "\n".join([*errors[-_SHOWN_LINES:], *besides]), todo=_TODO)
     return done.stdout
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return aptsources.without_logins((done.stderr + done.stdout).decode("utf-8", "replace"))
 
 
 def _call(command: list[str], what: str) -> subprocess.CompletedProcess[bytes]:

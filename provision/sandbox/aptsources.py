@@ -125,14 +125,19 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
 
 def complaints(text: str, places: Iterable[str]) -> list[str]:
     """What apt says that stands in the way: of the repositories at ``places``, or of none. What others lack is their owners' business."""
-    plain = [re.sub(r"^(file|copy):/+", r"\1:/", _LOGIN.sub("", place)).rstrip("/") for place in places]
+    plain = [re.sub(r"^(file|copy):/+", r"\1:/", without_logins(place)).rstrip("/") for place in places]
     ours = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
     found = []
-    for line in _LOGIN.sub("", text).splitlines():
+    for line in without_logins(text).splitlines():
         named = ":/" not in line or any(place in line for place in ours)
         if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
             found.append(line)
     return found
+
+
+def without_logins(text: str) -> str:
+    """``text`` whose addresses hold no user and password, as apt may print them."""
+    return _LOGIN.sub("", text)
 
 
 def _with_address(pattern: str, address: str, text: str) -> str:
