@@ -9,6 +9,7 @@ from typing import Any, Literal
 from provision import facts, resources
 from provision import survey as surveying
 from provision.errors import ProvisionError
+from provision.inventory import Host
 from provision.playbook import Event
 from provision.session import Session
 from provision.survey import Survey
@@ -67,6 +68,9 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
         else _unseen(host.name, survey)
         for host in session.inventory.hosts
     ]
+    for one in found:
+        if one.host in survey.hosts:
+            add_elsewhere(one, session.inventory.host(one.host), survey.hosts[one.host], dry_run=dry_run)
     if refused and not dry_run:
         session.release([host.name for host in hosts])
     session.write("removal.json", as_dict(found))
@@ -100,6 +104,23 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
     if not answers and refusal is None:
         found.state, found.error = "failed", "Ansible reported nothing about this host"
     return found
+
+
+def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_run: bool) -> None:
+    """Name what lies under other prefixes than the one that was looked at: as an error where it is there for lack of root.
+
+    Args:
+        seen: the host's survey.
+    """
+    for prefix in seen["installed"]["elsewhere"] if removal.error is None else ():
+        if host.prefix is None and not seen["user"]["can_become"]:
+            removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"
+            removal.todo = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
+            if not dry_run or removal.state == "nothing to do":
+                removal.state = "failed"
+        else:
+            why = f"it is an installation of its own; to take it off, name it in the inventory: provision_prefix={prefix}"
+            removal.left.append({"what": prefix, "why": why})
 
 
 def _unseen(name: str, survey: Survey) -> HostRemoval:

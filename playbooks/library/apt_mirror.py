@@ -107,17 +107,6 @@ def digest(lists):
     return hashlib.sha256(json.dumps(lists, sort_keys=True).encode()).hexdigest()
 
 
-def complaints(text, mirror):
-    """What apt says that stands in the way: of the mirror, or of no repository at all. What others lack is their owners' business."""
-    found = []
-    places = [place + end for place in (mirror.archive, mirror.security) for end in ("/dists/", " ")]
-    for line in re.sub(r"(?<=://)[^/\s]*@", "", text).splitlines():
-        named = ":/" not in line or any(place in line for place in places)
-        if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
-            found.append(line)
-    return found
-
-
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -142,7 +131,8 @@ def main():
     lay_out(folder, lists)
     environment = {"APT_CONFIG": folder + "/apt.conf", "LC_ALL": "C"}
     rc, out, err = module.run_command(["apt-get", "-q", *IMPATIENT, "update"], environ_update=environment)
-    wrong = complaints(out + "\n" + err, aptsources.mirror_at(url, distribution))
+    plain = aptsources.mirror_at(url, distribution)
+    wrong = aptsources.complaints(out + "\n" + err, [plain.archive, plain.security])
     if wrong:
         shutil.rmtree(folder, ignore_errors=True)
         lines = "\n".join(wrong[:SHOWN_LINES])

@@ -8,6 +8,7 @@ module: owned_file
 short_description: Write a file or a block and note it in the host's record
 description:
   - Notes first, writes then. With C(claimed), only notes that what will be there is ours, if nothing is there yet.
+  - C(state=absent) takes off a whole file that the record has, as it was written; one that somebody changed since stays, and is not missed.
 author: [the provision authors]
 options:
   record: {description: The record that notes it., type: path, required: true}
@@ -23,7 +24,7 @@ EXAMPLES = r"""
 - name: Name our library folders to the linker
   owned_file:
     record: /opt/provision/record.json
-    path: /etc/ld.so.conf.d/provision.conf
+    path: /etc/ld.so.conf.d/00-provision.conf
     content: "/opt/provision/venv/lib\n"
 """
 
@@ -48,13 +49,21 @@ def block_of(text, marker):
 
 
 def with_block(text, marker, block):
-    """``text`` with the block put where it was, else at the end; None for ``block`` takes it out."""
+    """``text`` with the block put where it was, else at the end."""
     before, _found, after = block_of(text, marker)
-    if block is None:
-        return before + after
     if before and not before.endswith("\n"):
         before += "\n"
     return before + marker.replace("{mark}", "BEGIN") + "\n" + block + marker.replace("{mark}", "END") + "\n" + after
+
+
+def take_off(path, record):
+    """Do without a file: (whether it is to go, the record as it is then)."""
+    entry, text = record["files"].get(path), host_record.read(path)
+    if entry is None:
+        return False, record
+    if text is not None and entry["made"] and host_record.digest(text) in entry["sha256"]:
+        return True, {**record, "files": {name: each for name, each in record["files"].items() if name != path}}
+    return False, {**record, "files": {**record["files"], path: {**entry, "unwanted": True}}}
 
 
 def main():
@@ -76,27 +85,23 @@ def main():
     noted = host_record.load(given["record"])
     for claimed in given["claimed"]:
         host_record.claim(record, claimed)
-    text, wanted = None, None
-    if given["path"]:
+    text, wanted, going = None, None, False
+    if given["state"] == "absent":
+        going, record = take_off(given["path"], record)
+    elif given["path"]:
         text = host_record.read(given["path"])
         content = given["content"] or ""
-        if given["state"] == "absent":
-            content = None
-        if given["marker"] is None:
-            wanted = content
-        elif text is not None or content is not None:
-            wanted = with_block(text or "", given["marker"], content)
-        if content is not None:
-            host_record.note(record, given["path"], content, given["marker"], text is not None)
+        wanted = content if given["marker"] is None else with_block(text or "", given["marker"], content)
+        host_record.note(record, given["path"], content, given["marker"], text is not None)
     mode = int(given["mode"], 8)
     other_mode = text is not None and given["marker"] is None and os.stat(given["path"]).st_mode & 0o7777 != mode
-    changed = bool(given["path"]) and (wanted != text or (wanted is not None and other_mode))
+    changed = going or wanted != text or other_mode
     if not module.check_mode:
+        if going:
+            os.unlink(given["path"])
         if record != noted:
             host_record.save(given["record"], record)
-        if changed and wanted is None:
-            os.unlink(given["path"])
-        elif changed:
+        if changed and not going:
             host_record.write(
                 given["path"], wanted, mode if text is None or given["marker"] is None else os.stat(given["path"]).st_mode & 0o7777
             )

@@ -1,7 +1,8 @@
 """The bundle file: a tar whose first member lists every other with size and SHA-256. What does not match is refused as a whole.
 
-bundle.json   {"schema": 3,
-               "hosts": {NAME: {"requirements": [...], "wheels": [...], "nccl_wheels": [...], "debs": [...], "nccl_debs": [...]}},
+bundle.json   {"schema": 4,
+               "hosts": {NAME: {"machine": {"system": ..., "architecture": ..., "Python": ...}, "requirements": [...],
+                                "wheels": [...], "nccl_wheels": [...], "debs": [...], "nccl_debs": [...]}},
                "lock": {...}, "data": "mnist" or "digits" or null, "supplies": {"openmpi_tarball": PATH, ...},
                "files": {PATH: {"bytes": ..., "sha256": ...}}}
 wheels/…  debs/…  cache/…  supplies/…
@@ -23,8 +24,9 @@ from provision import downloads, from_source, mnist
 from provision.errors import UsageError
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
+from provision.versions import minor
 
-SCHEMA = 3
+SCHEMA = 4
 LIST = "bundle.json"
 _LIST_BYTES = 64 << 20
 _MEMBER = re.compile(r"(wheels|debs|cache|supplies)(/[\w.+~%:@-]+)+")
@@ -36,14 +38,14 @@ class Bundle:
     """A bundle whose files lie in ``folder``, every one of them checked.
 
     Attributes:
-        hosts: host → {requirements, wheels, nccl_wheels, debs, nccl_debs}: what it was made for, and the names of its files.
+        hosts: host → {machine, requirements, wheels, nccl_wheels, debs, nccl_debs}: what it was made for, and the names of its files.
         lock: the versions that it holds.
         data: which data set of the training job lies in ``cache``; None: none.
         supplies: what the controller hands out → its path below ``supplies``.
     """
 
     folder: Path
-    hosts: Mapping[str, Mapping[str, list[str]]]
+    hosts: Mapping[str, Mapping[str, Any]]
     lock: Lock
     data: mnist.Source | None
     supplies: Mapping[str, str]
@@ -62,6 +64,9 @@ class Bundle:
             made_for = self.hosts.get(name)
             if made_for is None:
                 raise UsageError(f"the bundle was not made for {name}", where=name, todo=AGAIN)
+            for what, now in machine_of(host).items():
+                if (then := made_for["machine"][what]) != now:
+                    raise UsageError(f"the bundle was made when its {what} was {then}, now it is {now}", where=name, todo=AGAIN)
             lacking = sorted(set(requirements_of(host)) - set(made_for["requirements"]))
             if lacking:
                 todo = "give the options that it was made with, or " + AGAIN
@@ -94,6 +99,11 @@ class Bundle:
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.mtime, member.mode, member.uid, member.gid, member.uname, member.gname = 0, 0o644, 0, 0, "root", "root"
     return member
+
+
+def machine_of(host: HostPlan) -> dict[str, str]:
+    """What files are made for: packages for the system, wheels for the Python, and both for the architecture."""
+    return {"system": host.system, "architecture": host.arch, "Python": minor(host.python.version)}
 
 
 def requirements_of(host: HostPlan) -> list[str]:

@@ -6,42 +6,59 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
 import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from provision.errors import ProvisionError
 from provision.plan import Repository
+from provision.sandbox import aptsources
 
 # Run on the host: what its apt goes by. A read-only look; what is not there is left out.
 LOOK = (
     "cd / && tar -ch --ignore-failed-read var/lib/dpkg/status etc/apt/sources.list etc/apt/sources.list.d etc/apt/trusted.gpg.d "
-    "etc/apt/keyrings usr/share/keyrings 2>/dev/null | gzip -1 | base64 -w 0"
+    "etc/apt/keyrings etc/apt/mirrors usr/share/keyrings 2>/dev/null | gzip -1 | base64 -w 0"
 )
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _APT_S = 1800.0
+_SHOWN_LINES = 4
+_TODO = "name a mirror that this machine reaches: --apt-mirror URL"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A host's distribution by its ``ID`` and ``VERSION_CODENAME``, and the mirror of it that takes the place of the host's own."""
+
+    distribution: str
+    codename: str
+    mirror: aptsources.Mirror | None = None
 
 
 class Apt:
     """This machine's apt, seeing what a host's apt would see.
 
+    Its distribution and what `know` names must answer. Repositories of third parties need not: many can be reached from the host alone, as
+    folders of its own (``file:``) or inside its network.
+
     Args:
         arch: the host's, as the kernel names it.
         seen: what `LOOK` printed there.
         work: an empty folder for it.
-        elsewhere: reads a list of its package sources and says how it reads with the mirror that is to be used; as it is by default.
     """
 
-    def __init__(self, arch: str, seen: str, work: Path, elsewhere: Callable[[str], str] = str) -> None:
+    def __init__(self, arch: str, seen: str, work: Path, release: Release) -> None:
         if shutil.which("apt-get") is None:
             raise ProvisionError(
                 "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", todo="run it on one of them"
             )
         self._root, self._archives = work / "host", work / "cache/archives"
         _unpack(seen, self._root)
+        self._needed = _lay_out(self._root, release)
         for name in ("lists/partial", "cache/archives/partial", "empty"):
             (work / name).mkdir(parents=True)
         options = {
@@ -49,7 +66,7 @@ class Apt:
             "Dir::State::lists": work / "lists",
             "Dir::State::extended_states": work / "extended_states",
             "Dir::Cache": work / "cache",
-            "Dir::Etc::sourcelist": _sources(self._root, elsewhere),
+            "Dir::Etc::sourcelist": self._root / "etc/apt/sources.list",
             "Dir::Etc::sourceparts": self._root / "etc/apt/sources.list.d",
             "Dir::Etc::trusted": work / "empty/none",
             "Dir::Etc::trustedparts": self._root / "etc/apt/trusted.gpg.d",
@@ -57,9 +74,10 @@ class Apt:
             "APT::Architectures": _ARCHITECTURES.get(arch, arch),
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "root",
-            "APT::Update::Error-Mode": "any",
             "Debug::NoLocking": "true",
             "Acquire::Languages": "none",
+            "Acquire::Retries": "1",  # with repositories that cannot be reached from here the patience adds up
+            "Acquire::http::Timeout": "20",
         }
         self._command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
@@ -68,8 +86,8 @@ class Apt:
 
         One that the host knows already stays as it is there: apt refuses two keys for one repository.
         """
-        lists = [self._root / "etc/apt/sources.list", *(self._root / "etc/apt/sources.list.d").iterdir()]
-        if any(repository.url.rstrip("/") in path.read_text(encoding="utf-8", errors="replace") for path in lists if path.exists()):
+        self._needed.append(repository.url)
+        if any(repository.url.rstrip("/") in path.read_text(encoding="utf-8", errors="replace") for path in _lists(self._root)):
             return
         content = _run(["dpkg-deb", "--fsys-tarfile", str(keyring_package)], f"{keyring_package.name} cannot be read")
         with tarfile.open(fileobj=io.BytesIO(content)) as packed:
@@ -87,15 +105,23 @@ class Apt:
         """
         words = list(packages)
         before = set(self._archives.glob("*.deb"))
-        _run([*self._command, "update"], "apt could not read the package lists")
+        silent = self._update()
         exact = ["--allow-downgrades", "--allow-change-held-packages"] if any("=" in word for word in words) else []
-        _run([*self._command, "-y", "--download-only", *exact, "install", *words], "apt could not bring the packages")
+        _run([*self._command, "-y", "--download-only", *exact, "install", *words], "apt could not bring the packages", silent)
         folder.mkdir(parents=True, exist_ok=True)
         names = []
         for path in sorted(set(self._archives.glob("*.deb")) - before):
             shutil.copyfile(path, folder / path.name)
             names.append(path.name)
         return names
+
+    def _update(self) -> list[str]:
+        """Read the package lists; returns what apt says of repositories that did not answer and need not."""
+        done = _call([*self._command, "update"], "apt could not read the package lists")
+        said = _said(done)
+        if wrong := aptsources.complaints(said, self._needed):
+            raise ProvisionError("apt could not read the package lists: " + "\n".join(wrong[-_SHOWN_LINES:]), todo=_TODO)
+        return [line for line in said.splitlines() if re.match(r"[EW]: (The repository|Failed to fetch) ", line)][:_SHOWN_LINES]
 
 
 def _unpack(seen: str, root: Path) -> None:
@@ -119,25 +145,44 @@ def _unpack(seen: str, root: Path) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
 
 
-def _sources(root: Path, elsewhere: Callable[[str], str]) -> Path:
-    """Its package sources, with its keys where they lie here."""
-    listed = [root / "etc/apt/sources.list", *(root / "etc/apt/sources.list.d").iterdir()]
-    for path in listed:
-        if path.exists():
-            text = path.read_text(encoding="utf-8", errors="replace")
-            text = re.sub(r"(?i)(signed-by\s*[=:]\s*)/(?=(etc|usr)/)", rf"\1{root}/", text)
-            path.write_text(elsewhere(text), encoding="utf-8")
-    return listed[0]
+def _lists(root: Path) -> list[Path]:
+    return [path for path in (root / "etc/apt/sources.list", *(root / "etc/apt/sources.list.d").iterdir()) if path.exists()]
 
 
-def _run(command: list[str], what: str) -> bytes:
-    """What ``command`` prints; ``what`` says what it means that it failed."""
+def _lay_out(root: Path, release: Release) -> list[str]:
+    """Have its package sources read as they must here; returns the addresses of the distribution's own, of a derived one all."""
+    found = []
+    for path in _lists(root):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if release.mirror is not None:
+            text = aptsources.moved(text, release.mirror, release.distribution, release.codename)
+        text = re.sub(r"(?<!\+)\bfile:/", "copy:/", text)  # of folders that are here, too, apt would leave the packages where they lie
+        found += [*aptsources.parse_list(text), *aptsources.parse_deb822(text)]
+        # Keys and lists of mirrors lie elsewhere here.
+        text = re.sub(r"(?i)(signed-by\s*[=:]\s*|mirror\+file:/*)/(?=(etc|usr)/)", rf"\1{root}/", text)
+        path.write_text(text, encoding="utf-8")
+    own = [entry.uri for entry in found if aptsources.is_own(entry, release.distribution, release.codename)]
+    return own or [entry.uri for entry in found]
+
+
+def _run(command: list[str], what: str, besides: Iterable[str] = ()) -> bytes:
+    """What ``command`` prints; ``what`` says what it means that it failed, ``besides`` what may be the reason."""
+    done = _call(command, what)
+    if done.returncode != 0:
+        said = _said(done).splitlines()
+        errors = [line for line in said if line.startswith("E:")] or said[:_SHOWN_LINES]
+        raise ProvisionError(f"{what}: " + "\n".join([*errors[-_SHOWN_LINES:], *besides]), todo=_TODO)
+    return done.stdout
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return aptsources.without_logins((done.stderr + done.stdout).decode("utf-8", "replace"))
+
+
+def _call(command: list[str], what: str) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_APT_S, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command, capture_output=True, timeout=_APT_S, check=False, stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}
+        )
     except subprocess.TimeoutExpired as error:
         raise ProvisionError(f"{what}: no end after {_APT_S:.0f} s") from error
-    if done.returncode != 0:
-        said = (done.stderr + done.stdout).decode("utf-8", "replace").splitlines()
-        errors = [line for line in said if line.startswith("E:")] or done.stderr.decode("utf-8", "replace").splitlines()[-3:]
-        raise ProvisionError(f"{what}: " + "\n".join(errors[-4:]), todo="name a mirror that this machine reaches: --apt-mirror URL")
-    return done.stdout

@@ -51,7 +51,7 @@ def gather(
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
-        hosts: dict[str, dict[str, list[str]]] = {}
+        hosts: dict[str, dict[str, Any]] = {}
         brought: dict[str, list[str]] = {}
         seen = _look(session, plan, work / "seen")
         for host in plan.hosts.values():
@@ -65,10 +65,11 @@ def gather(
                     brought[kind] = wheels.bring(pins, target_machine, place, held, indexes=indexes, find_links=places.wheels, say=say)
                 found[environment] = [f"{kind}/{file}" for file in brought[kind]]
             hosts[host.name] = {
+                "machine": archive.machine_of(host),
                 "requirements": archive.requirements_of(host),
                 "wheels": found["venv"],
                 "nccl_wheels": found["nccl"],
-                **_packages(host, seen[host.name], work / host.name, folder / "debs", _mirrored(facts[host.name], places), say),
+                **_packages(host, seen[host.name], work / host.name, folder / "debs", _release(facts[host.name], places), say),
             }
         carried = supplies.carry(plan, folder / "supplies", sources.given, say=say)
         dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
@@ -96,14 +97,14 @@ def _refuse(plan: Plan, folder: Path | None) -> None:
         supplies.torch_wheel(host, folder)  # of the user's: it must be at hand
 
 
-def _packages(host: HostPlan, seen: str, work: Path, folder: Path, elsewhere: Callable[[str], str], say: Say) -> dict[str, list[str]]:
+def _packages(host: HostPlan, seen: str, work: Path, folder: Path, release: debs.Release, say: Say) -> dict[str, list[str]]:
     """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own."""
     nccl = host.nccl if host.nccl is not None and host.nccl.source in ("repository", "distribution") else None
     say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
     found: dict[str, list[str]] = {"debs": [], "nccl_debs": []}
     try:
         if host.packages or nccl:
-            apt = debs.Apt(host.arch, seen, work, elsewhere)
+            apt = debs.Apt(host.arch, seen, work, release)
             found["debs"] = apt.bring(host.packages, folder)
             if nccl and nccl.repository:
                 apt.know(nccl.repository, supplies.repository_key(nccl.repository, say))
@@ -114,13 +115,10 @@ def _packages(host: HostPlan, seen: str, work: Path, folder: Path, elsewhere: Ca
     return found
 
 
-def _mirrored(facts: Mapping[str, Any], places: Places) -> Callable[[str], str]:
-    """How a list of a host's package sources reads with the user's mirror of its distribution."""
-    if places.apt_mirror is None:
-        return str
+def _release(facts: Mapping[str, Any], places: Places) -> debs.Release:
     distribution, codename = facts["os"]["id"], facts["os"].get("codename") or ""
-    mirror = aptsources.mirror_at(places.apt_mirror, distribution)
-    return lambda text: aptsources.moved(text, mirror, distribution, codename)
+    mirror = aptsources.mirror_at(places.apt_mirror, distribution) if places.apt_mirror else None
+    return debs.Release(distribution, codename, mirror)
 
 
 def _kind(host: HostPlan, pins: list[str]) -> str:

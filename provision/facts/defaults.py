@@ -102,6 +102,7 @@ DEFAULTS: Mapping[str, Any] = {
         "exists": False,
         "manifest": None,
         "manifest_error": None,
+        "elsewhere": [],
         "venv": None,
         "packages": {},
         "torch_cuda": None,

@@ -85,7 +85,7 @@ def _installed(made: Recipe) -> dict[str, File]:
     return {
         **{f"{prefix}/bin/{path.name}": File(path.read_bytes(), executable=True) for path in sorted(scripts.iterdir())},
         f"{prefix}/manifest.json": _json(image_manifest(made.target)),
-        "etc/ld.so.conf.d/provision.conf": File(linker.encode()),
+        "etc/ld.so.conf.d/00-provision.conf": File(linker.encode()),
         "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, buildx=False, constraints=frozenset())),
     }
 

@@ -16,6 +16,7 @@ ROLLING_NAMES = {"debian": ("stable", "oldstable", "testing")}
 _SUFFIXES = ("", "-updates", "-security", "/updates", "-backports", "-proposed", "-proposed-updates")
 #: Of Debian and Ubuntu; third parties that use a suite's name have parts of their own, such as Docker's `stable`.
 _PARTS = frozenset({"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"})
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 _SECURITY = re.compile(r"-security$|/updates$")
 
 
@@ -79,7 +80,7 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
         distribution: ``ID`` of the controller's os-release, such as ``debian``.
         codename: its ``VERSION_CODENAME``, such as ``bookworm``.
     """
-    own = [entry for entry in entries if _is_own(entry, distribution, codename) and "main" in entry.components]
+    own = [entry for entry in entries if is_own(entry, distribution, codename) and "main" in entry.components]
 
     def first(suffix: str) -> Entry | None:
         suites = {suite + suffix for suite in _suites(distribution, codename)}
@@ -102,7 +103,7 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
     """A list of either format with the distribution's own entries at a mirror. Repositories of third parties stay where they are."""
 
     def address(entries: list[Entry]) -> str | None:
-        own = [_is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components) for entry in entries]
+        own = [is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components) for entry in entries]
         if not own or not all(own):
             return None
         return mirror.security if all(_SECURITY.search(entry.suite) for entry in entries) else mirror.archive
@@ -122,12 +123,30 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
     return "".join(lines)
 
 
+def complaints(text: str, places: Iterable[str]) -> list[str]:
+    """What apt says that stands in the way: of the repositories at ``places``, or of none. What others lack is their owners' business."""
+    plain = [re.sub(r"^(file|copy):/+", r"\1:/", without_logins(place)).rstrip("/") for place in places]
+    ours = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
+    found = []
+    for line in without_logins(text).splitlines():
+        named = ":/" not in line or any(place in line for place in ours)
+        if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
+            found.append(line)
+    return found
+
+
+def without_logins(text: str) -> str:
+    """``text`` whose addresses hold no user and password, as apt may print them."""
+    return _LOGIN.sub("", text)
+
+
 def _with_address(pattern: str, address: str, text: str) -> str:
     """``address`` behind the pattern's first group, in the place of the rest of what it matches."""
     return re.sub(pattern, lambda found: found[1] + address, text)
 
 
-def _is_own(entry: Entry, distribution: str, codename: str) -> bool:
+def is_own(entry: Entry, distribution: str, codename: str) -> bool:
+    """Whether it is the distribution's, and not a third party's that uses the suite's name."""
     known = {suite + suffix for suite in _suites(distribution, codename) for suffix in _SUFFIXES}
     trusted = not entry.signed_by or f"{distribution}-archive" in entry.signed_by
     return trusted and entry.suite in known

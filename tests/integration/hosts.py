@@ -21,6 +21,15 @@ from provision.sandbox import Sandbox, SandboxHost
 # The whole job takes minutes on two cores that several tests share; what takes longer than this hangs.
 RUN_S = 900
 
+# Packages with their marks and holds, every path with owner and mode, every file's content, and what the linker finds.
+STATE = r"""
+dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
+apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
+find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort; find / -xdev -name '*.dpkg-new'
+find /etc /opt /usr/local /root /home -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort
+ldconfig -p
+"""
+
 
 def provision(*words: str, stdin: str | None = None, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
     """``provision WORDS…`` as a process of its own, without a terminal."""
@@ -61,6 +70,11 @@ def root(host: SandboxHost, command: str) -> str:
     text = output.decode(errors="replace")
     assert code == 0, f"{host.name}: {command}\n{text}"
     return text.strip()
+
+
+def state(host: SandboxHost) -> list[str]:
+    """All of a host that an installation could change, in lines."""
+    return root(host, STATE).splitlines()
 
 
 def as_machine(host: SandboxHost, namespace: str, command: str) -> None:

@@ -70,11 +70,11 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
 
 def test_what_was_changed_behind_our_back_is_noticed_and_mended(closed, bundle):
     one, two = closed.hosts
-    root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/provision.conf")
+    root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
     engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")
     root(two, f"printf x | dd of={engine} bs=1 seek=4096 conv=notrunc 2>/dev/null")
     mended = good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json"))
-    assert "node1: package g++ is gone; /etc/ld.so.conf.d/provision.conf was changed" in mended.stderr
+    assert "node1: package g++ is gone; /etc/ld.so.conf.d/00-provision.conf was changed" in mended.stderr
     assert f"node2: {engine} has other content" in mended.stderr
     assert {host["state"] for host in report(mended)["hosts"]} == {"ready"}
     assert all(host["changed"] > 0 for host in report(mended)["hosts"])

@@ -215,7 +215,7 @@ def test_hosts_that_can_run_a_job_reach_each_other(installed):
 
 def test_libraries_that_the_linker_does_not_know(installed):
     host = installed.hosts[0]
-    root(host, "rm /etc/ld.so.conf.d/provision.conf && ldconfig")
+    root(host, "rm /etc/ld.so.conf.d/00-provision.conf && ldconfig")
     mended(installed, "libopen-rte-missing")
     assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
+import hosts
 import nccl_packages
 import pytest
 from hosts import RUN_S, good, no_way_out, report, root
@@ -46,6 +47,12 @@ def host(sandbox_factory) -> Sandbox:
     made: Sandbox = sandbox_factory(1, "debian:12", name="nccl", slots=1)
     root(made.hosts[0], f"cat > /usr/local/bin/nvidia-smi <<'EOF'\n{NVIDIA_SMI}\nEOF\nchmod 755 /usr/local/bin/nvidia-smi")
     return made
+
+
+@pytest.fixture(scope="module")
+def before(host) -> set[str]:
+    """What the host was before anything ran."""
+    return set(hosts.state(host.hosts[0]))
 
 
 class Nvidia:
@@ -156,23 +163,24 @@ def put(host: Sandbox, version: str) -> None:
 
 @pytest.mark.parametrize(("wrong", "reason"), [({"base": "{address}/nowhere/{{system}}"}, "404"), ({"sha256": "0" * 64}, "SHA-256")])
 def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_host_is_touched(
-    wrong, reason, host, nvidia, provision, tmp_path, monkeypatch
+    wrong, reason, host, before, nvidia, provision, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     changes = {name: value.format(address=nvidia.address) for name, value in wrong.items()}
-    before = root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l")
+    bare = root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l")
     result = provision("up", str(host.inventory), "--without-torch", *WISHES, catalogue=nvidia.catalogue(**changes))
     assert result.returncode == 1
     assert reason in result.stderr
     assert "the key of the repository" in result.stderr
     assert "Traceback" not in result.stderr
-    assert root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l") == before
+    assert root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l") == bare
 
 
 # --- NVIDIA's repository ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_holds_it(host, provision):
+    root(host.hosts[0], f"apt-get -q -y install --no-install-recommends libnccl2={OF_THE_DISTRIBUTION}")  # its owner's
     document = report(good(provision("up", str(host.inventory), "--without-torch", *WISHES, "--json")))
     assert document["ok"]
     assert document["hosts"][0]["nccl"] == "2.21.5"
@@ -182,7 +190,8 @@ def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_
     upgrade = root(host.hosts[0], "apt-get -q -s dist-upgrade")
     assert "Inst libnccl" not in upgrade
     record = json.loads(root(host.hosts[0], "cat /opt/provision/record.json"))
-    assert {"libnccl2", "libnccl-dev"} <= {name.partition(":")[0] for name in record["packages"]["added"]}
+    assert {"libnccl2", "libnccl-dev"} & {name.partition(":")[0] for name in record["packages"]["added"]} == {"libnccl-dev"}
+    assert record["replaced"] == {"libnccl2": OF_THE_DISTRIBUTION}
     assert record["held"]
 
 
@@ -257,13 +266,15 @@ def test_a_repository_whose_signature_is_wrong_is_not_believed(host, nvidia, pla
 def test_the_wheel_lies_in_the_prefix_the_linker_finds_it_and_the_repository_goes(host, play):
     repository = f"/etc/apt/sources.list.d/cuda-debian12-x86_64.list {nccl_packages.KEYRING}"
     root(host.hosts[0], f"ls {repository}")
+    root(host.hosts[0], f"cp -L /{nccl_packages.LIBRARY}/libnccl.so.2 /usr/local/lib && ldconfig")  # by hand, of another version
     done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
     assert done.returncode == 0, done.stdout[-3000:]
     assert root(host.hosts[0], f"ls {repository} 2>/dev/null || true") == ""
     found = root(host.hosts[0], "ldconfig -p | grep libnccl.so.2")
-    assert "=> /opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2" in found
+    assert "=> /opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2" in found.splitlines()[0]
+    assert "=> /usr/local/lib/libnccl.so.2" in found
     asked = 'import ctypes; n = ctypes.c_int(); ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(n)); print(n.value)'
-    assert root(host.hosts[0], f"python3 -c '{asked}'") == "22105"
+    assert root(host.hosts[0], f"python3 -c '{asked}'; rm /usr/local/lib/libnccl.so.2; ldconfig") == "22105"
 
 
 def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
@@ -272,15 +283,26 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
         "mkdir -p /opt/other && cp -L /opt/provision/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2 /opt/other/",
     )
     root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
-    root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/000-other.conf && ldconfig")
+    root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/00-other.conf && ldconfig")
     done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
-    root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/000-other.conf && ldconfig")
+    root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/00-other.conf && ldconfig")
     assert done.returncode != 0
     assert "from /opt/other/libnccl.so.2" in done.stdout
     assert "see /etc/ld.so.conf.d" in done.stdout
 
 
 # --- a local repository package -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_path):
+    clean(host)
+    file = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
+    file.write_bytes(b"an error page")
+    done = play("--nccl-local", str(file), "--nccl-source", "local")
+    assert done.returncode != 0
+    assert "could not install" in done.stdout
+    assert root(host.hosts[0], "dpkg-query -W -f '${Package}\\n' 'nccl-local-repo-*' 2>/dev/null | wc -l") in ("0", "1")
+    assert root(host.hosts[0], "dpkg --audit") == ""
 
 
 @pytest.mark.parametrize("signed_by", [True, False], ids=["names its key", "expects apt-key"])
@@ -296,17 +318,6 @@ def test_a_local_repository_package_is_installed_its_key_put_in_place_and_nccl_t
     assert root(host.hosts[0], "ls /opt/provision/repositories") in ("", "cuda-debian12-x86_64-keyring.deb")
     again = play(*wishes)
     assert "changed=0" in again.stdout, again.stdout[-3000:]
-
-
-def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_path):
-    clean(host)
-    file = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
-    file.write_bytes(b"an error page")
-    done = play("--nccl-local", str(file), "--nccl-source", "local")
-    assert done.returncode != 0
-    assert "could not install" in done.stdout
-    assert root(host.hosts[0], "dpkg-query -W -f '${Package}\\n' 'nccl-local-repo-*' 2>/dev/null | wc -l") in ("0", "1")
-    assert root(host.hosts[0], "dpkg --audit") == ""
 
 
 # --- from sources -------------------------------------------------------------------------------------------------------------------
@@ -367,8 +378,9 @@ def test_the_wheel_takes_the_place_of_what_was_built(host, play):
 
 
 def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host, provision, tmp_path):
-    clean(host)
-    root(host.hosts[0], "rm -rf /opt/provision/nccl")
+    """The host's own repository in a folder, of the local repository package, is nothing to the controller."""
+    root(host.hosts[0], "dpkg --purge --force-hold libnccl2 libnccl-dev && rm -rf /opt/provision/nccl")
+    assert "file:///var/nccl-local-repo-" in root(host.hosts[0], "cat /etc/apt/sources.list.d/nccl-local-*.list")
     bundle = tmp_path / "hosts.bundle"
     words = ("--without-torch", *WISHES)
     good(provision("bundle", str(host.inventory), *words, "--out", str(bundle)))
@@ -384,3 +396,24 @@ def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host,
     assert root(host.hosts[0], "ls -A /etc/apt/sources.list.d") == ""
     again = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--full", "--json")))
     assert [entry["changed"] for entry in again["hosts"]] == [0]
+
+
+# --- and off again --------------------------------------------------------------------------------------------------------------------
+
+#: What tests before have changed on the host by hand.
+TAKEN = ("/etc/apt/sources.list", "/etc/apt/apt.conf.d/90provision-sandbox")
+PUT = ("/usr/local/cuda", "/usr/local/cuda/bin", "/usr/local/cuda/bin/nvcc")
+
+
+def test_held_packages_the_repository_its_key_and_the_local_one_go_and_nothing_else(host, before, play, provision):
+    done = play(*WISHES)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert state(host) == HELD
+    there = {line.split()[0] for line in hosts.state(host.hosts[0])}
+    assert {"/etc/apt/sources.list.d/cuda-debian12-x86_64.list", "/opt/provision"} <= there
+    root(host.hosts[0], f"ls {nccl_packages.KEYRING} && dpkg-query -W 'nccl-local-repo-*'")
+    removed = report(good(provision("remove", str(host.inventory), "--yes", "--json")))
+    assert [(entry["state"], entry["left"]) for entry in removed["hosts"]] == [("removed", [])]
+    changed = before ^ set(hosts.state(host.hosts[0]))
+    assert sorted(line for line in changed if not {*TAKEN, *PUT} & set(line.split())) == []
+    assert root(host.hosts[0], f"ls {nccl_packages.KEYRING} /usr/share/keyrings/nccl-local-* 2>/dev/null || true") == ""

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hosts import RUN_S, Running, good, marked_processes, report, root
@@ -94,13 +95,15 @@ def untouched(cluster: Sandbox) -> list[str]:
 
 
 class Site(BaseHTTPRequestHandler):
-    """Answers 503 below /503, another file below /other, and 404 to everything else."""
+    """Answers 503 below /503, another file below /other, what it was given, and 404 to everything else."""
+
+    files: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
-        if self.path.startswith("/other/"):
+        if self.path in self.files or self.path.startswith("/other/"):
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"this is not Open MPI")
+            self.wfile.write(self.files.get(self.path, b"this is not Open MPI"))
         else:
             self.send_error(503 if self.path.startswith("/503/") else 404)
 
@@ -251,11 +254,18 @@ def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(clust
         assert root(host, "ls -d /opt/provision/openmpi-source/*.build 2>/dev/null || true") == ""
 
 
-def test_a_host_that_cannot_build_gets_what_another_one_has_built(cluster, provision, tmp_path):
+def test_sources_are_fetched_and_a_host_that_cannot_build_gets_what_another_one_has_built(cluster, provision, site, tmp_path, monkeypatch):
     install = r"mkdir -p $(DESTDIR)/opt/provision/openmpi\n\tuname -n > $(DESTDIR)/opt/provision/openmpi/builder"
     path = packed(tmp_path / "openmpi-4.1.6.tar.gz", f"#!/bin/sh\nprintf 'all:\\ninstall:\\n\\t{install}\\n' > Makefile\n")
+    monkeypatch.setitem(Site.files, f"/there/{path.name}", path.read_bytes())
+    official = {
+        "url": f"{site}/there/openmpi-{{version}}.tar.{{ending}}",
+        "sha256": {"4.1.6": {"ending": "gz", "value": hashlib.sha256(path.read_bytes()).hexdigest()}},
+    }
     book = tmp_path / "book"
-    good(provision("plan", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path), "--out", str(book)))
+    wishes = ("--openmpi", "source", "--openmpi-version", "4.1.6")
+    good(provision("plan", str(cluster.inventory), *LEAN, *wishes, "--out", str(book), **official))
+    path.unlink()
     one, two = cluster.hosts
     words = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(cluster.inventory), "site.yml", "-e", "@vars.json"]
     root(one, "mv /usr/bin/make /usr/bin/make.away")

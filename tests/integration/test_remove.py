@@ -10,24 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hosts import good, provision, report, root, running, wait_until
+from hosts import good, provision, report, root, running, state, wait_until
 
 from provision.sandbox import Sandbox, SandboxHost
 
 LEAN = ("--without-torch", "--no-smoke")
-
-# Packages with their marks and holds, every path with owner and mode, every file's content, and what the linker finds.
-STATE = r"""
-dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
-apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
-find /etc /opt /usr/local /root /home -xdev -printf '%p %y %m %u %g\n' | sort; find / -xdev -name '*.dpkg-new'
-find /etc /opt /usr/local /root /home -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort
-ldconfig -p
-"""
-
-
-def state(host: SandboxHost) -> list[str]:
-    return root(host, STATE).splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +100,7 @@ def test_what_came_with_us_goes_and_what_others_did_stays(bare):
     good(provision("up", str(sandbox.inventory), "--apt-mirror", mirror, *LEAN))  # node1 could not do without
     root(one, "grep -q archive.invalid /etc/apt/sources.list && mv /var/tmp/sources.list /etc/apt && ! test -e /opt/provision/apt-mirror")
     own_package(two, "simulator", "cpp")
-    root(two, "echo /usr/lib/own >> /etc/ld.so.conf.d/provision.conf; echo mine > /opt/provision/notes.txt")
+    root(two, "echo /usr/lib/own >> /etc/ld.so.conf.d/00-provision.conf; echo mine > /opt/provision/notes.txt")
     root(two, "echo '# own line' >> ~trainer/.ssh/authorized_keys")
     installed = {host.name: state(host) for host in sandbox.hosts}
 
@@ -125,12 +112,12 @@ def test_what_came_with_us_goes_and_what_others_did_stays(bare):
     assert state(one) == before[one.name]
     left = [line for line in removed.stdout.splitlines() if line.startswith("  stays: ")]
     assert [line.split(": ")[1] for line in left] == ["package cpp", "package cpp-12", *[line.split(": ")[1] for line in left[2:]]]
-    for named in ("/etc/ld.so.conf.d/provision.conf: it was changed", "/opt/provision/notes.txt: provision did not put it there"):
+    for named in ("/etc/ld.so.conf.d/00-provision.conf: it was changed", "/opt/provision/notes.txt: provision did not put it there"):
         assert any(named in line for line in left), removed.stdout
     assert (
         root(two, "cat /opt/provision/notes.txt; ls /opt/provision; tail -1 ~trainer/.ssh/authorized_keys") == "mine\nnotes.txt\n# own line"
     )
-    assert "/usr/lib/own" in root(two, "cat /etc/ld.so.conf.d/provision.conf")
+    assert "/usr/lib/own" in root(two, "cat /etc/ld.so.conf.d/00-provision.conf")
     assert "installed" in root(two, "dpkg-query -W -f '${db:Status-Status}' simulator cpp")
     assert "not-installed" in root(two, "dpkg-query -W -f '${db:Status-Status}\\n' g++ 2>/dev/null || echo not-installed")
 

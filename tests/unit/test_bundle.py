@@ -35,6 +35,7 @@ def packed(tmp_path: Path) -> Path:
     (folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").write_bytes(b"wheel" * 1000)
     hosts = {
         name: {
+            "machine": archive.machine_of(host),
             "requirements": archive.requirements_of(host),
             "wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"],
             "nccl_wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"] if host.nccl else [],
@@ -141,6 +142,23 @@ def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: 
         bundle.must_hold(Plan({**made.hosts, "node1": from_sources}))
     with pytest.raises(UsageError, match="not made for new"):
         bundle.must_hold(Plan({"new": replace(other, name="new")}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"system": "debian 13"}, "its system was .*, now it is debian 13"),
+        ({"arch": "aarch64"}, "its architecture was x86_64, now it is aarch64"),
+        ({"python": "3.13.5"}, r"its Python was 3\.\d+, now it is 3\.13"),
+    ],
+)
+def test_a_host_that_is_another_machine_by_now_is_refused(packed: Path, tmp_path: Path, change: dict[str, str], said: str) -> None:
+    bundle = archive.unpack(packed, tmp_path / "out")
+    host = plan().hosts["node1"]
+    if "python" in change:
+        change = {"python": replace(host.python, version=change["python"])}  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match=said):
+        bundle.must_hold(Plan({"node1": replace(host, **change)}))  # type: ignore[arg-type]
 
 
 # --- wheels ---------------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import downloads, mnist
+from provision import downloads, launch, main_job, mnist
+from provision.bundle import archive, gather
 from provision.errors import ProvisionError, UsageError
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
@@ -232,15 +233,32 @@ def test_source_mnist_never_takes_the_stand_in(site: str, tmp_path: Path, monkey
 # ----------------------------------------------------------------------------------------------------------------- cache
 
 
+def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(
+    site: str, tmp_path: Path, small_catalogue: dict[str, Any], no_index: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_catalogue["mnist"]["mirrors"] = [f"{site}/good/"]
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    key = gather._data(tmp_path / "content/cache", lambda _line: None)
+    listing = {"hosts": {}, "lock": {"components": {}, "environments": {}}, "data": key, "supplies": {}}
+    archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
+    small_catalogue["mnist"]["mirrors"] = [f"{site}/404/"]
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))
+    Mirror.requests.clear()
+    options = main_job._with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), launch.SmokeOptions())
+    assert options.cache is not None
+    found = mnist.obtain(options.cache, source=options.source)
+    assert (found.key, found.train_images, Mirror.requests) == ("mnist", 20, [])
+
+
 @pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "short", "one bit"])
 def test_a_damaged_file_in_the_cache_is_found_and_fetched_again(damage: bytes | None, site: str, tmp_path: Path) -> None:
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
     victim = got.files[2].path
     content = victim.read_bytes()
     victim.write_bytes(content[:40] + bytes([content[40] ^ 8]) + content[41:] if damage is None else damage)
     Mirror.requests.clear()
     said: list[str] = []
-    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good"], say=said.append) == got
+    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good/"], say=said.append) == got
     assert victim.read_bytes() == content
     assert Mirror.requests == [f"good/{victim.name}"]
     assert said[0].startswith(f"{victim}: damaged in the cache")
@@ -253,9 +271,9 @@ def test_an_interrupt_while_writing_leaves_neither_a_file_nor_a_part(site: str, 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+            mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good"]).key == "mnist"
+    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good/"]).key == "mnist"
 
 
 def test_what_a_killed_controller_left_goes_and_what_a_running_one_writes_stays(site: str, tmp_path: Path) -> None:
@@ -265,13 +283,13 @@ def test_what_a_killed_controller_left_goes_and_what_a_running_one_writes_stays(
     old.write_bytes(b"x")
     young.write_bytes(b"x")
     os.utime(old, (time.time() - 2 * 86400,) * 2)
-    mnist.obtain(tmp_path, mirrors=[f"{site}/good"])
+    mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
     assert left_over(tmp_path) == [young.name]
 
 
 def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: mnist.obtain(tmp_path, mirrors=[f"{site}/good"]), range(8)))
+        results = list(pool.map(lambda _: mnist.obtain(tmp_path, mirrors=[f"{site}/good/"]), range(8)))
     assert all(result == results[0] for result in results)
     assert {file.name: file.path.read_bytes() for file in results[0].files} == SERVED
     assert left_over(tmp_path) == []

@@ -78,7 +78,6 @@ def test_a_block_goes_in_and_out_of_a_shared_file_without_a_trace(owned: Any, re
 def test_a_block_is_replaced_where_it_stands(owned: Any) -> None:
     text = owned.with_block("a\n", "# {mark}", "one\n") + "z\n"
     assert owned.with_block(text, "# {mark}", "two\n") == "a\n# BEGIN\ntwo\n# END\nz\n"
-    assert owned.with_block(text, "# {mark}", None) == "a\nz\n"
 
 
 def test_a_changed_file_stays_and_is_named(owned: Any, remover: Any, tmp_path: Path) -> None:
@@ -292,3 +291,39 @@ def test_an_unwanted_file_that_is_wanted_again_is_guarded_again(owned: Any) -> N
     record: dict[str, Any] = {"files": {"/x": {"path": "/x", "marker": None, "sha256": [], "made": True, "unwanted": True}}}
     owned.host_record.note(record, "/x", "text", None, exists=False)
     assert "unwanted" not in record["files"]["/x"]
+
+
+def test_a_file_that_the_plan_does_without_goes_with_its_note_and_a_changed_one_stays(
+    owned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record: dict[str, Any] = {"files": {}}
+    ours, changed, theirs = tmp_path / "ours.conf", tmp_path / "changed.conf", tmp_path / "theirs.conf"
+    for path in (ours, changed):
+        owned.host_record.note(record, str(path), "written\n", None, exists=False)
+    path = write(tmp_path, record)
+    ours.write_text("written\n")
+    changed.write_text("written\nmore\n")
+    theirs.write_text("theirs\n")
+
+    class Module:
+        def __init__(self, **_given: Any) -> None:
+            self.check_mode = dry_run
+            defaults = {"claimed": [], "content": None, "marker": None, "mode": "0644"}
+            self.params = {**defaults, "record": str(path), "path": str(file), "state": "absent"}
+
+        def exit_json(self, changed: bool, **_result: Any) -> None:
+            raise SystemExit(changed)
+
+    monkeypatch.setattr(owned, "AnsibleModule", Module)
+    said = {}
+    for dry_run in (True, False):
+        for file in (ours, changed, theirs):
+            with pytest.raises(SystemExit) as ended:
+                owned.main()
+            said[file.name, dry_run] = ended.value.code
+        assert ours.exists() == dry_run
+    assert said == {(file.name, dry): file == ours for file in (ours, changed, theirs) for dry in (True, False)}
+    assert changed.read_text() == "written\nmore\n"
+    assert theirs.exists()
+    left = json.loads(path.read_text())["files"]
+    assert {name: entry.get("unwanted") for name, entry in left.items()} == {str(changed): True}

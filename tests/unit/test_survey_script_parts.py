@@ -33,6 +33,25 @@ def machine(root: Path, files: dict[str, str] | None = None, **options: Any) -> 
     return survey.Machine(root=str(root), env={"PATH": "/nowhere"}, options=options)
 
 
+@pytest.mark.parametrize(
+    ("files", "options", "elsewhere"),
+    [
+        ({"/opt/provision/record.json": "{}"}, {}, []),
+        ({"/opt/provision/record.json": "{}"}, {"prefix": "/data/p"}, ["/opt/provision"]),
+        ({"HOME/provision/record.json": "{}", "/opt/provision/venv/x": ""}, {"prefix": "/data/p"}, ["HOME/provision"]),
+        ({"/opt/provision/record.json": "{}"}, {"prefix": "HOME/provision"}, ["/opt/provision"]),
+    ],
+)
+def test_installations_under_another_prefix_are_seen(
+    root: Path, files: dict[str, str], options: dict[str, str], elsewhere: list[str]
+) -> None:
+    named = {path.replace("HOME", "/home/ann"): text for path, text in files.items()}
+    looking = machine(root, named, **{name: value.replace("HOME", "/home/ann") for name, value in options.items()})
+    looking.home = "/home/ann"
+    looking.rights = lambda: {"can_become": True}
+    assert survey.installed(looking)["elsewhere"] == [path.replace("HOME", "/home/ann") for path in elsewhere]
+
+
 # ------------------------------------------------------------------------------------------------------------ systems
 
 UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n'

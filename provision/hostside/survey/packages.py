@@ -108,6 +108,11 @@ def installed_versions(machine):
     return versions if machine.which("dpkg-query") else {name: version.rpartition(":")[2] for name, version in versions.items()}
 
 
+def held_by_apt(machine):
+    """Names of installed packages that dpkg's record says are to stay as they are."""
+    return {name for name, _, letters in listed_packages(machine) if letters[:2] == "hi"}
+
+
 def sorted_out(rows):
     """packages of interest, held and broken ones of `listed_packages`."""
     found, held, broken = {}, [], []

@@ -1,0 +1,107 @@
+"""Packages for another machine, brought by the real apt out of archives in folders, by that machine's own lists."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provision.bundle import debs
+from provision.errors import ProvisionError
+from provision.sandbox import aptsources
+
+pytestmark = pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="apt is on Debian and Ubuntu")
+
+BOOKWORM = debs.Release("debian", "bookworm")
+LOCAL = "deb [trusted=yes] file:/var/nccl-local-repo-debian12-2.21.5-cuda12.4 /\n"  # a folder of the host's, not of this machine's
+UNREACHABLE = "deb [trusted=yes] http://127.0.0.2:9/vendor anything main\n"
+DISC = "deb cdrom:[Debian GNU/Linux 12.0.0 _Bookworm_]/ bookworm main\n"
+
+
+def archive(folder: Path, name: str, version: str, suite: str = "bookworm") -> None:
+    """An archive of one package."""
+    tree = folder.parent / f"{name}-{version}"
+    (tree / "DEBIAN").mkdir(parents=True)
+    control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: t <t@example.org>\nDescription: stand-in\n"
+    (tree / "DEBIAN/control").write_text(control)
+    (folder / "pool").mkdir(parents=True)
+    deb = folder / f"pool/{name}_{version}_all.deb"
+    subprocess.run(["dpkg-deb", "--build", tree, deb], check=True, capture_output=True)
+    content = deb.read_bytes()
+    listed = f"{control}Filename: pool/{deb.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n".encode()
+    packages = folder / f"dists/{suite}/main/binary-amd64/Packages"
+    packages.parent.mkdir(parents=True)
+    packages.write_bytes(listed)
+    sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages"
+    release = f"Codename: {suite}\nArchitectures: amd64\nComponents: main\nDate: Sat, 01 Nov 2025 00:00:00 UTC\nSHA256:\n{sums}\n"
+    (folder / f"dists/{suite}/Release").write_text(release)
+
+
+def seen(**lists: str) -> str:
+    """What a host says of itself that has nothing installed, with these lists."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        files = {"var/lib/dpkg/status": "", **{f"etc/apt/sources.list.d/{name}.list": text for name, text in lists.items()}}
+        for path, text in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+@pytest.fixture
+def bring(tmp_path: Path) -> Callable[..., list[str]]:
+    def call(package: str, said: str, release: debs.Release = BOOKWORM) -> list[str]:
+        return debs.Apt("x86_64", said, tmp_path / "work", release).bring([package], tmp_path / "out")
+
+    return call
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    archive(tmp_path / "debian", "pvdemo", "1.0")
+    return f"deb [trusted=yes] file://{tmp_path}/debian bookworm main\n"
+
+
+def test_repositories_that_only_the_host_reaches_are_done_without(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+    assert bring("pvdemo", seen(own=own, local=LOCAL, vendor=UNREACHABLE, disc=DISC)) == ["pvdemo_1.0_all.deb"]
+    assert (tmp_path / "out/pvdemo_1.0_all.deb").is_file()
+
+
+def test_what_only_such_a_repository_has_is_named_with_it(bring: Callable[..., list[str]], own: str) -> None:
+    with pytest.raises(ProvisionError, match=r"Unable to locate package pvother\n.*nccl-local-repo-debian12"):
+        bring("pvother", seen(own=own, local=LOCAL))
+
+
+def test_the_distribution_must_answer(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "debian/dists")
+    archive(tmp_path / "vendor", "pvdemo", "0.9", suite="anything")  # which has it, too, but is older
+    vendor = f"deb [trusted=yes] file:{tmp_path}/vendor anything main\n"
+    with pytest.raises(ProvisionError, match=rf"package lists: .*{tmp_path}/debian/dists/bookworm/") as refused:
+        bring("pvdemo", seen(own=own, vendor=vendor))
+    assert "--apt-mirror" in str(refused.value.todo)
+
+
+def test_a_mirror_takes_the_place_of_a_distribution_that_only_the_host_has(
+    bring: Callable[..., list[str]], own: str, tmp_path: Path
+) -> None:
+    mirror = aptsources.Mirror(f"file:{tmp_path}/debian", ("main",))
+    theirs = "deb [trusted=yes] file:/mnt/debian bookworm main\n"
+    assert bring("pvdemo", seen(own=theirs), debs.Release("debian", "bookworm", mirror)) == ["pvdemo_1.0_all.deb"]
+
+
+def test_a_list_of_mirrors_is_read_where_it_lies_here(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+    cloud = "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: bookworm\nComponents: main\n"
+    root = tmp_path / "host"
+    (root / "etc/apt/sources.list.d").mkdir(parents=True)
+    (root / "etc/apt/sources.list.d/debian.sources").write_text(cloud)
+    debs._lay_out(root, BOOKWORM)
+    laid = (root / "etc/apt/sources.list.d/debian.sources").read_text()
+    assert f"URIs: mirror+file://{root}/etc/apt/mirrors/debian.list\n" in laid

@@ -1,0 +1,56 @@
+"""What `provision remove` says of installations under other prefixes than the one that it takes off. The rest needs real hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision import facts
+from provision.inventory import Host
+from provision.remove import HostRemoval, add_elsewhere
+
+PREFIX = "/opt/provision"
+
+
+def seen(*elsewhere: str, can_become: bool) -> dict[str, Any]:
+    return facts.normalise(
+        {"installed": {"elsewhere": list(elsewhere)}, "user": {"name": "ann", "sudo": "unwanted", "can_become": can_become}}
+    )
+
+
+def judged(removal: HostRemoval, found: dict[str, Any], prefix: str | None = None, *, dry_run: bool = False) -> HostRemoval:
+    add_elsewhere(removal, Host("node1", "node1", prefix=prefix), found, dry_run=dry_run)
+    return removal
+
+
+@pytest.mark.parametrize(
+    ("before", "dry_run", "after"),
+    [
+        ("removed", False, "failed"),  # the keys in the home are gone, what root has installed is not
+        ("nothing to do", False, "failed"),
+        ("would remove", True, "would remove"),
+        ("nothing to do", True, "failed"),
+    ],
+)
+def test_what_stays_for_lack_of_root_is_an_error_with_the_way_out(before: Any, dry_run: bool, after: str) -> None:
+    found = judged(HostRemoval("node1", before), seen(PREFIX, can_become=False), dry_run=dry_run)
+    assert (found.state, found.bad) == (after, True)
+    assert found.error == "/opt/provision, and all that came with it, stays, because it needs root: provision_sudo=no"
+    assert "--ask-become-pass" in str(found.todo)
+
+
+@pytest.mark.parametrize(("prefix", "can_become"), [("/data/p", False), ("/data/p", True), (None, True)])
+def test_an_installation_of_its_own_stays_and_is_named(prefix: str | None, can_become: bool) -> None:
+    found = judged(HostRemoval("node1", "removed"), seen("/home/ann/provision", can_become=can_become), prefix)
+    assert (found.state, found.bad) == ("removed", False)
+    assert [(one["what"], "provision_prefix=/home/ann/provision" in one["why"]) for one in found.left] == [("/home/ann/provision", True)]
+
+
+def test_a_host_that_could_not_be_used_keeps_its_own_error() -> None:
+    found = judged(HostRemoval("node1", "unreachable", error="no route"), seen(PREFIX, can_become=False))
+    assert (found.state, found.error, found.left) == ("unreachable", "no route", [])
+
+
+def test_nothing_elsewhere_is_nothing_to_say() -> None:
+    assert vars(judged(HostRemoval("node1", "removed"), seen(can_become=False))) == vars(HostRemoval("node1", "removed"))
