@@ -87,6 +87,18 @@ _TROUBLES = listed(
     )
 )
 
+_IDX = record({"bytes": whole, "sha256": sha256, "raw_sha256": sha256})
+_TRAINING = record(
+    {
+        "epochs": whole,
+        "bar_percent": amount,
+        "batch_size": whole,
+        "learning_rate": amount,
+        "max_learning_rate": amount,
+        "min_steps": whole,
+    }
+)
+
 FILES: dict[str, Shape] = {
     "nccl": both(
         record(
@@ -317,8 +329,10 @@ FILES: dict[str, Shape] = {
                     "source": url,
                     "checked": date,
                     "mirrors": listed(url),
-                    "files": mapping(word, record({"bytes": whole, "sha256": sha256, "raw_sha256": sha256})),
-                    "training": mapping(word, amount),
+                    "files": record(
+                        {f"{part}-{what}-ubyte.gz": _IDX for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")}
+                    ),
+                    "training": _TRAINING,
                 }
             ),
             "digits": record(
@@ -331,7 +345,7 @@ FILES: dict[str, Shape] = {
                     "wheel": record({"python_version": _PYTHON, "implementation": word, "platforms": listed(word)}),
                     "member": word,
                     "member_sha256": sha256,
-                    "training": mapping(word, amount),
+                    "training": _TRAINING,
                 }
             ),
         }

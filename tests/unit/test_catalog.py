@@ -39,6 +39,7 @@ def test_every_file_has_a_schema_and_holds_to_it(name: str) -> None:
         ("openmpi", "value: fb41086b", "value: xb41086b", "is no SHA-256"),
         ("pytorch", "index: ", "index ", "this is no catalogue"),
         ("nccl", '{"12.0": "N", "12.1": "N"}', '{"12.0": "N", "12.1": "Q"}', "there is no evidence 'Q'"),
+        ("mnist", "max_learning_rate: 0.16, min_steps: 59", "max_learning_rate: 0.16, min_step: 59", "is 'min_steps' meant?"),
         ("os", "family: debian", "family: debain", "is no family: debian or rhel"),
     ],
 )

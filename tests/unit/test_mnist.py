@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import downloads, mnist
+from provision import catalog, downloads, mnist
 from provision.errors import ProvisionError, UsageError
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
@@ -88,7 +88,8 @@ def site() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    real = mnist.catalogue()
+    read = catalog.load
+    real = read("mnist")
     files = {
         name: {
             "bytes": len(packed),
@@ -98,7 +99,7 @@ def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         for name, packed in SERVED.items()
     }
     known = {**real, "mnist": {**real["mnist"], "files": files, "training": TRAINING}}
-    monkeypatch.setattr(mnist, "catalogue", lambda: known)
+    monkeypatch.setattr(catalog, "load", lambda name: known if name == "mnist" else read(name))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return known
