@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import difflib
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,17 +63,10 @@ class Sources:
     bundle: Bundle | None = None
 
 
-def without_credentials(url: str) -> str:
-    """``https://user:token@host/simple`` → ``https://host/simple``."""
-    return re.sub(r"(?<=://)[^/@]+@", "", url)
-
-
 def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
     """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
     host = plan.hosts[name].as_dict()
     for component in (host[name] for name in COMPONENTS if host[name] is not None):
-        if component["index"]:
-            component["index"] = without_credentials(component["index"])
         component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
         component.pop("builders", None)  # not what this host holds
     host["hwloc"] = None  # taken off, not put there
@@ -85,7 +77,7 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
     """What the playbook needs besides itself, as Ansible variables."""
     together = members(plan, inventory, facts)
     found: dict[str, Any] = {
-        "provision_plan": plan.as_dict(),
+        "provision_plan": plan.as_dict(logins=True),
         "provision_cluster": cluster_id(inventory),
         "provision_members": together,
         "provision_manifests": manifests(plan, inventory, facts),
@@ -156,6 +148,7 @@ def render(
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
     given = folder / "vars.json"
+    given.unlink(missing_ok=True)  # an earlier one keeps its mode
     given.touch(mode=0o600)  # an index may carry a password
     given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     playbook = folder / "site.yml"

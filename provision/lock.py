@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from provision import catalog
 from provision.inventory import Inventory
-from provision.plan import COMPONENTS, Component, HostPlan, Plan
+from provision.plan import COMPONENTS, Component, HostPlan, Plan, without_credentials
 from provision.resolve import Wishes
 from provision.resolve.blocked import some
 from provision.versions import minor
@@ -158,7 +158,7 @@ def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _public(value: Any) -> Any:
     """The lock is kept under version control: no password of an index gets into it."""
-    return re.sub(r"(?<=://)[^/@]+@", "", value) if isinstance(value, str) else value
+    return without_credentials(value) if isinstance(value, str) else value
 
 
 def fill_in(wishes: Wishes, lock: Lock) -> Wishes:

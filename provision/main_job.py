@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from provision import (
     builds,
+    catalog,
     converged,
     decided,
     downloads,
@@ -243,6 +244,7 @@ def from_facts(
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
+    catalog.check()
     if options.smoke:
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
     locked = None if options.upgrade else decided.to_keep(inventory)

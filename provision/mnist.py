@@ -12,7 +12,6 @@ import csv
 import functools
 import gzip
 import hashlib
-import importlib.resources
 import io
 import shutil
 import struct
@@ -27,9 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from provision import downloads
+from provision import catalog, downloads
 from provision.downloads import Unavailable
 from provision.errors import ProvisionError, UsageError
 
@@ -119,14 +116,6 @@ class Idx:
     data: bytes
 
 
-@functools.cache
-def catalogue() -> dict[str, Any]:
-    """What is known of the two data sets (``catalog/mnist.yaml``)."""
-    text = importlib.resources.files("provision").joinpath("catalog/mnist.yaml").read_text(encoding="utf-8")
-    known: dict[str, Any] = yaml.safe_load(text)
-    return known
-
-
 def obtain(
     cache: Path,
     *,
@@ -145,7 +134,7 @@ def obtain(
         data_dir: a folder with the four IDX files, ``.gz`` or not; nothing is downloaded then.
 
     Raises:
-        UsageError: ``data_dir`` does not hold four good files.
+        UsageError: ``data_dir`` does not hold four good files, or the catalogue cannot be read.
         ProvisionError: the data cannot be had; says everything that was tried.
     """
     if data_dir is not None:
@@ -153,7 +142,7 @@ def obtain(
     try:
         tried: list[str] = []
         if source in ("auto", "mnist"):
-            if found := _mnist(cache / "mnist", catalogue()["mnist"]["mirrors"] if mirrors is None else mirrors, say, tried):
+            if found := _mnist(cache / "mnist", catalog.load("mnist")["mnist"]["mirrors"] if mirrors is None else mirrors, say, tried):
                 return found
             if source == "mnist":
                 raise _nothing_worked("MNIST cannot be had", tried)
@@ -184,7 +173,7 @@ def _nothing_worked(what: str, tried: Sequence[str]) -> ProvisionError:
 
 def _mnist(folder: Path, mirrors: Sequence[str], say: Say, tried: list[str]) -> Dataset | None:
     """MNIST from the cache or the mirrors; None, and the reasons in ``tried``, when one file cannot be had from any of them."""
-    known = catalogue()["mnist"]
+    known = catalog.load("mnist")["mnist"]
     folder.mkdir(parents=True, exist_ok=True)
     downloads.sweep(folder)
     files = []
@@ -230,7 +219,7 @@ def _cached(path: Path, size: int, sha256: str, say: Say) -> bool:
 
 def _digits(cache: Path, say: Say, tried: list[str], notes: tuple[str, ...]) -> Dataset | None:
     """The stand-in from the cache or a fresh wheel; None, and the reason in ``tried``, when the wheel cannot be had."""
-    known = catalogue()["digits"]
+    known = catalog.load("mnist")["digits"]
     table = cache / "digits" / "digits.csv.gz"
     table.parent.mkdir(parents=True, exist_ok=True)
     downloads.sweep(table.parent)
@@ -401,7 +390,7 @@ def _unpack(path: Path, content: bytes) -> bytes:
 
 def _from_folder(folder: Path) -> Dataset:
     """The four files of ``folder``, each ``.gz`` or not; MNIST is recognised by its checksums, anything else is called the user's own."""
-    known = catalogue()["mnist"]
+    known = catalog.load("mnist")["mnist"]
     files: list[DataFile] = []
     raw: dict[str, str] = {}
     wrong: list[str] = []

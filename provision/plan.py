@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
@@ -171,7 +172,7 @@ class HostPlan:
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Plain data for JSON, without the login of an index."""
         made: dict[str, Any] = _plain(self, {})
         return made
 
@@ -221,15 +222,18 @@ class Plan:
         """The networks of its hosts, each once, in their order: MPI may use these."""
         return list(dict.fromkeys(host.network.cidr for host in self.hosts.values() if host.network.cidr))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, *, logins: bool = False) -> dict[str, Any]:
         """Plain data for JSON: ``{"schema": 1, "hosts": {NAME: {...}}, "conflicts": [...], "notes": [...]}``.
 
         What hosts have in common is one object in it, as in the plan: for reading, not for changing.
+
+        Args:
+            logins: whether an index keeps its user and password. For what installs from it; not for what is shown or kept.
         """
         seen: dict[int, Any] = {}
         return {
             "schema": SCHEMA,
-            "hosts": {name: _plain(host, seen) for name, host in self.hosts.items()},
+            "hosts": {name: _plain(host, seen, logins=logins) for name, host in self.hosts.items()},
             "conflicts": [_plain(conflict, seen) for conflict in self.conflicts],
             "notes": list(self.notes),
         }
@@ -254,7 +258,12 @@ class Plan:
         yield "},\n" + json.dumps(rest)[1:] + "\n"
 
 
-def _plain(value: Any, seen: dict[int, Any]) -> Any:
+def without_credentials(url: str) -> str:
+    """``https://user:token@host/simple`` → ``https://host/simple``."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)
+
+
+def _plain(value: Any, seen: dict[int, Any], *, logins: bool = False) -> Any:
     """Dataclasses and tuples as mappings and lists. ``seen`` keeps what was made for an object, so that shared ones are made once."""
     if isinstance(value, str) or value is None:
         return value
@@ -262,9 +271,11 @@ def _plain(value: Any, seen: dict[int, Any]) -> Any:
         return seen[id(value)]
     made: Any = value
     if is_dataclass(value):
-        made = {each.name: _plain(getattr(value, each.name), seen) for each in fields(value)}
+        made = {each.name: _plain(getattr(value, each.name), seen, logins=logins) for each in fields(value)}
+        if isinstance(value, Component) and value.index and not logins:
+            made["index"] = without_credentials(value.index)
     elif isinstance(value, tuple):
-        made = [_plain(each, seen) for each in value]
+        made = [_plain(each, seen, logins=logins) for each in value]
     if made is not value:
         seen[id(value)] = made
     return made

@@ -18,3 +18,13 @@ def load(name: str) -> dict[str, Any]:
     """
     content = resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
     return reading.read(content, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))
+
+
+def check() -> None:
+    """Read every file once, so that a mistake in one that is needed late, or only after a failure, is said before anything is changed.
+
+    Raises:
+        CatalogError: as from `load`.
+    """
+    for name in schemas.FILES:
+        load(name)

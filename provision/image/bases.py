@@ -53,7 +53,7 @@ def short(system: str) -> str:
 def cudas(system: str) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
-    tags: dict[str, list[str]] = catalog.load("cuda_images")["tags"].get(name, {})
+    tags: dict[str, list[str]] = catalog.load("cuda_images")["tags"].get(name, {}).get("releases", {})
     return sorted((cuda for cuda, releases in tags.items() if release in releases), key=key)
 
 

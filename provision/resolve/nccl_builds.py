@@ -145,7 +145,10 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
     there = place if isinstance(place, Repository) else None
     for version in offered:
         revision, _, cuda = version.partition("+cuda")
-        yield _package(kind, revision, cuda, there, "the host's own package index offers it")
+        if all(kind.knows(name, version) for name in names):
+            yield _package(kind, revision, cuda, None, "a package repository that the host knows already offers it")
+        else:
+            yield _package(kind, revision, cuda, there, "the host's own package index offers it")
     if offered:
         new = [version for version in offered if version not in listed]
         gone = [version for version, entry in listed.items() if entry["proof"] and not entry["absent"] and version not in offered]

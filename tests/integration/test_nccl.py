@@ -291,6 +291,17 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
     assert "see /etc/ld.so.conf.d" in done.stdout
 
 
+def test_a_repository_that_the_host_knows_already_is_used_and_no_key_is_fetched(host, nvidia, play, tmp_path):
+    (nvidia.work / "site/mirror").symlink_to(nvidia.repository)
+    line = f"deb [trusted=yes] {nvidia.address}/mirror/ /"
+    root(host.hosts[0], f"echo '{line}' > /etc/apt/sources.list.d/cuda-mirror.list && apt-get -q update")
+    done = play(*WISHES)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert state(host) == HELD
+    assert json.loads((tmp_path / "book/vars.json").read_text())["provision_repository_keys"] == {}
+    assert root(host.hosts[0], "ls /etc/apt/sources.list.d/cuda-*") == "/etc/apt/sources.list.d/cuda-mirror.list"
+
+
 # --- a local repository package -----------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Iterator, Mapping
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -24,9 +27,59 @@ def test_every_file_has_a_schema_and_holds_to_it(name: str) -> None:
     assert catalog.load(name)
 
 
+def groups(data: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping that names a source."""
+    if isinstance(data, dict) and "source" in data:
+        yield data
+    for each in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
+        yield from groups(each)
+
+
+def unsourced(data: Any, at: str = "") -> Iterator[str]:
+    """What stands in no group that names a source and a date."""
+    if isinstance(data, Mapping):
+        if not {"source", "date"} <= set(data):
+            for name, each in data.items():
+                yield from unsourced(each, f"{at}.{name}")
+    elif isinstance(data, list):
+        for index, each in enumerate(data):
+            yield from unsourced(each, f"{at}[{index}]")
+    else:
+        yield at
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_fact_has_a_source_and_a_date(name: str) -> None:
+    assert list(unsourced(catalog.load(name))) == [".schema"] * ("source" not in catalog.load(name))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_group_without_source_or_date_is_refused(name: str) -> None:
+    data = copy.deepcopy(catalog.load(name))
+    found = list(groups(data))
+    assert found
+    for group in found:
+        for needed in ("source", "date"):
+            kept = group.pop(needed)
+            assert [said for _path, said in schemas.FILES[name](data)] == [f"the key '{needed}' is missing"]
+            group[needed] = kept
+        group["weak"], kept = "", group.get("weak", "nothing")
+        assert [path[-1] for path, _said in schemas.FILES[name](data)] == ["weak"]
+        group["weak"] = kept
+
+
+def test_what_the_sources_do_not_confirm_says_so() -> None:
+    known = catalog.load("cuda_repositories")
+    assert all(system in known["apt"]["weak"] for system in ("ubuntu2004", "ubuntu2604"))
+    unnamed = set(known["apt"]["sha256"]) - set(known["keys"]["of"])
+    assert all(system in known["keys"]["weak"] for system in unnamed)
+
+
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "said"),
     [
+        ("nccl", ', source: "nccl#533", date: 2026-11-21}', ', source: "nccl#533"}', "the key 'date' is missing"),
+        ("cuda", "  date: 2026-11-21", "  date: lately", "'lately' is no date such as 2026-11-21"),
         ("nccl", "known_bad:", "known_bat:", "'known_bat' is unknown; is 'known_bad' meant?"),
         ("nccl", '"2.21.5-1":  {"12.2"', '"2.21.5-1":  {"12"', "'12' is no CUDA such as 12.4"),
         ("nccl", '{below: "2.15.5", why', '{below: "2.15.5", versions: ["2.1"], why', "exactly one of versions, from (with to) and below"),
@@ -39,6 +92,7 @@ def test_every_file_has_a_schema_and_holds_to_it(name: str) -> None:
         ("openmpi", "value: fb41086b", "value: xb41086b", "is no SHA-256"),
         ("pytorch", "index: ", "index ", "this is no catalogue"),
         ("nccl", '{"12.0": "N", "12.1": "N"}', '{"12.0": "N", "12.1": "Q"}', "there is no evidence 'Q'"),
+        ("mnist", "max_learning_rate: 0.16, min_steps: 59", "max_learning_rate: 0.16, min_step: 59", "is 'min_steps' meant?"),
         ("os", "family: debian", "family: debain", "is no family: debian or rhel"),
     ],
 )
@@ -64,13 +118,6 @@ def test_bytes_that_are_no_text_are_one_error_that_names_the_line(wrong: bytes, 
     with pytest.raises(reading.CatalogError, match=re.escape(said)) as caught:
         reading.read(broken, "nccl.yaml", schemas.FILES["nccl"])
     assert caught.value.where == f"nccl.yaml:{content[: content.index(b'what:')].count(10) + 1}"
-
-
-def test_every_nccl_build_has_evidence_and_every_absent_one_a_source() -> None:
-    known = catalog.load("nccl")
-    letters = {letter for builds in known["repository"]["builds"].values() for letter in builds.values()}
-    assert letters <= set(known["evidence"])
-    assert all(entry["source"] for entry in known["absent"])
 
 
 def test_what_is_reported_absent_everywhere_is_not_listed_as_a_build() -> None:

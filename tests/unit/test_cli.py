@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import provision as provision_package
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -18,8 +21,9 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def provision(*words: str, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "provision", *words], input=stdin, capture_output=True, text=True, check=False)
+def provision(*words: str, code: int = 0, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "provision", *words]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done
@@ -166,6 +170,22 @@ def test_all_faults_of_an_inventory_at_once_with_file_and_line(tmp_path: Path) -
     for place in ("hosts.ini:1", "hosts.ini:2"):
         assert place in said
     assert "slots" in said
+
+
+@pytest.mark.parametrize(("name", "right"), [("mnist", "mirrors:"), ("connection", "todo:")])
+def test_a_typo_in_a_catalogue_file_that_is_needed_late_is_said_before_a_host_is_asked(tmp_path: Path, name: str, right: str) -> None:
+    package = tmp_path / "provision"
+    real = Path(provision_package.__file__).parent
+    shutil.copytree(real, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("playbooks", "collective_core"):
+        (tmp_path / folder).symlink_to(real.parent / folder)
+    file = package / "catalog" / f"{name}.yaml"
+    before, _, after = file.read_text().partition(right)
+    file.write_text(f"{before}{right}:{after}")
+    (tmp_path / "hosts.ini").write_text("node1 ansible_host=127.0.0.1 ansible_port=1\n")
+    done = provision("up", "hosts.ini", code=2, cwd=tmp_path)
+    assert f"provision/catalog/{name}.yaml:{before.count(chr(10)) + 1}" in done.stderr
+    assert not (tmp_path / "home/runs").exists()
 
 
 def test_a_password_that_cannot_be_asked_for_says_so() -> None:

@@ -38,6 +38,29 @@ def test_a_version_with_a_play_in_it_stays_a_comment(tmp_path: Path, line_end: s
         assert done.exit_code == 2
 
 
+INDEX = "https://me:sec@ret@index.example/simple"
+BARE = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_the_login_of_an_index_is_in_the_variables_alone_which_only_the_user_reads(tmp_path: Path, words: list[str]) -> None:
+    facts, made = tmp_path / "facts.json", tmp_path / "made"
+    facts.write_text(json.dumps({"schema": 1, "hosts": {"a": BARE}}))
+    made.mkdir()
+    (made / "vars.json").write_text("{}")
+    (made / "vars.json").chmod(0o644)
+    done = CliRunner().invoke(app, ["plan", "--facts", str(facts), "--torch-index", INDEX, "--out", str(made), *words])
+    assert done.exit_code == 0, done.output
+    assert "ret@" not in done.output
+    assert not words or "https://index.example/simple" in done.output
+    variables = json.loads((made / "vars.json").read_text())
+    assert variables["provision_plan"]["hosts"]["a"]["torch"]["index"] == INDEX
+    assert variables["provision_manifests"]["a"]["host"]["torch"]["index"] == "https://index.example/simple"
+    assert (made / "vars.json").stat().st_mode & 0o777 == 0o600
+    others = [path for path in made.rglob("*") if path.is_file() and path.name != "vars.json"]
+    assert [path for path in others if b"ret@" in path.read_bytes()] == []
+
+
 def test_after_the_survey_no_play_is_root_where_root_is_not_to_be_had() -> None:
     root = Path(__file__).parents[2] / "playbooks"
     said = {

@@ -387,7 +387,7 @@ def test_several_inventories_of_a_folder_share_the_file(inventory: Inventory, wr
 
 
 def test_no_password_of_an_index_gets_into_it(inventory: Inventory) -> None:
-    made = plan_of(wishes=Wishes(torch_index="https://me:secret@index.example/simple"))
+    made = plan_of(wishes=Wishes(torch_index="https://me:my@secret@index.example/simple"))
     assert "secret" not in json.dumps(lock.of_plan(made, {}, None, inventory).as_dict())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision import facts
-from provision.plan import HostPlan
+from provision.plan import Component, HostPlan
 from provision.resolve import HostWishes, Wishes, resolve
 
 WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
@@ -343,6 +343,22 @@ def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told()
     made = plan_for({"a": gpu("12.4", candidates=offered)})
     assert made.hosts["a"].nccl.package == "libnccl2=2.29.1-1+cuda12.4"
     assert any("2.29.1-1+cuda12.4, which the catalogue does not know" in note for note in made.notes)
+
+
+def test_where_the_host_knows_a_repository_with_the_build_it_is_not_told_of_nvidias() -> None:
+    version = "2.21.5-1+cuda12.4"
+    offers = {name: [version, "2.18.3-1+cuda12.2"] for name in ("libnccl2", "libnccl-dev")}
+    asked = Wishes(nccl_source="repository")
+
+    def taken(**elsewhere: list[str]) -> Component | None:
+        return plan_for({"a": gpu("12.4", candidates=offers, candidates_elsewhere=elsewhere)}, asked).hosts["a"].nccl
+
+    known, half, ours = taken(libnccl2=[version], **{"libnccl-dev": [version]}), taken(libnccl2=[version]), taken()
+    assert [each and each.packages for each in (known, half, ours)] == [(f"libnccl2={version}", f"libnccl-dev={version}")] * 3
+    assert known is not None
+    assert known.repository is None
+    assert any("knows already" in why for why in known.why)
+    assert all(each and each.repository and each.repository.name == "cuda-ubuntu2204-x86_64" for each in (half, ours))
 
 
 @pytest.mark.parametrize(("system", "python"), [(("ubuntu", "24.04"), "3.12.3"), (("debian", "13"), "3.13.5")])

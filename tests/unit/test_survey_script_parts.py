@@ -451,3 +451,60 @@ def test_a_key_of_ours_is_compared_byte_by_byte(root: Path) -> None:
     assert list(survey.changed_files(told, "/record.json")) == []
     (root / "key.gpg").write_bytes(key.replace(b"\xff", b"\xfe"))
     assert list(survey.changed_files(told, "/record.json")) == ["/key.gpg was changed"]
+
+
+# --------------------------------------------------------------------------------------------- what package repositories offer
+
+OURS = "/etc/apt/sources.list.d/cuda-ubuntu2204-x86_64.list"
+NVIDIAS = "https://nvidia.example/ubuntu2204/x86_64"
+MIRROR = "https://mirror.corp.example/cuda"
+MADISON = f"""
+  libnccl2 | 2.31.2-1+cuda12.9 | {NVIDIAS}  Packages
+  libnccl2 | 2.29.7-1+cuda12.9 | {NVIDIAS}  Packages
+  libnccl2 | 2.29.7-1+cuda12.9 | {MIRROR}  Packages
+  libnccl2 | 2.21.5-1+cuda12.4 | file:/var/nccl-local-repo-ubuntu2204-2.21.5-cuda12.4  Packages
+libnccl-dev | 2.29.7-1+cuda12.9 | {MIRROR}  Packages
+     cmake | 3.22.1-1ubuntu1 | http://archive.ubuntu.com/ubuntu jammy/main amd64 Packages
+"""
+ALL = ["2.31.2-1+cuda12.9", "2.29.7-1+cuda12.9"]
+
+
+@pytest.mark.parametrize(
+    ("files", "libnccl2"),
+    [
+        ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n"}, ALL[1:]),
+        ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n", "/etc/apt/sources.list": f"# deb {NVIDIAS}/ /\n"}, ALL[1:]),
+        ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n", "/etc/apt/sources.list.d/x.sources": f"Types: deb\nURIs: {NVIDIAS}\n"}, ALL),
+    ],
+    ids=["ours alone", "the other is commented out", "another names it, too"],
+)
+def test_what_only_our_list_offers_is_not_known_elsewhere(root: Path, files: dict[str, str], libnccl2: list[str]) -> None:
+    host = on_apt(root, files, record=[OURS])
+    assert survey.candidates(host)["libnccl2"] == [*ALL, "2.21.5-1+cuda12.4"]
+    assert survey.candidates_elsewhere(host) == {"libnccl2": libnccl2, "libnccl-dev": ALL[1:]}
+
+
+def test_where_no_list_is_ours_all_that_a_network_offers_is_known(root: Path) -> None:
+    host = on_apt(root, {OURS: f"deb {NVIDIAS}/ /\n"}, record=[])
+    assert survey.candidates_elsewhere(host)["libnccl2"] == ALL
+
+
+def test_dnf_says_by_its_name_whether_a_repository_is_ours(root: Path) -> None:
+    listing = """Available Packages
+libnccl.x86_64        2.29.7-1+cuda12.9     corp-cuda
+libnccl.x86_64        2.31.2-1+cuda12.9     cuda-rhel9-x86_64
+cmake.x86_64          3.26.5-2.el9          appstream
+"""
+    noted = json.dumps({"files": {"/etc/yum.repos.d/cuda-rhel9-x86_64.repo": {}}})
+    host = machine(root, {"/opt/provision/record.json": noted}, prefix="/opt/provision")
+    host.which = {"dnf": "/usr/bin/dnf"}.get
+    host.run = lambda _words: (0, listing, "")
+    assert survey.candidates_elsewhere(host) == {"libnccl": ["2.29.7-1+cuda12.9"]}
+
+
+def on_apt(root: Path, files: dict[str, str], *, record: list[str]) -> Any:
+    noted = json.dumps({"files": {path: {"path": path} for path in record}})
+    host = machine(root, {**files, "/opt/provision/record.json": noted}, prefix="/opt/provision")
+    host.which = {"apt-cache": "/usr/bin/apt-cache"}.get
+    host.run = lambda _words: (0, MADISON, "")
+    return host

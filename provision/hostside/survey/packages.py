@@ -147,33 +147,39 @@ CANDIDATES = {
 }
 
 
-def read_madison(text):
-    """package -> versions, newest first as apt lists them, from `apt-cache madison`."""
+def read_madison(text, wanted=lambda address: True):
+    """package -> versions, newest first as apt lists them, from `apt-cache madison`; `wanted`: from which addresses."""
     found = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 3 and fields[2].endswith(" Packages") and fields[1] not in found.setdefault(fields[0], []):
-            found[fields[0]].append(fields[1])
+        if len(fields) == 3 and fields[2].endswith(" Packages") and wanted(fields[2].split()[0]):
+            if fields[1] not in found.setdefault(fields[0], []):
+                found[fields[0]].append(fields[1])
     return found
 
 
-def read_dnf_list(text):
+def read_dnf_list(text, wanted=lambda repository: True):
     """package -> versions from `dnf list --showduplicates`; what is installed (its repository begins with @) is no candidate."""
     found = {}
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) == 3 and "." in fields[0] and not fields[2].startswith("@"):
+        if len(fields) == 3 and "." in fields[0] and not fields[2].startswith("@") and wanted(fields[2]):
             versions = found.setdefault(fields[0].rsplit(".", 1)[0], [])
             if fields[1] not in versions:
                 versions.append(fields[1])
     return found
 
 
+@once
+def offers(machine):
+    """What the package index that is on the host lists. Nothing is fetched: an index that was never fetched offers nothing."""
+    if machine.which("apt-cache"):
+        return machine.run(["apt-cache", "madison"] + CANDIDATES["apt-cache"])[1]
+    if machine.which("dnf"):
+        return machine.run(["dnf", "-C", "-q", "list", "--showduplicates"] + CANDIDATES["dnf"])[1]
+    return ""
+
+
 @section("candidates")
 def candidates(machine):
-    """What the package index that is on the host offers. Nothing is fetched: an index that was never fetched offers nothing."""
-    if machine.which("apt-cache"):
-        return read_madison(machine.run(["apt-cache", "madison"] + CANDIDATES["apt-cache"])[1])
-    if machine.which("dnf"):
-        return read_dnf_list(machine.run(["dnf", "-C", "-q", "list", "--showduplicates"] + CANDIDATES["dnf"])[1])
-    return {}
+    return (read_madison if machine.which("apt-cache") else read_dnf_list)(offers(machine))

@@ -35,6 +35,7 @@ from . import (  # noqa: F401 - they register their sections
     network,
     ssh,
     installed,
+    elsewhere,
 )
 from .looking import Machine, SECTIONS
 
