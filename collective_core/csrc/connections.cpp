@@ -20,6 +20,8 @@ namespace {
 constexpr int poll_ms = 20;  // between looks at the deadline
 // Unproven connections held at once, beside those that are expected; the oldest is dropped for a newer one.
 constexpr size_t most_strangers = 256;
+// Calls taken before those that were taken get a look: a flood of strangers must not push out one that is expected.
+constexpr int most_at_once = 64;
 
 struct Call {  // one expected connection, seen from this rank
   int peer;
@@ -122,7 +124,9 @@ class Acceptor {
 
   void take_callers(const Fd& listener, bool is_local) {
     if (!listener) return;
-    while (Fd fd = accept_now(listener.get())) {
+    for (int taken = 0; taken < most_at_once; ++taken) {
+      Fd fd = accept_now(listener.get());
+      if (!fd) return;
       if (is_local && !same_user(fd.get())) continue;
       if (visitors_.size() >= most_visitors_) visitors_.pop_front();
       visitors_.emplace_back(std::move(fd), is_local);
@@ -141,7 +145,10 @@ class Acceptor {
     }
     const Call call{visitor.hello().from, visitor.hello().purpose, visitor.hello().channel};
     const bool right_door = visitor.is_local() == (call.purpose == Purpose::local);
-    if (right_door && missing_.erase(call) > 0) keep(&accepted_, call, false, visitor.take());
+    if (right_door && missing_.count(call) > 0 && visitor.welcome()) {
+      missing_.erase(call);
+      keep(&accepted_, call, false, visitor.take());
+    }
     return true;
   }
 
@@ -155,16 +162,30 @@ class Acceptor {
   std::exception_ptr error_;
 };
 
-Fd call_peer(const Topology& topology, const Call& call, const std::string& secret, const Deadline& deadline) {
+// Until the peer has let this rank in: who is called by many strangers may hang up on it. One that listens no more
+// after that is gone.
+Fd enter(const Topology& topology, const Call& call, const std::string& secret, const Deadline& deadline) {
   const Peer& peer = topology.peers[call.peer];
-  try {
-    Fd fd = call.purpose == Purpose::local ? connect_unix(peer.socket_name, deadline)
-                                           : connect_tcp(peer.address, peer.port, deadline);
+  for (double patience = refused_patience;; patience = 0) {
+    Fd fd = call.purpose == Purpose::local ? connect_unix(peer.socket_name, deadline, patience)
+                                           : connect_tcp(peer.address, peer.port, deadline, patience);
     if (call.purpose == Purpose::local && !same_user(fd.get())) {
       throw Failure(Fault::peer_lost, "it runs under another user");
     }
-    introduce(fd.get(), secret, topology.rank, call.peer, call.purpose, call.channel, deadline);
-    return fd;
+    try {
+      introduce(fd.get(), secret, topology.rank, call.peer, call.purpose, call.channel, deadline);
+      return fd;
+    } catch (const HungUp&) {
+      if (deadline.passed()) throw;
+    }
+    poll(nullptr, 0, poll_ms);
+  }
+}
+
+Fd call_peer(const Topology& topology, const Call& call, const std::string& secret, const Deadline& deadline) {
+  const Peer& peer = topology.peers[call.peer];
+  try {
+    return enter(topology, call, secret, deadline);
   } catch (const Failure& failure) {
     const bool network = call.purpose != Purpose::local;
     throw Failure(

@@ -11,6 +11,7 @@ namespace {
 constexpr char magic[8] = {'c', 'o', 'l', 'l', 'c', 'o', 'r', 'e'};
 constexpr size_t nonce_bytes = 32;
 constexpr size_t proof_bytes = sizeof(Digest);
+constexpr char welcome_byte = '!';
 constexpr double visitor_patience = 5.0;  // seconds that an unproven connection may take
 
 std::string bytes_of(const Hello& hello) {
@@ -40,10 +41,16 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
   }
   proof = hmac_sha256(secret, "connector" + bytes_of(hello) + nonce);
   send_exactly(fd, proof.data(), proof.size(), deadline);
+  char answer = 0;
+  receive_exactly(fd, &answer, sizeof answer, deadline);
 }
 
 Visitor::Visitor(Fd connection, bool is_local)
     : fd_(std::move(connection)), is_local_(is_local), patience_(visitor_patience) {}
+
+bool Visitor::welcome() {
+  return send_some(fd_.get(), &welcome_byte, sizeof welcome_byte) == sizeof welcome_byte;
+}
 
 Visitor::State Visitor::advance(const std::string& secret, int to) {
   for (;;) {

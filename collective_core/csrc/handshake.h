@@ -3,6 +3,7 @@
 //   connector -> listener   Hello    magic, version, who calls whom and why, 32 random bytes
 //   listener  -> connector  Reply    32 random bytes, HMAC(secret, "listener" | Hello | random bytes)
 //   connector -> listener   Proof    HMAC(secret, "connector" | Hello | random bytes of the Reply)
+//   listener  -> connector  Welcome  a byte: a listener may drop any caller before, when too many strangers call
 //
 // Each side proves knowledge of the secret over the other's fresh random bytes, so nothing can be replayed; the two
 // labels differ, so a proof cannot be reflected; the Hello is covered, so a proof for one purpose is worthless for
@@ -18,7 +19,7 @@
 
 namespace cc {
 
-constexpr uint32_t protocol_version = 3;  // raise it with every change of a wire format
+constexpr uint32_t protocol_version = 4;  // raise it with every change of a wire format
 
 enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
@@ -34,7 +35,7 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 64, "the hello is a wire format");
 
-// The connector's side, waiting. Throws Failure when the listener cannot prove itself or closes.
+// The connector's side, waiting. Throws Failure when the listener cannot prove itself, HungUp when it closes.
 void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
                const Deadline& deadline);
 
@@ -46,6 +47,8 @@ class Visitor {
 
   // Reads what has arrived and answers. `to` is the rank that listens.
   State advance(const std::string& secret, int to);
+  // For one that was accepted and is expected; false when it has gone.
+  bool welcome();
   int fd() const { return fd_.get(); }
   bool expired() const { return patience_.passed(); }
   const Hello& hello() const { return hello_; }

@@ -19,16 +19,13 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "errors.h"
-
 namespace cc {
 namespace {
 
-constexpr int backlog = 512;  // connections that may wait while the acceptor is busy; more than ranks per host
-constexpr int retry_ms = 20;  // between attempts while a listener's backlog is full
-constexpr double refused_patience = 3.0;  // seconds that a refused connection is retried before it is believed
-constexpr int keepalive_idle_s = 10;      // a silent peer is probed after this,
-constexpr int keepalive_interval_s = 5;   // then so often,
+constexpr int backlog = 512;          // connections that may wait while the acceptor is busy; more than ranks per host
+constexpr int retry_ms = 20;          // between attempts while a listener's backlog is full
+constexpr int keepalive_idle_s = 10;  // a silent peer is probed after this,
+constexpr int keepalive_interval_s = 5;  // then so often,
 // A probe that is not answered for so long ends the connection (Linux lets this stand for the number of probes), and so
 // does data that is not acknowledged, or not taken: it must be long enough for a peer that is alive but does not read,
 // such as one that is stopped in a debugger.
@@ -93,8 +90,8 @@ Fd listen_on(SocketAddress address, const std::string& shown) {
   return fd;
 }
 
-Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& deadline) {
-  const Deadline patience(refused_patience);
+Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& deadline, double seconds) {
+  const Deadline patience(seconds);
   for (;;) {
     Fd fd = open_socket(address.storage.ss_family);
     int error = connect(fd.get(), address.get(), address.length) == 0 ? 0 : errno;
@@ -182,12 +179,12 @@ Fd listen_unix(std::string* name) {
   return listen_on(unix_address(*name), "an abstract unix socket");
 }
 
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline) {
-  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline);
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience) {
+  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline, patience);
 }
 
-Fd connect_unix(const std::string& name, const Deadline& deadline) {
-  return connect_to(unix_address(name), "a rank of this host", deadline);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double patience) {
+  return connect_to(unix_address(name), "a rank of this host", deadline, patience);
 }
 
 Fd accept_now(int listener) {
@@ -245,7 +242,7 @@ void send_exactly(int fd, const void* bytes, size_t n, const Deadline& deadline)
   const char* at = static_cast<const char*>(bytes);
   while (n > 0) {
     const ptrdiff_t sent = send_some(fd, at, n);
-    if (sent < 0) throw Failure(Fault::peer_lost, "the connection was closed");
+    if (sent < 0) throw HungUp();
     if (sent == 0) wait_ready(fd, POLLOUT, deadline);
     at += sent;
     n -= static_cast<size_t>(sent);
@@ -256,7 +253,7 @@ void receive_exactly(int fd, void* bytes, size_t n, const Deadline& deadline) {
   char* at = static_cast<char*>(bytes);
   while (n > 0) {
     const ptrdiff_t got = receive_some(fd, at, n);
-    if (got < 0) throw Failure(Fault::peer_lost, "the connection was closed");
+    if (got < 0) throw HungUp();
     if (got == 0) wait_ready(fd, POLLIN, deadline);
     at += got;
     n -= static_cast<size_t>(got);

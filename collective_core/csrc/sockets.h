@@ -5,6 +5,7 @@
 #include <string>
 
 #include "deadline.h"
+#include "errors.h"
 
 namespace cc {
 
@@ -37,8 +38,10 @@ class Fd {
 Fd listen_tcp(const std::string& address, int* port);
 // Listens on an abstract unix socket: it has no file, so nothing is left behind. `name` receives a random name.
 Fd listen_unix(std::string* name);
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline);
-Fd connect_unix(const std::string& name, const Deadline& deadline);
+// Seconds that a refused connection is retried before it is believed: whoever is called may be about to listen.
+constexpr double refused_patience = 3.0;
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience = refused_patience);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double patience = refused_patience);
 // An invalid Fd when nobody is waiting.
 Fd accept_now(int listener);
 
@@ -47,7 +50,13 @@ void tune_peer_socket(int fd);
 // True when the process at the other end of a unix socket runs under our user.
 bool same_user(int unix_fd);
 
-// Throw Failure(timeout) after the deadline, Failure(peer_lost) at end of file or error.
+// The other side closed the connection.
+class HungUp : public Failure {
+ public:
+  HungUp() : Failure(Fault::peer_lost, "the connection was closed") {}
+};
+
+// Throw Failure(timeout) after the deadline, HungUp at end of file or error.
 void send_exactly(int fd, const void* bytes, size_t n, const Deadline& deadline);
 void receive_exactly(int fd, void* bytes, size_t n, const Deadline& deadline);
 

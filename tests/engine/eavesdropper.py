@@ -12,12 +12,16 @@ PATIENCE = 20.0
 
 
 class Eavesdropper:
-    """Stands between whoever calls and who listens at ``port``; keeps what it hears, and may change the n-th byte of the callers'."""
+    """Stands between whoever calls and who listens at ``port``; keeps what it hears, and may change the n-th byte of the callers'.
 
-    def __init__(self, port, change=None):
+    ``drops``: for each of the first callers after how many bytes of theirs it hangs up.
+    """
+
+    def __init__(self, port, change=None, drops=()):
         self.heard = b""  # of both sides
         self.said: list[bytes] = []  # by each caller
         self._change = change
+        self._drops = drops
         self._sent = 0
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -41,6 +45,8 @@ class Eavesdropper:
                 self.heard += data
                 if number is not None:
                     self.said[number] += data
+                    if number < len(self._drops) and len(self.said[number]) > self._drops[number]:
+                        break
                     place = None if self._change is None else self._change - self._sent
                     self._sent += len(data)
                     if place is not None and 0 <= place < len(data):

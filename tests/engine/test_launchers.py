@@ -106,7 +106,7 @@ def test_a_store_with_a_secret_among_strangers(hosts):
     held, stop = [], threading.Event()
 
     def knock():
-        payloads = [b"", b"GET / HTTP/1.0\r\n\r\n" * 20, os.urandom(3000), b"ccstore1\0\0\0\1" + os.urandom(64), b"ccstore1"]
+        payloads = [b"", b"GET / HTTP/1.0\r\n\r\n" * 20, os.urandom(3000), b"ccstore2\0\0\0\1" + os.urandom(64), b"ccstore2"]
         while not stop.is_set() and len(held) < 600:
             try:
                 stranger = socket.create_connection(("127.0.0.1", port), timeout=1)

@@ -13,11 +13,18 @@ from collective_core import _native
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts):
-    reports = launch("security.py", 2, hosts, ["strangers", str(tmp_path)]).must_succeed().reports()
+@pytest.mark.parametrize("who", ["strangers", "flood"])
+def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts, who):
+    reports = launch("security.py", 2, hosts, [who, str(tmp_path)]).must_succeed().reports()
     for entry in reports.values():
         assert entry["connected"], entry
         assert not entry["still_listening"], "the listener must close once all ranks are there"
+
+
+def test_a_rank_that_was_hung_up_on_calls_again(launch, tmp_path):
+    reports = launch("security.py", 2, 2, ["dropped", str(tmp_path)]).must_succeed().reports()
+    assert all(entry["connected"] for entry in reports.values()), reports
+    assert reports[1]["calls"] == 4, "three for control, one for data"
 
 
 def test_what_a_rank_said_at_an_earlier_start_opens_no_door(launch, tmp_path):

@@ -23,7 +23,9 @@ from typing import Any
 
 from collective_core.errors import CollectiveError
 
-GREETING = b"ccstore1"
+GREETING = b"ccstore2"
+#: What a rank hears when it is in: one that has proven itself may have been dropped meanwhile, like any of too many callers.
+WELCOME = b"!"
 CHALLENGE_BYTES = 32
 #: Seconds in which a caller must have proven itself.
 PROOF_TIMEOUT = 5.0
@@ -185,6 +187,7 @@ class Host:
             return
         writer.transport.set_write_buffer_limits(high=0)  # drained is sent: nobody looks after this loop between exchanges
         self._guests[guest[0]] = (reader, writer, guest[1])
+        writer.write(WELCOME)
         if len(self._guests) == self.size - 1:
             self._complete.set()
 
@@ -301,6 +304,7 @@ class Guest:
                 text = f"what listens at {self._place} does not know this job's secret; COLLECTIVE_PORT chooses another port"
                 raise CollectiveError(text, "invalid", [0])
             connection.sendall(_proof(self.secret, b"guest", self.rank, mine, theirs))
+            _read(connection, len(WELCOME))
         except BaseException:
             connection.close()
             raise

@@ -1,4 +1,5 @@
-"""Starts the engine while strangers knock. argv[1]: strangers, wrong-secret, or replay: of what rank 1 has said to rank 0 before.
+"""Starts the engine while strangers knock. argv[1]: strangers, flood, wrong-secret, or what somebody between rank 1 and rank 0 does:
+replay, of what rank 1 has said before, or dropped: hang up on it, at once and after its proof.
 
 Drives the layer below init() with a launcher of its own: the ranks meet through files in argv[2], so that the test can slip
 between the opening of the listeners and the connecting.
@@ -51,7 +52,7 @@ held, answers = [], []
 
 def knock():
     """Silence, garbage, a hello with a false proof, on both doors of rank 0."""
-    hello = b"collcore" + (3).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(4) + b"\x02" + bytes(39)
+    hello = b"collcore" + (4).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(4) + b"\x02" + bytes(39)
     for payload in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10, os.urandom(5000), hello):
         for door in (("127.0.0.1", int(places[0][0])), "\0" + places[0][1]):
             stranger = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)
@@ -70,11 +71,20 @@ def knock():
                     answers.append(b"")
 
 
+if mode == "flood" and common.RANK == 0:
+    time.sleep(1)  # rank 1 calls first, and then more strangers than are held at once
+    for _ in range(400):
+        held.append(socket.socket(socket.AF_INET if common.HOSTS > 1 else socket.AF_UNIX))
+        held[-1].connect(("127.0.0.1", int(places[0][0])) if common.HOSTS > 1 else "\0" + places[0][1])
 if mode == "strangers" and common.RANK == 0:
     thread = threading.Thread(target=knock)
     thread.start()
 if mode == "strangers" and common.RANK == 1:
     time.sleep(1.5)  # the strangers come first
+middle = None
+if mode == "dropped" and common.RANK == 1:
+    middle = Eavesdropper(int(places[0][0]), drops=(0, 64))
+    places[0][0] = str(middle.port)
 if mode == "replay":
     # A first start, in which somebody stands between rank 1 and rank 0; then a second one, with the same secret.
     middle = Eavesdropper(int(places[0][0])) if common.RANK == 1 else None
@@ -86,7 +96,7 @@ if mode == "replay":
     port, places = meet(1)
     answers = [len(play(int(places[0][0]), said)) for said in middle.said] if middle else []
 try:
-    _native.connect(common.RANK, peers_at(places), secret, 20.0, 4.0 if mode != "replay" else 20.0)
+    _native.connect(common.RANK, peers_at(places), secret, 20.0, 4.0 if mode in ("strangers", "wrong-secret") else 20.0)
     if common.RANK == 0 and mode == "strangers":
         thread.join()
         assert answers == [b"", b""], answers
@@ -97,7 +107,8 @@ try:
             fields = line.split()
             if fields[3] == "0A":
                 listening.add(int(fields[1].split(":")[1], 16))
-    common.report(connected=True, still_listening=port in listening, answers=[a for a in answers if mode == "replay"])
+    calls = len(middle.said) if middle else 0
+    common.report(connected=True, still_listening=port in listening, calls=calls, answers=[a for a in answers if mode == "replay"])
     _native.run(_native.operation(_native.BARRIER, "e", "uint8", (), 0))
 except CollectiveError as error:
     common.report(connected=False, error=str(error), kind=error.kind, ranks=list(error.ranks))
