@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 import sys
 import tempfile
@@ -50,7 +51,9 @@ class Timeline:
             self._file = Writer(timeline_file.path_of(self._place, who.rank, self._generation), head)
         except OSError as error:
             raise CollectiveError(f"timeline {path}: {error.strerror}: {error.filename}", "invalid") from error
-        self._buffer = ctypes.create_string_buffer(recorder.RING * recorder.EVENT_BYTES)
+        # Not from the heap, where a block of this size makes the C library give back and fetch the program's own again and again.
+        memory = mmap.mmap(-1, recorder.RING * recorder.EVENT_BYTES)
+        self._buffer = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._complained = self._ended = False
         _native.begin_timeline()
         self._thread = threading.Thread(target=self._collect_until_ended, name="collective_core timeline", daemon=True)
