@@ -46,9 +46,9 @@ def _without_key(wanted: Mapping[str, Any]) -> list[str]:
 
 
 def _essence(value: Any) -> Any:
-    """Plain data without reasons: another wording changes nothing on a host."""
+    """Plain data without reasons, and without the way by which things come: neither changes what is on a host."""
     if isinstance(value, Mapping):
-        return {key: _essence(entry) for key, entry in value.items() if key not in ("why", "rejected")}
+        return {key: _essence(entry) for key, entry in value.items() if key not in ("why", "rejected", "repository")}
     if isinstance(value, (list, tuple)):
         return [_essence(entry) for entry in value]
     return json.loads(json.dumps(value))

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from provision import last_run, lock_file
 from provision import lock as locking
 from provision.errors import UsageError
@@ -91,24 +93,30 @@ def mixed(lock: Lock) -> list[str]:
 def _conflicts(plan: Plan, decided: Lock, outside: set[str], upgrade: bool) -> Iterator[Conflict]:
     for name, (title, option) in _SAME_EVERYWHERE.items():
         planned = {host.name: locking.release(component.version) for host in plan.hosts.values() if (component := getattr(host, name))}
-        for release, hosts in _releases(decided, name).items():
-            others = [host for host in hosts if host in outside]
-            differing = [host for host in planned if planned[host] != release]
-            if not others or not differing:
-                continue
-            said = (
-                f"{title} must be the same everywhere; outside --limit, {some(others)} keep {release} ({decided.kept_to}), "
-                f"and {some(differing)} would get {planned[differing[0]]}"
-            )
-            whole = "leave --limit out, so that all hosts get the same (hosts that are gone for good: take them off the inventory)"
-            yield Conflict(differing[0], said, (f"leave --upgrade out, to keep to {release}" if upgrade else f"{option} {release}", whole))
+        theirs = _releases(decided, name, outside)
+        differing = [host for host in planned if {planned[host]} != {*theirs}]
+        if not theirs or not differing:
+            continue
+        newest = max(theirs, key=Version)
+        keep = f"leave --upgrade out, to keep to {newest}" if upgrade else f"{option} {newest}"
+        if len(theirs) > 1:  # whatever these hosts get, it differs from some
+            others = [host for release, hosts in theirs.items() if release != newest for host in hosts]
+            keep = f"name in --limit, too, the hosts without {newest}: {some(others)}"
+        whole = "leave --limit out, so that all hosts get the same (hosts that are gone for good: take them off the inventory)"
+        kept = "; ".join(f"{some(hosts)} keep {release}" for release, hosts in theirs.items())
+        said = (
+            f"{title} must be the same everywhere; outside --limit, {kept} ({decided.kept_to}), "
+            f"and {some(differing)} would get {planned[differing[0]]}"
+        )
+        yield Conflict(differing[0], said, (keep, whole))
 
 
-def _releases(lock: Lock, name: str) -> dict[str, list[str]]:
-    """Release → the hosts that have it."""
+def _releases(lock: Lock, name: str, among: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Release → the hosts that have it, of all or of ``among``."""
     found: dict[str, list[str]] = {}
     for entry in lock.components.get(name, ()):
-        found.setdefault(locking.release(entry["version"]), []).extend(entry["hosts"])
+        if hosts := [host for host in entry["hosts"] if among is None or host in among]:
+            found.setdefault(locking.release(entry["version"]), []).extend(hosts)
     return {release: sorted(hosts) for release, hosts in found.items()}
 
 

@@ -270,8 +270,14 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 builds.adopt(bundle.folder / "supplies")
                 sources = replace(sources, bundle=bundle, given=_with_sources_of(bundle, sources.given))
             if plan.hosts:
-                files = _make_ready(session, report, plan, usable, sources, options)
-                if not options.check:
+                notes_what_is_decided = not options.check and not options.first_step  # which leaves out steps
+                try:
+                    files = _make_ready(session, report, plan, usable, sources, options)
+                except Interrupted:
+                    if notes_what_is_decided:
+                        decided.note(inventory, plan, list(plan.hosts), session.folder)
+                    raise
+                if notes_what_is_decided:
                     decided.note(inventory, plan, [failure.host for failure in report.failures], session.folder)
                 if options.smoke and not options.check and not report.failures:
                     _add_smoke(report, session, plan, _with_data_of(bundle, options.smoke))
@@ -289,11 +295,11 @@ _WITHOUT_RECORD = (
 
 
 def _not_begun(known: Mapping[str, Mapping[str, Any]], first: str | None) -> list[Failure]:
-    """The hosts on which ``--from`` cannot begin at a step: those before it were never done there."""
+    """The hosts on which ``--from`` cannot begin at a step, because there is no environment."""
     if first is None or "python" in install.steps(first):
         return []
     without = [name for name, each in known.items() if not ((each.get("installed") or {}).get("venv") or {}).get("works")]
-    said = f"--from {first}: the steps before it were never done here: there is no environment in the prefix; nothing was changed"
+    said = f"--from {first}: the steps before it are missing here: there is no working environment in the prefix; nothing was changed"
     return [Failure(name, "survey", said, "leave --from out") for name in without]
 
 

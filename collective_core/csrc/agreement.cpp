@@ -11,7 +11,7 @@ namespace {
 constexpr auto between_looks =
     std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
 // The time before a stall is warned of, so often: then none of several threads is expected to submit anything more.
-constexpr double standstill = 3.0;
+constexpr double standstill = 20.0;
 
 // What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
 struct Payload {

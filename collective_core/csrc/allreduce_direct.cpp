@@ -1,7 +1,7 @@
 // Allreduce of a large tensor in ordinary memory among the P ranks of one host that reach each other's memory
 // (reach.h).
 //
-//   1. the ranks tell each other where their tensors lie, and wait for each other;
+//   1. the ranks tell each other where their tensors lie, and try whether they reach them;
 //   2. rank i reduces slice i (1/P), block by block: it copies the block of all other ranks here, reduces it in rank
 //      order into its own result, and copies that into the results of all others;
 //   3. barrier.
@@ -52,15 +52,16 @@ void reduce_my_slice(Group& group, const Operation& operation) {
 
 }  // namespace
 
-void allreduce_direct(Group& group, const Operation& operation, Deadline& deadline) {
+bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline) {
   try {
-    group.reach().meet(operation.input, operation.output, deadline);
+    if (!group.reach().meet(operation.input, operation.output, operation.header.bytes(), deadline)) return false;
     reduce_my_slice(group, operation);
     group.step_barrier(deadline);
   } catch (...) {
     group.reach().close();
     throw;
   }
+  return true;
 }
 
 }  // namespace cc

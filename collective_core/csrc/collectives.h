@@ -36,12 +36,13 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
 }
 
 void allreduce_local(Group& group, const Operation& operation, Deadline& deadline);
-// The same for ranks that reach each other's memory. It makes 2 (P-1) system calls for a block of a slice, which cost
+// The same for ranks that reach each other's memory; false, and nothing was done, where they do not reach all these
+// tensors. It makes 2 (P-1) system calls for a block of a slice, which cost
 // more than a second copy in cache where the tensor has fewer bytes.
 inline uint64_t least_direct(int ranks) {
   return (uint64_t(16) << 10) * static_cast<uint64_t>(ranks * (ranks - 1));
 }
-void allreduce_direct(Group& group, const Operation& operation, Deadline& deadline);
+bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline);
 // For tensors that lie in the arena on every rank of this host: `headers` (by rank) tell where.
 void allreduce_arena(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
                      Deadline& deadline);

@@ -216,9 +216,8 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
       if (carrier) return carrier->allreduce(*group_, operation, deadline);
       if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
       if (all_in_arena()) return allreduce_arena(*group_, operation, headers_, deadline);
-      if (header.bytes() >= least_direct(topology().local_size()) && group_->reach().is_given()) {
-        return allreduce_direct(*group_, operation, deadline);
-      }
+      const bool is_large = header.bytes() >= least_direct(topology().local_size());
+      if (is_large && group_->reach().is_given() && allreduce_direct(*group_, operation, deadline)) return;
       return allreduce_local(*group_, operation, deadline);
     }
     case Kind::broadcast: {

@@ -40,14 +40,19 @@ void Reach::ask(Deadline& deadline) {
   RankCell& mine = group_.my_cell();
   std::random_device random;
   token_ = (static_cast<uint64_t>(random()) << 32 | random()) | 1;
-  if (wanted_) allow_siblings();
+  if (wanted_ && group_.topology().local_size() > 1) allow_siblings();
   mine.token = wanted_ ? token_ : 0;
   mine.input = &token_;
   group_.step_barrier(deadline);
-  mine.reaches = can_read_all();
+  given_ = all_could(can_read_all(), deadline);
+}
+
+bool Reach::all_could(bool could, Deadline& deadline) {
+  group_.my_cell().reaches = could;
   group_.step_barrier(deadline);
-  given_ = true;
-  for (int local = 0; local < group_.topology().local_size(); ++local) given_ = given_ && group_.cell(local).reaches;
+  bool all = true;
+  for (int local = 0; local < group_.topology().local_size(); ++local) all = all && group_.cell(local).reaches;
+  return all;
 }
 
 bool Reach::can_read_all() {
@@ -63,10 +68,24 @@ bool Reach::can_read_all() {
   return true;
 }
 
-void Reach::meet(const void* input, void* output, Deadline& deadline) {
+bool Reach::meet(const void* input, void* output, size_t bytes, Deadline& deadline) {
   group_.my_cell().input = input;
   group_.my_cell().output = output;
   group_.step_barrier(deadline);
+  bool could = true;
+  for (int local = 0; local < group_.topology().local_size(); ++local) could = could && can_read_ends(local, bytes);
+  return all_could(could, deadline);
+}
+
+bool Reach::can_read_ends(int local_rank, size_t bytes) {
+  const Topology& topology = group_.topology();
+  const RankCell& cell = group_.cell(local_rank);
+  char ends[4];
+  const iovec here = span(ends, 0, sizeof ends);
+  const iovec there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1), span(cell.output, 0, 1),
+                         span(cell.output, bytes - 1, 1)};
+  const auto pid = static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
+  return process_vm_readv(pid, &here, 1, there, 4, 0) == sizeof ends;
 }
 
 void Reach::read_input(int local_rank, size_t at, void* target, size_t bytes) {
@@ -110,7 +129,10 @@ void Reach::close() {
 
 void Reach::failed(int local_rank, const char* call, int error) {
   const int rank = group_.topology().local_ranks()[local_rank];
-  if (error == ESRCH) group_.liveness().lost(rank);
+  // One that has given up may have freed its tensor by now, and of one that dies the memory goes first.
+  group_.liveness().check_host();
+  const bool has_given_up = group_.cell(local_rank).closed.load() != 0;
+  if (error == ESRCH || has_given_up || !group_.liveness().is_here(rank)) group_.liveness().lost(rank);
   throw Failure(Fault::internal,
                 group_.topology().describe(group_.topology().rank) + ": " + call + " of the tensor of " +
                     group_.topology().describe(rank) + ": " + std::strerror(error) +

@@ -28,8 +28,9 @@ class Reach {
   void ask(Deadline& deadline);
   bool is_given() const { return given_; }
 
-  // Tells the others where this rank's tensor lies, and returns when all have told.
-  void meet(const void* input, void* output, Deadline& deadline);
+  // Tells the others where this rank's tensors of so many bytes lie, and returns whether all reach all of them: the
+  // system keeps memory that a driver has mapped, such as pinned memory, from other processes.
+  bool meet(const void* input, void* output, size_t bytes, Deadline& deadline);
   // Copies between own memory and the tensors that the others told of, `at` bytes from their begin.
   void read_input(int local_rank, size_t at, void* target, size_t bytes);
   void write_output(int local_rank, size_t at, const void* source, size_t bytes);
@@ -38,6 +39,9 @@ class Reach {
 
  private:
   bool can_read_all();
+  bool can_read_ends(int local_rank, size_t bytes);
+  // Says whether this rank could, and returns whether all could.
+  bool all_could(bool could, Deadline& deadline);
   [[noreturn]] void failed(int local_rank, const char* call, int error);
 
   Group& group_;

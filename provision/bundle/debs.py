@@ -161,7 +161,7 @@ def _lay_out(root: Path, release: Release) -> list[str]:
         # Keys and lists of mirrors lie elsewhere here.
         text = re.sub(r"(?i)(signed-by\s*[=:]\s*|mirror\+file:/*)/(?=(etc|usr)/)", rf"\1{root}/", text)
         path.write_text(text, encoding="utf-8")
-    own = [entry.uri for entry in found if aptsources.is_own(entry, release.distribution, release.codename)]
+    own = [entry.uri for entry in found if aptsources.is_own_part(entry, release.distribution, release.codename)]
     return own or [entry.uri for entry in found]
 
 

@@ -103,7 +103,7 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
     """A list of either format with the distribution's own entries at a mirror. Repositories of third parties stay where they are."""
 
     def address(entries: list[Entry]) -> str | None:
-        own = [is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components) for entry in entries]
+        own = [is_own_part(entry, distribution, codename) for entry in entries]
         if not own or not all(own):
             return None
         return mirror.security if all(_SECURITY.search(entry.suite) for entry in entries) else mirror.archive
@@ -143,6 +143,11 @@ def without_logins(text: str) -> str:
 def _with_address(pattern: str, address: str, text: str) -> str:
     """``address`` behind the pattern's first group, in the place of the rest of what it matches."""
     return re.sub(pattern, lambda found: found[1] + address, text)
+
+
+def is_own_part(entry: Entry, distribution: str, codename: str) -> bool:
+    """As `is_own`, and in the distribution's own parts: others' repositories, like Docker's, have suites of its names too."""
+    return is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components)
 
 
 def is_own(entry: Entry, distribution: str, codename: str) -> bool:

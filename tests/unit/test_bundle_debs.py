@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="a
 BOOKWORM = debs.Release("debian", "bookworm")
 LOCAL = "deb [trusted=yes] file:/var/nccl-local-repo-debian12-2.21.5-cuda12.4 /\n"  # a folder of the host's, not of this machine's
 UNREACHABLE = "deb [trusted=yes] http://127.0.0.2:9/vendor anything main\n"
+NAMESAKE = "deb [trusted=yes] http://127.0.0.2:9/docker bookworm stable\n"  # a suite of the distribution's name, but not its parts
 DISC = "deb cdrom:[Debian GNU/Linux 12.0.0 _Bookworm_]/ bookworm main\n"
 
 
@@ -71,7 +72,7 @@ def own(tmp_path: Path) -> str:
 
 
 def test_repositories_that_only_the_host_reaches_are_done_without(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
-    assert bring("pvdemo", seen(own=own, local=LOCAL, vendor=UNREACHABLE, disc=DISC)) == ["pvdemo_1.0_all.deb"]
+    assert bring("pvdemo", seen(own=own, local=LOCAL, vendor=UNREACHABLE, namesake=NAMESAKE, disc=DISC)) == ["pvdemo_1.0_all.deb"]
     assert (tmp_path / "out/pvdemo_1.0_all.deb").is_file()
 
 

@@ -47,6 +47,13 @@ def test_an_installation_of_its_own_stays_and_is_named(prefix: str | None, can_b
     assert [(one["what"], "provision_prefix=/home/ann/provision" in one["why"]) for one in found.left] == [("/home/ann/provision", True)]
 
 
+def test_beside_an_installation_of_the_users_own_that_of_root_is_somebody_elses() -> None:
+    found = seen(PREFIX, can_become=False)
+    found["installed"]["manifest"] = {"schema": 1}
+    removal = judged(HostRemoval("node1", "removed"), found)
+    assert (removal.state, removal.bad, [one["what"] for one in removal.left]) == ("removed", False, [PREFIX])
+
+
 def test_a_host_that_could_not_be_used_keeps_its_own_error() -> None:
     found = judged(HostRemoval("node1", "unreachable", error="no route"), seen(PREFIX, can_become=False))
     assert (found.state, found.error, found.left) == ("unreachable", "no route", [])

@@ -24,7 +24,7 @@ from provision.plan import Plan
 from provision.playbook import Event, HostResult, Outcome, Step
 from provision.progress import Progress
 from provision.report import HostReport, Report
-from provision.session import Session
+from provision.session import Interrupted, Session
 from provision.survey import Survey
 
 WITHOUT_TORCH = Options(torch=False, smoke=None)
@@ -41,6 +41,7 @@ class Hosts:
         self.failing: set[str] = set()
         self.steps: dict[str, Step] = {}
         self.unavailable = False
+        self.interrupted = False
         self.installed: list[str] = []
 
     @staticmethod
@@ -78,6 +79,8 @@ class Hosts:
             self.facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifests[name]))
             self.facts[name]["installed"]["venv"] = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
             self.facts[name]["drift"] = []
+        if self.interrupted:
+            raise Interrupted("on a")
         outcome = Outcome(2 if self.failing else 0, results, session.folder / "log")
         return install.Installed(outcome, {}, {}, [])
 
@@ -185,6 +188,37 @@ def test_pytorch_is_one_release_for_all_too(hosts: Hosts) -> None:
     assert hosts.up(Options(torch_version="2.7.1", smoke=None), limit="b").ok
 
 
+def test_after_an_interrupt_hosts_fit_together_too(hosts: Hosts) -> None:
+    hosts.interrupted = True
+    with pytest.raises(Interrupted):
+        hosts.up()
+    hosts.interrupted = False
+    hosts.facts["b"]["installed"]["manifest"] = None
+    assert hosts.up(limit="b").ok
+    assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
+
+
+def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> None:
+    hosts.file.write_text(hosts.file.read_text() + "c ansible_host=10.0.0.3\n")
+    hosts.facts["c"] = hosts._facts("10.0.0.3", "12.9")
+    assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
+    hosts.failing = {"b", "c"}
+    hosts.up(replace(WITHOUT_TORCH, upgrade=True))
+    hosts.failing = set()
+    refused = only(hosts.up(limit="b"))
+    assert re.search(r"name in --limit, too, the hosts without [0-9.]+: c\b", refused)
+    assert "--nccl" not in refused
+    assert hosts.up(limit="b,c").ok
+
+
+def test_what_a_later_step_alone_would_have_needed_is_not_noted(hosts: Hosts) -> None:
+    assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
+    assert hosts.up(replace(WITHOUT_TORCH, first_step="engine", nccl_version="2.24.3")).ok
+    hosts.facts["b"]["installed"]["manifest"] = None
+    assert hosts.up(limit="b").ok
+    assert hosts.nccl()["b"] == "2.21.5"
+
+
 def test_after_an_upgrade_that_failed_on_a_host_that_host_follows_the_others(hosts: Hosts) -> None:
     assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
     hosts.failing = {"b"}
@@ -249,7 +283,7 @@ def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all
 def test_a_later_step_does_not_begin_on_a_bare_host(hosts: Hosts) -> None:
     refused = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
     assert [failure.host for failure in refused.failures] == ["a", "b"]
-    assert "the steps before it were never done here" in refused.failures[0].error
+    assert "the steps before it are missing here" in refused.failures[0].error
     assert refused.failures[0].todo == "leave --from out"
     assert hosts.installed == []
     assert hosts.up(replace(WITHOUT_TORCH, first_step="python")).ok, "which makes what later steps need"

@@ -475,8 +475,9 @@ ALL = ["2.31.2-1+cuda12.9", "2.29.7-1+cuda12.9"]
         ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n"}, ALL[1:]),
         ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n", "/etc/apt/sources.list": f"# deb {NVIDIAS}/ /\n"}, ALL[1:]),
         ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n", "/etc/apt/sources.list.d/x.sources": f"Types: deb\nURIs: {NVIDIAS}\n"}, ALL),
+        ({OURS: f"deb [signed-by=/k] {NVIDIAS}/ /\n", "/etc/apt/sources.list.d/cuda.list.save": f"deb {NVIDIAS}/ /\n"}, ALL[1:]),
     ],
-    ids=["ours alone", "the other is commented out", "another names it, too"],
+    ids=["ours alone", "the other is commented out", "another names it, too", "apt does not read the other"],
 )
 def test_what_only_our_list_offers_is_not_known_elsewhere(root: Path, files: dict[str, str], libnccl2: list[str]) -> None:
     host = on_apt(root, files, record=[OURS])

@@ -76,9 +76,10 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
     clocks.begin()
     if settings.timeline:
-        from collective_core import timeline  # which needs a membership, too
+        from collective_core import arrays, timeline  # which need a membership, too
 
         timeline.start_timeline(settings.timeline)
+        arrays.barrier("timeline")  # in which all ranks see that all have started it
 
 
 def _rank_of(launcher: Any) -> int:

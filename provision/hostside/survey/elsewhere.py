@@ -16,7 +16,8 @@ def candidates_elsewhere(machine):
     record = read_json(machine, machine.prefix + "/record.json") or {}
     ours = [path for path in record.get("files") or () if path.startswith(REPOSITORY_LISTS)]
     if machine.which("apt-cache"):
-        theirs = [path for path in ["/etc/apt/sources.list"] + machine.glob("/etc/apt/sources.list.d/*") if path not in ours]
+        lists = machine.glob("/etc/apt/sources.list.d/*.list") + machine.glob("/etc/apt/sources.list.d/*.sources")  # apt reads no others
+        theirs = [path for path in ["/etc/apt/sources.list"] + lists if path not in ours]
         in_ours, in_theirs = entries(machine, ours), entries(machine, theirs) if ours else ""
 
         def without_us(address):

@@ -23,7 +23,8 @@ common.report(pid=os.getpid())
 if sys.argv[1:] == ["stop"]:
     gradient = torch.ones(1 << 25)
     if rank == size - 1:
-        again = ["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"]
+        until_stopped = f"until grep -q '^State:.T' /proc/{os.getpid()}/status; do sleep 0.1; done"
+        again = ["timeout", "60", "sh", "-c", f"{until_stopped}; sleep 2; kill -CONT {os.getpid()}"]
         subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     hvd.barrier()
     handle = hvd.allreduce_async_(gradient, name="gradient", op=hvd.Sum)

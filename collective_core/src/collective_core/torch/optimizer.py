@@ -128,7 +128,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # A rank with another plan would be told so by the names of its buckets.
         plan = crc32(repr((self._order, self._sparse_ones)).encode())
         self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], f"{self._prefix}.{plan:x}", uses_nccl)
-        self._overlaps = uses_nccl or _can_overlap()
+        self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
         self._launched = 0
 
