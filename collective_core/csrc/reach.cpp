@@ -47,6 +47,11 @@ void Reach::ask(Deadline& deadline) {
   given_ = all_could(can_read_all(), deadline);
 }
 
+pid_t Reach::process_of(int local_rank) const {
+  const Topology& topology = group_.topology();
+  return static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
+}
+
 bool Reach::all_could(bool could, Deadline& deadline) {
   group_.my_cell().reaches = could;
   group_.step_barrier(deadline);
@@ -61,8 +66,7 @@ bool Reach::can_read_all() {
     const RankCell& cell = group_.cell(local);
     uint64_t token = 0;
     const iovec here = span(&token, 0, sizeof token), there = span(cell.input, 0, sizeof token);
-    const auto pid = static_cast<pid_t>(topology.peers[topology.local_ranks()[local]].pid);
-    if (cell.token == 0 || process_vm_readv(pid, &here, 1, &there, 1, 0) != sizeof token) return false;
+    if (cell.token == 0 || process_vm_readv(process_of(local), &here, 1, &there, 1, 0) != sizeof token) return false;
     if (token != cell.token) return false;  // another process that has this number in our namespace
   }
   return true;
@@ -78,21 +82,17 @@ bool Reach::meet(const void* input, void* output, size_t bytes, Deadline& deadli
 }
 
 bool Reach::can_read_ends(int local_rank, size_t bytes) {
-  const Topology& topology = group_.topology();
   const RankCell& cell = group_.cell(local_rank);
   char ends[4];
   const iovec here = span(ends, 0, sizeof ends);
   const iovec there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1), span(cell.output, 0, 1),
                          span(cell.output, bytes - 1, 1)};
-  const auto pid = static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
-  return process_vm_readv(pid, &here, 1, there, 4, 0) == sizeof ends;
+  return process_vm_readv(process_of(local_rank), &here, 1, there, 4, 0) == sizeof ends;
 }
 
 void Reach::read_input(int local_rank, size_t at, void* target, size_t bytes) {
-  const Topology& topology = group_.topology();
   const iovec here = span(target, 0, bytes), there = span(group_.cell(local_rank).input, at, bytes);
-  const auto pid = static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
-  const ssize_t read = process_vm_readv(pid, &here, 1, &there, 1, 0);
+  const ssize_t read = process_vm_readv(process_of(local_rank), &here, 1, &there, 1, 0);
   if (read != static_cast<ssize_t>(bytes)) failed(local_rank, "process_vm_readv", read < 0 ? errno : EFAULT);
 }
 
@@ -100,11 +100,10 @@ void Reach::write_output(int local_rank, size_t at, const void* source, size_t b
   const Topology& topology = group_.topology();
   RankCell &mine = group_.my_cell(), &theirs = group_.cell(local_rank);
   const iovec here = span(source, 0, bytes), there = span(theirs.output, at, bytes);
-  const auto pid = static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
   // Sequentially consistent on both sides: either we see that it is closed, or its owner sees that we write.
   mine.writes.fetch_add(1, std::memory_order_seq_cst);
   const bool closed = theirs.closed.load(std::memory_order_seq_cst) != 0;
-  const ssize_t written = closed ? 0 : process_vm_writev(pid, &here, 1, &there, 1, 0);
+  const ssize_t written = closed ? 0 : process_vm_writev(process_of(local_rank), &here, 1, &there, 1, 0);
   const int error = written < 0 ? errno : EFAULT;
   mine.writes.fetch_add(1, std::memory_order_release);
   if (closed) group_.liveness().lost(topology.local_ranks()[local_rank]);

@@ -10,6 +10,8 @@
 // then waits for those who were just writing.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -38,6 +40,7 @@ class Reach {
   void close();
 
  private:
+  pid_t process_of(int local_rank) const;
   bool can_read_all();
   bool can_read_ends(int local_rank, size_t bytes);
   // Says whether this rank could, and returns whether all could.

@@ -19,8 +19,8 @@ WORKER = Path(__file__).parent / "workers" / "nccl_ranks.py"
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_sums_are_right_and_nobody_waits_for_the_gpu():
     mpirun = Path(sys.executable).with_name("mpirun")
-    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", "-np", "2", sys.executable, str(WORKER)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", "-np", "2", "-x", "COLLECTIVE_NCCL=on"]
+    done = subprocess.run([*command, sys.executable, str(WORKER)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("REPORT ") == 2
 

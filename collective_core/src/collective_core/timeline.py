@@ -20,7 +20,7 @@ from typing import Sequence
 
 import numpy as np
 
-from collective_core import _native, arrays, clocks, context, recorder, timeline_file, trace
+from collective_core import _native, arrays, clocks, context, recorder, timeline_file
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
 from collective_core.timeline_file import Copies, Head, Writer
@@ -110,6 +110,8 @@ class Timeline:
 
     def _draw(self, paths: Sequence[str], target: str) -> None:
         parts = [timeline_file.read(path) for path in paths]
+        from collective_core import trace  # which is also run as a program, and then must not be here before
+
         trace.write(target, parts)
         print(f"timeline: {target}\n{trace.table(parts)}", file=sys.stderr)
         for path in paths:
