@@ -13,7 +13,7 @@ namespace cc {
 namespace {
 
 constexpr double explanation_s = 0.4;  // a broken connection waits so long for the first cause to be announced
-constexpr double linger_s = 1.0;       // for an announcement to reach the others
+constexpr double linger_s = 1.0;       // for our last words to reach the others
 constexpr double news_s = 2.0;         // for the rest of a frame whose head has arrived
 constexpr size_t most_news = 8192;     // bytes of an announcement
 
@@ -203,11 +203,13 @@ void Liveness::say_goodbye() {
 }
 
 void Liveness::linger() {
-  if (!spread_) return;
+  char unread[4096];  // that somebody waits, say: nobody is here any more to whom it matters
   for (const Deadline patience(linger_s); !patience.passed(); poll(nullptr, 0, 1)) {
-    const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [](const auto& entry) {
+    const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [&](const auto& entry) {
+      const int fd = entry.second.get();
+      while (receive_some(fd, unread, sizeof unread) > 0 && !patience.passed()) continue;
       int unheard = 0;
-      return ioctl(entry.second.get(), SIOCOUTQ, &unheard) != 0 || unheard == 0;
+      return ioctl(fd, SIOCOUTQ, &unheard) != 0 || unheard == 0;
     });
     if (heard) return;
   }

@@ -57,8 +57,9 @@ class Liveness {
   // Announces a fatal failure to every rank we can reach, once.
   void spread(const Failure& failure);
   void say_goodbye();
-  // After an announcement, before the connections are closed: waits until the others' systems have it, at most a
-  // second. A connection that is closed over unread data is reset, and what has not been delivered is dropped.
+  // Before the connections are closed: waits until the others' systems have all that we said (the last block of an
+  // operation, an announcement, the goodbye), at most a second. A connection that is closed over unread data is reset,
+  // and what has not been delivered is dropped.
   void linger();
   // From another thread: ends the operation that this rank is waiting in.
   void leave() { leaving_ = true; }

@@ -36,8 +36,15 @@ class Eavesdropper:
             except OSError:
                 continue  # nobody listens yet: the caller tries again
             self.said.append(b"")
-            threading.Thread(target=self._pass_on, args=(caller, host, len(self.said) - 1), daemon=True).start()
-            threading.Thread(target=self._pass_on, args=(host, caller), daemon=True).start()
+            threading.Thread(target=self._stand_between, args=(caller, host, len(self.said) - 1), daemon=True).start()
+
+    def _stand_between(self, caller, host, number):
+        back = threading.Thread(target=self._pass_on, args=(host, caller), daemon=True)
+        back.start()
+        self._pass_on(caller, host, number)
+        back.join()  # closing earlier would drop what the other direction has not passed on yet
+        caller.close()
+        host.close()
 
     def _pass_on(self, source, target, number=None):
         with contextlib.suppress(OSError):  # when one of them goes, the other is told by the end of its connection
@@ -46,6 +53,7 @@ class Eavesdropper:
                 if number is not None:
                     self.said[number] += data
                     if number < len(self._drops) and len(self.said[number]) > self._drops[number]:
+                        source.shutdown(socket.SHUT_RDWR)
                         break
                     place = None if self._change is None else self._change - self._sent
                     self._sent += len(data)
@@ -53,8 +61,7 @@ class Eavesdropper:
                         data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
                 target.sendall(data)
         with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)  # closing alone would say nothing while the other thread still reads
-        target.close()
+            target.shutdown(socket.SHUT_WR)
 
 
 def play(port, said):
