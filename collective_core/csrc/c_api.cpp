@@ -117,9 +117,10 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   header.prescale = op.prescale;
   header.postscale = op.postscale;
   std::copy_n(op.dims, std::min(op.ndim, static_cast<int32_t>(cc::max_dims)), header.dims);
+  header.shape_hash = op.fused;
   for (int32_t i = cc::max_dims; i < op.ndim; ++i) {
     header.dims[cc::max_dims - 1] *= op.dims[i];
-    header.tail_hash = header.tail_hash * 16777619U + static_cast<uint32_t>(op.dims[i]) + 1;
+    header.shape_hash = header.shape_hash * 16777619U + static_cast<uint32_t>(op.dims[i]) + 1;
   }
   const char* name = op.name ? op.name : "";
   header.name_hash = cc::hash_of(name);

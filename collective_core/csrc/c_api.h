@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 9;
+constexpr int32_t cc_abi = 10;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -43,6 +43,8 @@ struct cc_operation {
   const char* objection;  // why this rank cannot run it, which every rank is then told; or null
   int32_t device;  // where the caller's tensor lies, a number of types.h; gpu_memory: allreduce and broadcast only
   int32_t tag;     // of the caller's own, for cc_transfer; not 0
+  uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape; or 0
+  uint32_t reserved;
 };
 
 CC_API int32_t cc_abi_version();

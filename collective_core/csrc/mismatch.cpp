@@ -11,7 +11,7 @@ namespace {
 bool same_request(const Header& a, const Header& b) {
   if (a.objects || b.objects) return false;
   if (a.device != b.device || a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype ||
-      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.tail_hash != b.tail_hash ||
+      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.shape_hash != b.shape_hash ||
       a.prescale != b.prescale || a.postscale != b.postscale) {
     return false;
   }

@@ -62,7 +62,7 @@ struct Header {
   uint8_t objects;       // this rank cannot run it: the inline payload is a sentence that says why
   uint8_t timeline;      // this rank records one, and will merge it with the others' if all ranks do
   int32_t root;          // as a rank of the process set
-  uint32_t tail_hash;    // of the dimensions from max_dims on, or 0
+  uint32_t shape_hash;   // of the dimensions from max_dims on, and of what the tensor is made of; or 0
   uint64_t count;        // elements on this rank
   uint64_t input_place;  // where input and output lie in this rank's part of the arena (arena.h), or 0
   uint64_t output_place;

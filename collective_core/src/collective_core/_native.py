@@ -8,13 +8,13 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 9  # of csrc/c_api.h
+ABI = 10  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -82,6 +82,8 @@ class Operation(ctypes.Structure):
         ("objection", c_char_p),
         ("device", c_int32),
         ("tag", c_int32),
+        ("fused", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -273,14 +275,16 @@ def operation(
     splits: Sequence[int] | None = None,
     objection: str = "",
     device: int = 0,
+    fused: int = 0,
 ) -> Operation:
     """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done.
 
     ``splits``: rows for each rank of the process set. ``objection``: why this rank cannot run it; then every rank raises it.
+    ``fused``: a checksum of the tensors that the caller has put into this one, compared like the shape.
     """
     dims = (c_int64 * max(len(shape), 1))(*shape)
     op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
-    op.prescale, op.postscale, op.name, op.device = prescale, postscale, name.encode(), device
+    op.prescale, op.postscale, op.name, op.device, op.fused = prescale, postscale, name.encode(), device, fused
     op.objection = objection.encode() or None
     if splits is not None:
         op.splits = (c_int64 * len(splits))(*splits)

@@ -14,6 +14,7 @@ from collective_core.torch import gpu
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
+from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.ops.handles import Group, Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like, objection_to_tensor
 
@@ -34,12 +35,19 @@ class _Request:
         self.process_set = process_set
 
 
-def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool = False) -> Work:
-    """Reduces ``tensor`` into ``output``, which may be the same."""
+def _start(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    name: str | None,
+    request: _Request,
+    blocking: bool = False,
+    fused: int = 0,
+) -> Work:
+    """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
     who = members(request.process_set)
     dtype = dtype_name(tensor)
     if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
-        return _start_on_gpu(tensor, output, name, request, blocking)
+        return _start_on_gpu(tensor, output, name, request, blocking, fused)
     problem = objection_to_tensor(tensor)
     source = host_copy(tensor)
     in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
@@ -69,6 +77,7 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
         process_set=who.id,
         objection=problem or arrays.objection_to_reduction(request.op, dtype),
         device=device_number(tensor),
+        fused=fused,
     )
     if blocking:
         arrays.run(operation, source, target)
@@ -76,7 +85,7 @@ def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request
     return Work(_native.submit(operation), finish, (source, target, operation))
 
 
-def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool) -> Work:
+def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool, fused: int) -> Work:
     who = members(request.process_set)
     dtype = dtype_name(tensor)
 
@@ -94,6 +103,7 @@ def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, 
             postscale=request.postscale,
             process_set=who.id,
             device=_native.GPU_MEMORY,
+            fused=fused,
         )
 
     return gpu.start(tensor, output, operation, who, blocking, request.prescale, request.postscale)
@@ -110,14 +120,13 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return _backward(ctx.request, gradients[0]), None, None
+        _require_gradient(ctx.request)
+        return _start(gradients[0], new_like(gradients[0]), None, ctx.request, blocking=True).result(), None, None
 
 
-def _backward(request: _Request, gradient: torch.Tensor) -> torch.Tensor:
+def _require_gradient(request: _Request) -> None:
     if request.op not in (Sum, Average):
         raise CollectiveError(f"an allreduce with op={request.op} has no gradient; use Sum or Average", "invalid")
-    result: torch.Tensor = _start(gradient, new_like(gradient), None, request, blocking=True).result()
-    return result
 
 
 def allreduce(
@@ -184,9 +193,21 @@ def allreduce_async_(
     return handle_of(_start(tensor, tensor, name, request))
 
 
-def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
-    names = names_of_group(name, len(tensors))
-    return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names)])
+def _start_group(
+    tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request
+) -> Group | FusedGroup:
+    who, most_bytes = members(request.process_set), context.current().config.fusion_bytes
+    if request.op == Adasum or who.size == 1 or len(tensors) < 2:
+        return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
+    chosen = name or context.next_name("grouped_allreduce", who.id)
+
+    def start_head(flat: torch.Tensor, checksum: int) -> Work:
+        return _start(flat, flat, f"{chosen}.fused", request, fused=checksum)
+
+    def start(number: int) -> Work:
+        return _start(tensors[number], outputs[number], f"{chosen}.{number}", request)
+
+    return FusedGroup(tensors, outputs, most_bytes, start_head, start)
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -197,7 +218,8 @@ class _GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, *(_backward(ctx.request, gradient) for gradient in gradients)
+        _require_gradient(ctx.request)
+        return None, None, *_start_group(gradients, [new_like(g) for g in gradients], None, ctx.request).result()
 
 
 def grouped_allreduce(
@@ -210,7 +232,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> list[torch.Tensor]:
-    """:func:`allreduce` of several tensors, all started before the first is waited for."""
+    """:func:`allreduce` of several tensors, all started before the first is waited for; small ones travel as one."""
     request = _Request(average, op, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(tensor) for tensor in tensors]
     outputs = _GroupedAllreduce.apply(name, request, *(small for small, _ in pairs)) if pairs else ()
