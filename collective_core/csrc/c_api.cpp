@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,6 +87,18 @@ std::shared_ptr<cc::Engine> engine(int32_t process_set) {
   if (found != state.engines.end()) return found->second;
   if (process_set == 0) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
   throw cc::Failure(cc::Fault::closed, "this rank is not in process set " + std::to_string(process_set));
+}
+
+// What has failed in one process set is why this rank leaves the others, too: who waits for it there is told so.
+void end_all(const std::map<int32_t, std::shared_ptr<cc::Engine>>& engines) {
+  std::optional<cc::Failure> first;
+  for (const auto& entry : engines) {
+    const std::optional<cc::Failure> failure = entry.second->end();
+    if (!first) first = failure;
+  }
+  for (const auto& entry : engines) {
+    if (first) entry.second->leave_because(*first);
+  }
 }
 
 Submitted submitted(int64_t handle) {
@@ -284,19 +297,20 @@ int32_t cc_close(int32_t process_set) {
     Process& state = process();
     if (forked) return 0;  // a forked child has nothing to close
     std::map<int32_t, std::shared_ptr<cc::Engine>> closing;
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    // Tasks stay until they are released: arrays of gathered data may still be in use.
-    state.listeners = cc::Listeners();
-    if (process_set != 0) {
-      const auto found = state.engines.find(process_set);
-      if (found == state.engines.end()) return 0;
-      closing.insert(std::move(*found));  // ends when the mutex is free again: its operations may take a while
-      state.engines.erase(found);
-      return 0;
+    {
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      // Tasks stay until they are released: arrays of gathered data may still be in use.
+      state.listeners = cc::Listeners();
+      if (process_set == 0) {
+        closing.swap(state.engines);
+        state.arena.reset();
+        state.owner = 0;
+      } else if (const auto found = state.engines.find(process_set); found != state.engines.end()) {
+        closing.insert(std::move(*found));
+        state.engines.erase(found);
+      }
     }
-    closing.swap(state.engines);
-    state.arena.reset();
-    state.owner = 0;
+    end_all(closing);  // when the mutex is free again: their operations may take a while
     return 0;
   });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace cc {
 
@@ -10,11 +11,10 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
   explicit Deadline(double seconds) : seconds_(seconds) { extend(); }
+  // `now`: nanoseconds of CLOCK_MONOTONIC, for who has just looked at it.
+  Deadline(double seconds, int64_t now) : seconds_(seconds) { begin(Clock::time_point(std::chrono::nanoseconds(now))); }
 
-  void extend() {
-    started_ = warned_ = Clock::now();
-    end_ = started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
-  }
+  void extend() { begin(Clock::now()); }
   bool passed() const { return Clock::now() >= end_; }
   // A wait that depends on a peer's own wait gets more time, so that the peer's more exact message arrives first.
   bool passed_by(double grace_seconds) const {
@@ -33,6 +33,10 @@ class Deadline {
   double seconds() const { return seconds_; }
 
  private:
+  void begin(Clock::time_point now) {
+    started_ = warned_ = now;
+    end_ = started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds_));
+  }
   static double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
   double seconds_;

@@ -26,6 +26,12 @@ Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder,
       joined_(group_->topology().size) {}
 
 Engine::~Engine() {
+  end();
+  group_->liveness().say_goodbye();
+  group_->liveness().linger();
+}
+
+std::optional<Failure> Engine::end() {
   {
     Lock lock(mutex_);
     closing_ = true;
@@ -41,8 +47,18 @@ Engine::~Engine() {
     changed_.notify_all();
   }
   if (worker_.joinable()) worker_.join();
-  group_->liveness().say_goodbye();
-  group_->liveness().linger();
+  if (!stopped_) return {};
+  return Failure(stopped_->fault, stopped_->what(), global_ranks(stopped_->ranks));
+}
+
+void Engine::leave_because(const Failure& failure) {
+  if (stopped_) return;
+  std::vector<int> known;  // of the ranks to blame, those that are in this process set
+  for (const Peer& peer : topology().peers) {
+    const bool blamed = std::find(failure.ranks.begin(), failure.ranks.end(), peer.global_rank) != failure.ranks.end();
+    if (blamed) known.push_back(peer.rank);
+  }
+  stop(Failure(failure.fault, failure.what(), known));
 }
 
 int64_t Engine::run(const std::shared_ptr<Task>& task) {
@@ -142,10 +158,11 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
   std::optional<Failure> failed;
   Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns, started_ns);
   try {
-    if (!stopped_.empty()) {
-      throw Failure(Fault::peer_lost, "the engine stopped after an earlier failure: " + stopped_, stopped_ranks_);
+    if (stopped_) {
+      const std::string text = std::string("the engine stopped after an earlier failure: ") + stopped_->what();
+      throw Failure(Fault::peer_lost, text, stopped_->ranks);
     }
-    Deadline deadline(group_->timeout());
+    Deadline deadline(group_->timeout(), started_ns);
     if (task->operation.header.kind == Kind::join) {
       join(*task, deadline);
     } else {
@@ -165,10 +182,9 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
 }
 
 void Engine::stop(const Failure& failure) {
-  if (!stopped_.empty()) return;
+  if (stopped_) return;
   group_->liveness().spread(failure);
-  stopped_ = failure.what();
-  stopped_ranks_ = failure.ranks;
+  stopped_ = failure;
 }
 
 void Engine::look_around() {
@@ -178,7 +194,7 @@ void Engine::look_around() {
   lock.unlock();
   std::exception_ptr found;
   try {
-    if (!stopped_.empty()) throw Failure(Fault::peer_lost, stopped_, stopped_ranks_);
+    if (stopped_) throw Failure(Fault::peer_lost, stopped_->what(), stopped_->ranks);
     group_->liveness().check();
   } catch (const Failure& failure) {
     stop(failure);
@@ -193,8 +209,14 @@ void Engine::look_around() {
 void Engine::settle(Task& task, const Failure& failure) {
   task.fault = failure.fault;
   task.error = task.operation.describe() + ": " + failure.what();
-  for (const int rank : failure.ranks) task.ranks.push_back(topology().peers[rank].global_rank);
+  task.ranks = global_ranks(failure.ranks);
   task.done = true;
+}
+
+std::vector<int> Engine::global_ranks(const std::vector<int>& ranks) const {
+  std::vector<int> global;
+  for (const int rank : ranks) global.push_back(topology().peers[rank].global_rank);
+  return global;
 }
 
 void Engine::transfer(Operation& operation, Deadline& deadline) {

@@ -42,6 +42,12 @@ class Engine {
   explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
                   int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
   ~Engine();
+  // Waits a moment for what is under way, and runs nothing any more. Returns the failure that has stopped this engine,
+  // if one has, with ranks of the job.
+  std::optional<Failure> end();
+  // After end(): why this rank leaves, a failure with ranks of the job. An engine that has not failed itself tells it
+  // to others that wait for this rank.
+  void leave_because(const Failure& failure);
 
   // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task, never
   // thrown. run returns when it was done, in nanoseconds of monotonic_ns().
@@ -94,7 +100,8 @@ class Engine {
   bool all_callers_wait(const Deadline& deadline) const;
   void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
-  // Tells the other ranks, and ends this engine.
+  std::vector<int> global_ranks(const std::vector<int>& ranks) const;
+  // Tells the other ranks, and stops this engine.
   void stop(const Failure& failure);
 
   std::unique_ptr<Group> group_;
@@ -113,8 +120,7 @@ class Engine {
   bool closing_ = false;
   std::thread::id first_caller_;
   bool several_callers_ = false;
-  std::string stopped_;  // the first fatal failure's sentence
-  std::vector<int> stopped_ranks_;
+  std::optional<Failure> stopped_;  // the first fatal failure
   std::thread worker_;
 };
 

@@ -206,10 +206,11 @@ void Liveness::linger() {
   char unread[4096];  // that somebody waits, say: nobody is here any more to whom it matters
   for (const Deadline patience(linger_s); !patience.passed(); poll(nullptr, 0, 1)) {
     const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [&](const auto& entry) {
-      const int fd = entry.second.get();
-      while (receive_some(fd, unread, sizeof unread) > 0 && !patience.passed()) continue;
+      pollfd state{entry.second.get(), POLLIN, 0};
+      if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return true;  // nobody is there
+      while (receive_some(state.fd, unread, sizeof unread) > 0 && !patience.passed()) continue;
       int unheard = 0;
-      return ioctl(fd, SIOCOUTQ, &unheard) != 0 || unheard == 0;
+      return ioctl(state.fd, SIOCOUTQ, &unheard) != 0 || unheard == 0;
     });
     if (heard) return;
   }

@@ -189,22 +189,30 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert processes_with(str(running.folder)) == []
 
 
+def list_hosts(file, text):
+    """At once: what is being written is not all there for a moment."""
+    file.with_suffix(".new").write_text(text + "\n")
+    file.with_suffix(".new").replace(file)
+
+
 def test_hosts_come_and_go_as_a_script_says(job, tmp_path):
     hosts, script = tmp_path / "hosts", tmp_path / "discover"
-    hosts.write_text("localhost:1\n")
+    list_hosts(hosts, "localhost:1")
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(0o755)
     # New ranks make their optimizer when the others make their second or third.
     running = job("--min-np", "1", "--max-np", "3", "--host-discovery-script", str(script), "-x", "TEST_WRAP=inside")
     running.wait_for_size(1)
-    hosts.write_text("localhost:4\n")
+    list_hosts(hosts, "localhost:4")
     three = running.wait_for_size(3)
-    hosts.write_text("localhost:2\n")
+    list_hosts(hosts, "")
+    time.sleep(0.8)  # not so long that the script is asked twice
+    list_hosts(hosts, "localhost:2")
     two = running.wait_for_size(2)
     assert two == {rank: three[rank] for rank in (0, 1)}, "the last slot is given back"
-    hosts.write_text("this is no list\n")
+    list_hosts(hosts, "this is no list")
     time.sleep(1.5)
-    hosts.write_text("localhost:3\n")
+    list_hosts(hosts, "localhost:3")
     running.wait_for_size(3)
     out = running.finish()
     assert "the hosts cannot be asked for, those of before stay" in out

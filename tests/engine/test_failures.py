@@ -46,6 +46,17 @@ def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, pha
         assert "stopped after an earlier failure" in entry["again"]
 
 
+def test_who_waits_for_a_rank_that_leaves_is_told_why_it_does(launch):
+    reports = launch("lost_elsewhere.py", 3, 2, keep_going=True).reports()
+    assert set(reports) == {0, 1}
+    for rank, operation in ((0, "allreduce 'of two' (float64[3])"), (1, "barrier 'of all'")):
+        entry = reports[rank]
+        assert entry["kind"] == "peer_lost"
+        assert entry["ranks"] == [2]
+        assert f"{operation}: rank 2 (host " in entry["error"]
+        assert f"pid {entry['dead']}" in entry["error"]
+
+
 @pytest.mark.parametrize(("n", "hosts", "absent"), [(3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (4, 2, [2]), (10, 10, [3, 8])])
 def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
     outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)

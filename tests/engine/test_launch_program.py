@@ -131,6 +131,23 @@ cc.barrier()
     assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 1"
 
 
+def test_a_rank_whose_traceback_tells_of_another_is_not_blamed_although_it_ended_first():
+    program = """
+import os, sys, time
+if os.environ["HOROVOD_RANK"] == "1":
+    print("Traceback (most recent call last):\\nValueError: the cause", file=sys.stderr, flush=True)
+    time.sleep(0.7)  # it says goodbye to a tracker, say
+    sys.exit(3)
+time.sleep(0.3)
+print("Traceback (most recent call last):\\nCollectiveError: rank 1 is gone", file=sys.stderr, flush=True)
+sys.exit(1)
+"""
+    done = launch("-np", "3", "python", "-c", program)
+    assert done.returncode == 3, done.stderr
+    last = ["[1] Traceback (most recent call last):", "[1] ValueError: the cause"]
+    assert done.stderr.splitlines()[-3:] == [*last, "collective_core.launch: rank 1 on localhost ended with exit code 3"]
+
+
 def said(tracebacks, rank, *lines):
     for line in lines:
         tracebacks(Frame("err", rank, line.encode() + b"\n"))
@@ -150,6 +167,7 @@ def test_which_traceback_is_the_one_to_read():
     said(tracebacks, 2, *raised(lost))
     texts = [frame.body.decode().rstrip("\n") for frame in tracebacks.to_read_last(0)]
     assert texts == [*cause, *raised("ValueError: two"), "lines of it"], "not of the end of another, but the cause, whole"
+    assert [tracebacks.cause_of(rank) for rank in range(4)] == [1, 1, 1, 3]
     assert tracebacks.to_read_last(3) == []
     said(tracebacks, 1, *raised("ValueError: three"))
     assert tracebacks.to_read_last(1) == [], "it is what was shown last"

@@ -123,6 +123,8 @@ def main() -> int:
     if verdict.text:
         with contextlib.suppress(OSError):
             # Who reads tags takes the output apart by rank.
+            if verdict.rank is not None:
+                verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
             if verdict.rank is not None and not arguments.tag_output:
                 for frame in tracebacks.to_read_last(verdict.rank):
                     show(frame, True)

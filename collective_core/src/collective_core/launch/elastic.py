@@ -197,9 +197,14 @@ class Driver:
         self._hosts = list(discover())
 
         def ask_again() -> None:
+            none_before = False
             while not self._ended.wait(DISCOVERY):
                 try:
-                    self._hosts = list(discover())
+                    found = list(discover())
+                    # No host at all is believed when it is said twice: a file that is being written is empty for a moment.
+                    if found or none_before:
+                        self._hosts = found
+                    none_before = not found
                 except Exception as error:  # noqa: BLE001 - the user's; what it said last still holds
                     self._tell(f"the hosts cannot be asked for, those of before stay: {error}")
 

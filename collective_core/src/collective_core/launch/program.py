@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Mapping, NamedTuple, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.launch import frames
 from collective_core.launch.elastic import Driver
@@ -16,12 +17,18 @@ from collective_core.launch.outcomes import LOST, signal_name
 class Verdict(NamedTuple):
     """``code``: as a shell tells it, 128 and its number for a signal. ``text``: who failed first, and how; empty when nobody did.
 
-    ``rank``: that rank, if it ended by itself, so that it may have said why.
+    ``rank``: that rank, if it ended by itself, so that it may have said why. ``others``: what this would be, had another rank been first.
     """
 
     code: int
     text: str
     rank: int | None = None
+    others: Mapping[int, Any] = MappingProxyType({})
+
+    def blaming(self, rank: int) -> Verdict:
+        """Two ranks end in one moment, and what they have said tells which was the first: the verdict on that one."""
+        found: Verdict = self.others.get(rank, self)
+        return found
 
 
 def run(job: Job, program: Sequence[str], show: Callable[[Frame], None]) -> Verdict:
@@ -49,6 +56,7 @@ def run_elastic(driver: Driver) -> Verdict:
 
 def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame], None]) -> Verdict:
     verdict, first_end = Verdict(0, ""), 0.0
+    failed: dict[int, Verdict] = {}
     left = set(host_of)
     reasons: dict[int, str] = {}
     end: float | None = None
@@ -64,10 +72,13 @@ def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame]
             left.discard(frame.rank)
             code, ended = frames.code_of(frame), time.monotonic() - frames.seconds_since(frame)
             # A rank's last words may take longer than the failure of others that it has caused.
-            if code != 0 and (end is None or ended < first_end):
-                verdict = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
+            if code == 0:
+                continue
+            failed[frame.rank] = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
+            if end is None or ended < first_end:
+                verdict = failed[frame.rank]
                 end, first_end = end or time.monotonic() + GRACE, ended
-    return verdict
+    return verdict._replace(others=failed)
 
 
 def _verdict(rank: int, host: str, code: int, reason: str) -> Verdict:

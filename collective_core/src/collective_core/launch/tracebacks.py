@@ -43,14 +43,15 @@ class Tracebacks:
         elif lines:
             lines.append(frame)
 
-    def to_read_last(self, rank: int) -> list[Frame]:
-        """What explains the failure of ``rank``: its traceback or, if that tells of another rank's end, the first that does not.
+    def cause_of(self, rank: int) -> int:
+        """The rank whose traceback explains the failure of ``rank``: the first that does not tell of another's end, if its own does."""
+        if not _is_consequence(self._kept.get(rank, [])):
+            return rank
+        return next((other for other, lines in self._kept.items() if not _is_consequence(lines)), rank)
 
-        Nothing if that is what was shown last anyway.
-        """
-        found = self._kept.get(rank, [])
-        if _is_consequence(found):
-            found = next((lines for lines in self._kept.values() if not _is_consequence(lines)), found)
+    def to_read_last(self, rank: int) -> list[Frame]:
+        """The traceback that explains the failure of ``rank``. Nothing if that is what was shown last anyway."""
+        found = self._kept.get(self.cause_of(rank), [])
         return [] if found and found[-1] is self._latest else found
 
 
