@@ -21,7 +21,7 @@ from provision import run as launching
 from provision import survey as surveying
 from provision.bench.cli import bench
 from provision.doctor.cli import app as doctor_app
-from provision.errors import ProvisionError, UsageError
+from provision.errors import ProvisionError, UsageError, told
 from provision.image.cli import app as image_app
 from provision.options import AptMirror, Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, url, wishes
 from provision.run_options import run_options
@@ -373,23 +373,14 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
     """Call a command and turn what it raises into a message and an exit code: 0 well, 1 something is wrong, 2 wrong usage or input."""
     try:
         call()
-    except ProvisionError as error:
-        if debug:
-            raise
-        _say(f"provision: {error}")
-        return error.exit_code
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:  # the last resort: also a defect of ours is said in one line
         if debug:
             raise
-        _say("provision: interrupted")
-        return 1
-    except Exception as error:  # the last resort: a defect of ours, said in one line
-        if debug:
-            raise
-        _say(f"provision: a defect of provision: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints")
-        return 1
+        said = told(error)
+        _say(f"provision: {said}")
+        return said.exit_code
     return 0
 
 

@@ -21,6 +21,7 @@ from provision import (
     hold,
     install,
     installed,
+    interrupts,
     last_run,
     launch,
     lock_file,
@@ -34,7 +35,7 @@ from provision.bundle.archive import Bundle, unpack
 from provision.bundle.gather import Places, gather
 from provision.doctor.logs.reading import explain
 from provision.engine_source import EngineSource
-from provision.errors import ProvisionError, UsageError
+from provision.errors import ProvisionError, UsageError, told
 from provision.install import Sources
 from provision.inventory import Host, Inventory, by_name
 from provision.plan import HostPlan, Plan
@@ -249,15 +250,18 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
     locked = None if options.upgrade else decided.to_keep(inventory)
     with _run(inventory, "provision up", progress, passwords) as (session, report):
+        session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
             locked, options = bundle.lock, _with_files_of(bundle, options)
+        session.step = "survey"
         survey = surveying.look(session, index=None if bundle else index_asked(options))
         _add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
         not_begun = _not_begun(usable, options.first_step)
         report.failures += not_begun
         if usable and not not_begun:
+            session.step = "plan"
             plan, sources = make_plan(inventory, usable, options, locked)
             session.write("plan.json", plan.as_dict())
             report.notes += [*plan.notes, *_without_apt(plan, options.apt_mirror)]
@@ -270,6 +274,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 builds.adopt(bundle.folder / "supplies")
                 sources = replace(sources, bundle=bundle, given=_with_sources_of(bundle, sources.given))
             if plan.hosts:
+                session.step = "install"
                 notes_what_is_decided = not options.check and not options.first_step  # which leaves out steps
                 try:
                     files = _make_ready(session, report, plan, usable, sources, options)
@@ -280,10 +285,12 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 if notes_what_is_decided:
                     decided.note(inventory, plan, [failure.host for failure in report.failures], session.folder)
                 if options.smoke and not options.check and not report.failures:
+                    session.step = "training"
                     _add_smoke(report, session, plan, _with_data_of(bundle, options.smoke))
                 if options.first_step and not options.check:
                     report.notes.append(_WITHOUT_RECORD.format(step=options.first_step))
                 elif report.ok and not options.check:
+                    session.step = "lock"
                     _write_lock(inventory, plan, files, report)
     return report
 
@@ -421,6 +428,7 @@ def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress
         if not report.failures:
             plan = installed.plan(inventory, survey.hosts)
             report.hosts = [_host_report(host, HostResult()) for host in plan.hosts.values()]
+            session.step = "training"
             _add_smoke(report, session, plan, options)
     return report
 
@@ -448,16 +456,22 @@ def remove(
 def _run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
     """The frame of every run: the hosts are held, the report is written whatever comes, and hosts that were kept out have their line."""
     began = time.monotonic()
-    with hold_hosts(inventory, purpose):
+    with interrupts.also_when_ended(), hold_hosts(inventory, purpose):
         session = Session(inventory, progress, passwords)
         report = Report(session.run_id, str(session.folder), last_run.identity(inventory))
         try:
             yield session, report
+        except BaseException as error:
+            said = told(error)
+            report.failures.append(Failure(said.where or "controller", session.step, said.what, said.todo))
+            session.locks_left |= said is not error  # a defect, or a Ctrl-C between two steps, may have come while hosts were locked
+            raise
         finally:
-            _add_blocked(report, inventory)
-            report.seconds = time.monotonic() - began
-            session.write("report.json", report.as_dict())
-            session.close()
+            with interrupts.held_back():
+                _add_blocked(report, inventory)
+                report.seconds = time.monotonic() - began
+                session.write("report.json", report.as_dict())
+                session.close()
 
 
 def _add_conflicts(report: Report, plan: Plan) -> None:

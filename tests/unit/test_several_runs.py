@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import dry_run, facts, install, lock, lock_file, main_job
+from provision import dry_run, facts, install, last_run, lock, lock_file, main_job
 from provision.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.main_job import Options
@@ -43,6 +44,7 @@ class Hosts:
         self.unavailable = False
         self.interrupted = False
         self.installed: list[str] = []
+        self.ends: Callable[[], object] | None = None
 
     @staticmethod
     def _facts(address: str, cuda: str) -> facts.Facts:
@@ -68,6 +70,8 @@ class Hosts:
     def install(
         self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, *, check: bool = False, **_more: Any
     ) -> install.Installed:
+        if self.ends is not None:
+            self.ends()
         if self.unavailable:
             raise ProvisionError("a file answers 404")
         results = {name: HostResult(steps=self.steps) for name in plan.hosts}
@@ -196,6 +200,42 @@ def test_after_an_interrupt_hosts_fit_together_too(hosts: Hosts) -> None:
     hosts.facts["b"]["installed"]["manifest"] = None
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
+
+
+def _defect() -> None:
+    raise KeyError("openmpi")
+
+
+def _of_ours() -> None:
+    raise ProvisionError("a file answers 404", where="node9", todo="name another one")
+
+
+@pytest.mark.parametrize(
+    ("ends", "host", "said"),
+    [
+        (_defect, "controller", "a defect of provision: KeyError: 'openmpi'"),
+        (_of_ours, "node9", "a file answers 404"),
+        (lambda: signal.raise_signal(signal.SIGINT), "controller", "interrupted"),
+        (lambda: signal.raise_signal(signal.SIGTERM), "controller", "interrupted"),
+    ],
+)
+def test_what_ends_a_run_stands_in_its_report(hosts: Hosts, ends: Callable[[], object], host: str, said: str) -> None:
+    hosts.ends = ends
+    with pytest.raises((KeyError, ProvisionError, KeyboardInterrupt)):
+        hosts.up()
+    (report,) = last_run.written("report.json")
+    assert not report["ok"]
+    (failure,) = report["failures"]
+    assert (failure["host"], failure["step"], failure["error"]) == (host, "install", said)
+    assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "blocked", "b": "blocked"}
+
+
+def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.ends = _defect
+    with pytest.raises(KeyError):
+        hosts.up()
+    (folder,) = (tmp_path / "state/runs").glob("2*")
+    assert Session(hosts.inventory(), Progress()).dead_runs() == [folder.name]
 
 
 def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> None:
