@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from provision import installed, launch, main_job, progress, report
+from provision import installed, launch, progress, report
 from provision import survey as surveying
 from provision.errors import UsageError
 from provision.image import asking, build, folder, labels, manifest, render, store
@@ -21,6 +21,7 @@ from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
+from provision.install_options import Options
 from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
 from provision.run_options import run_options
@@ -77,7 +78,7 @@ def render_(
     kind: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(render.Format))}.")] = "dockerfile",
     *,
     subject: asking.Subject,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Write a Dockerfile and its context, from the same plan and lock as the hosts."""
@@ -112,7 +113,7 @@ def build_(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
     *,
     subject: asking.Subject,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
@@ -222,7 +223,7 @@ def manifest_(
     name: Annotated[str, typer.Option("--name", help="Of the job.")] = "provision",
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here; without, print it.")] = None,
     *,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """A job of Kubernetes' MPI operator (kubeflow.org/v2beta1): a worker per host, with the slots, processors, memory and GPUs of these."""

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import dry_run, facts, install, last_run, lock, lock_file, main_job
+from provision import dry_run, facts, install, last_run, lock, lock_file, main_job, planning
 from provision.errors import ProvisionError
+from provision.install_options import Options
 from provision.inventory import Inventory
-from provision.main_job import Options
 from provision.options import inventory_of
 from provision.plan import Plan
 from provision.playbook import Event, HostResult, Outcome, Step
@@ -289,7 +289,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     """A colleague's, by way of version control: what this machine noted of its last run is older."""
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
-    theirs, _ = main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
+    theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
     lock_file.write(hosts.inventory(), lock.of_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
@@ -298,7 +298,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
 
 def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
     plans = [
-        main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
+        planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
@@ -341,7 +341,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
-    plan, sources = main_job.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
+    plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
     book = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
