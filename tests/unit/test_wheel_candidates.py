@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resolve import WISHES, gpu, host, plan_for
-from test_survey_script_parts import machine, survey
+from invented_hosts import WISHES, gpu, host, plan_for
+from surveyed import machine, survey
 
 from provision import catalog, facts, inventory, planning
 from provision.install_options import Options
