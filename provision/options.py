@@ -25,7 +25,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
 HostsOrNot = Annotated[
-    str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="As for `up`; with --facts it may be left out.")
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; with --facts it may be left out.")
 ]
 Limit = Annotated[
     str | None,

@@ -22,7 +22,7 @@ from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
 from provision.install_options import Options
-from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.options import Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
 from provision.run_options import run_options
 from provision.sandbox import bases, engine
@@ -34,8 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Hosts = Annotated[
-    str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
+ForHosts = Annotated[
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
 ]
 System = Annotated[str | None, typer.Option("--os", help="Make it of this system, e.g. ubuntu22.04.", metavar="SYSTEM")]
 Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12.4.", metavar="VERSION")]
@@ -46,7 +46,7 @@ Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provi
 
 
 def subject(
-    hosts: Hosts = None,
+    hosts: ForHosts = None,
     limit: Limit = None,
     facts_file: Facts = None,
     system: System = None,
@@ -160,7 +160,7 @@ def verify_(
 @app.command("run")
 @also(options=run_options, passwords=passwords)
 def run_(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     image: Annotated[
         str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows, or a file that `docker save` wrote.")
     ],
@@ -210,10 +210,10 @@ def run_(
 @app.command("manifest")
 @also(options=wishes, passwords=passwords)
 def manifest_(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND…]", help="The program; the engine's self-check by default.", show_default=False),
+        typer.Argument(metavar="COMMAND", help="The program, after `--`; the engine's self-check by default.", show_default=False),
     ] = None,
     limit: Limit = None,
     facts_file: Facts = None,
@@ -275,7 +275,7 @@ def ls(json_: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE…")]) -> None:
+def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
     """Take images off this machine; only those that provision made."""
     client = engine.connect()
     try:
@@ -304,7 +304,7 @@ def push(
 @app.command("diff")
 @also(passwords=passwords)
 def diff(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     image: Image,
     limit: Limit = None,
     *,
