@@ -19,10 +19,11 @@ import time
 
 import docker
 
-from provision import engine_source, main_job
+from provision import engine_source
 from provision.engine_source import EngineSource
 from provision.image import build, targets
 from provision.image.asking import Asked
+from provision.install_options import Options, wishes_of
 
 BAR_MATRIX_S, BAR_SAME_S, BAR_ENGINE_S, BAR_SIZE = 5.0, 3.0, 60.0, 1.15
 TAG = "provision-benchmark:cpu"
@@ -97,8 +98,8 @@ def main() -> int:
     judged("build with nothing changed", seconds_of(words), BAR_SAME_S, "s")
 
     engine = changed(engine_source.pack())
-    options = main_job.Options()
-    target = targets.of_system("debian 12", None, main_job.wishes_of(options, engine), given=given.base)
+    options = Options()
+    target = targets.of_system("debian 12", None, wishes_of(options, engine), given=given.base)
     judged("build with a changed engine", build.build(Asked(target, engine), TAG, options).seconds, BAR_ENGINE_S, "s")
 
     client = docker.from_env()

@@ -15,14 +15,29 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from provision import __version__, build_check, decided, install, launch, main_job, plan_text, progress, report, run_hosts, sandbox
+from provision import (
+    __version__,
+    build_check,
+    decided,
+    given_facts,
+    install,
+    launch,
+    main_job,
+    plan_text,
+    planning,
+    progress,
+    report,
+    run_hosts,
+    sandbox,
+)
 from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
 from provision.bench.cli import bench
 from provision.doctor.cli import app as doctor_app
-from provision.errors import ProvisionError, UsageError
+from provision.errors import ProvisionError, UsageError, told
 from provision.image.cli import app as image_app
+from provision.install_options import Options
 from provision.options import AptMirror, Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, url, wishes
 from provision.run_options import run_options
 from provision.session import Session
@@ -85,7 +100,7 @@ def up(
     data: Data = None,
     json_: Json = False,
     *,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
@@ -138,30 +153,30 @@ def plan(
     apt_mirror: AptMirror = None,
     json_: Json = False,
     *,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """What would be installed where, from where, and why."""
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror))
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found, problems = main_job.from_facts(facts_file, inventory, limit)
+        inventory, found, problems = given_facts.read(facts_file, inventory, limit)
         report.show_problems(problems, Console(stderr=True))
     elif inventory is None:
         raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = surveying.look(Session(inventory, shown, passwords), index=main_job.index_asked(options))
+            looked = surveying.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
         report.show_problems(looked.problems, Console(stderr=True))
         found = looked.hosts
     before = None if options.upgrade else decided.to_keep(inventory)
-    made, sources = main_job.make_plan(inventory, found, options, before)
-    for line in main_job.upgrade(inventory, found, made) if options.upgrade else ():
+    made, sources = planning.make_plan(inventory, found, options, before)
+    for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
         Console(stderr=True).print(Text(line))
     if json_:
         for piece in made.json():
             sys.stdout.write(piece)
-        main_job.refuse_conflicts(made)
+        planning.refuse_conflicts(made)
     elif made.conflicts:
         plan_text.show(made, Console(stderr=True))
         raise typer.Exit(1)
@@ -254,7 +269,7 @@ def bundle(
     limit: Limit = None,
     apt_mirror: AptMirror = None,
     *,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
@@ -373,23 +388,14 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
     """Call a command and turn what it raises into a message and an exit code: 0 well, 1 something is wrong, 2 wrong usage or input."""
     try:
         call()
-    except ProvisionError as error:
-        if debug:
-            raise
-        _say(f"provision: {error}")
-        return error.exit_code
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:  # the last resort: also a defect of ours is said in one line
         if debug:
             raise
-        _say("provision: interrupted")
-        return 1
-    except Exception as error:  # the last resort: a defect of ours, said in one line
-        if debug:
-            raise
-        _say(f"provision: a defect of provision: {type(error).__name__}: {error}\n  → run it again with --debug and report what it prints")
-        return 1
+        said = told(error)
+        _say(f"provision: {said}")
+        return said.exit_code
     return 0
 
 

@@ -9,6 +9,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from provision.plan import Plan
+
+
+def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Host → why the installation has to run there; hosts that hold everything are not in it."""
+    found = {}
+    for name, wanted in manifests.items():
+        bad = plan.hosts[name].hwloc
+        reason = f"{bad.package} is to be taken off" if bad and bad.source == "remove" else reason_to_run(wanted, facts[name])
+        if reason:
+            found[name] = reason
+    return found
+
 
 def reason_to_run(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
     """Why the installation must run on a host; None when it holds everything.

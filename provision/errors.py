@@ -30,3 +30,14 @@ class UsageError(ProvisionError):
     """Wrong usage, or input that cannot be read (exit code 2)."""
 
     exit_code = 2
+
+
+def told(error: BaseException) -> ProvisionError:
+    """What a user is told of whatever ended a command: our own errors as they are, all else as one sentence."""
+    if isinstance(error, ProvisionError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return ProvisionError("interrupted")
+    return ProvisionError(
+        f"a defect of provision: {type(error).__name__}: {error}", todo="run it again with --debug and report what it prints"
+    )

@@ -10,10 +10,17 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+from provision import paths
 from provision.errors import ProvisionError
+from provision.inventory import Inventory
+
+
+def every_host(inventory: Inventory, purpose: str) -> AbstractContextManager[None]:
+    """The lock of every host of the inventory, for ``with``."""
+    return hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from provision.errors import UsageError
 from provision.inventory import Inventory
 
 FAILED = "@failed"
+HOLDING = ("ready", "installed", "unchanged")  # states of hosts that hold what was planned for them
 
 
 def identity(inventory: Inventory) -> str:
@@ -32,8 +33,10 @@ def failed_hosts(inventory: Inventory) -> list[str]:
 
 
 def newest_inventory() -> str | None:
-    """The inventory of the newest run that made hosts ready or trained on them; None where no run is known."""
-    return next((str(report["inventory"]) for report in written("report.json") if report.get("inventory")), None)
+    """The inventory of the newest run after which a host of it held what was planned; None where no such run is known."""
+    return next(
+        (str(report["inventory"]) for report in written("report.json") if any(host["state"] in HOLDING for host in report["hosts"])), None
+    )
 
 
 def written(name: str) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import downloads, inventory, last_run, main_job, tarball
+from provision import downloads, inventory, last_run, tarball
 from provision.errors import UsageError
+from provision.install_options import Options
 from provision.inventory import Inventory
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
@@ -24,7 +25,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
 HostsOrNot = Annotated[
-    str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="As for `up`; with --facts it may be left out.")
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; with --facts it may be left out.")
 ]
 Limit = Annotated[
     str | None,
@@ -70,12 +71,12 @@ def wishes(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Resolve anew instead of keeping to provision.lock, and show what differs.")
     ] = False,
-) -> main_job.Options:
+) -> Options:
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
     if wheels is not None and not wheels.is_dir():
         raise UsageError(f"--wheels {wheels}: no such folder")
     one_of("--nccl-source", nccl_source, get_args(NcclSource))
-    return main_job.Options(
+    return Options(
         torch=not without_torch,
         torch_version=_version("--torch", torch),
         torch_index=url("--torch-index", torch_index),

@@ -21,7 +21,8 @@ from provision.run import RunOptions
 @also(horovod=horovod_options.variables)
 def run_options(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND…", help="The program and its arguments; `python` is the hosts' own.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one that has the engine there."),
     ] = None,
     np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
     min_np: Annotated[

@@ -34,6 +34,7 @@ class Session:
         run_id: marks every process of the run as ``PROVISION_RUN_ID``; also the name of the run folder.
         folder: logs, the rendered playbook and the report.
         passwords: ``become`` and ``connection``, as far as they were asked for; never written anywhere.
+        step: where the run is, in a word; what ends it is reported for that step.
     """
 
     inventory: Inventory
@@ -47,6 +48,7 @@ class Session:
         draft = paths.runs() / f".latest-{self.run_id}"  # renamed into place: two runs may start at the same time
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
+        self.step = "survey"
         self.locks_left = False
         self.rooted: set[str] = set()  # hosts where steps may run as root, as the survey finds out
         self._note = self.folder / "controller.json"

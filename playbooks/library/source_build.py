@@ -192,19 +192,26 @@ class Build:
         os.makedirs(self.work)
         self.ask()
         self.run = run
+        noted, note = os.pipe()
         pid = os.fork()
         if pid:
+            os.close(noted)
             self.enter("unpacking", pid)  # before anybody asks again
+            os.write(note, b".")
+            os.close(note)
             return
         try:
             os.setsid()
+            os.close(note)
+            begins = os.read(noted, 1)  # nothing, where the caller was killed before it had noted who builds
             silence = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
             os.closerange(3, 256)  # whoever waits for the end of our output must not wait for the build
-            while not self.state():
-                time.sleep(0.01)
-            self.build()
+            if begins:
+                self.build()
+            else:
+                self.discard()
         finally:
             os._exit(0)  # not the caller's way out: it has files and handlers of its own
 

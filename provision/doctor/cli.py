@@ -22,7 +22,7 @@ from provision.doctor.findings import Finding, document
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory
-from provision.options import Json, Limit, also, inventory_of
+from provision.options import Hosts, Json, Limit, also, inventory_of
 from provision.options import passwords as passwords_given
 from provision.session import Interrupted, Session
 
@@ -38,7 +38,8 @@ class _LookByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=_LookByDefault,
-    help="Names known errors, on hosts and in logs, and says how to mend them: `provision doctor [HOSTS] [--log FILE]`.",
+    help="Names known errors, on hosts and in logs, and says how to mend them: `provision doctor [HOSTS] [--log FILE] [--fix]`; "
+    "all its options: `provision doctor look --help`.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -46,7 +47,7 @@ app = typer.Typer(
 @app.command()
 @also(passwords=passwords_given)
 def look(
-    hosts: Annotated[str | None, typer.Argument(metavar="[HOSTS]", help="An inventory, `host1,host2`; this machine by default.")] = None,
+    hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be given again.", metavar="ID")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Show what can be mended, ask, mend it and look again.")] = False,
@@ -92,7 +93,7 @@ def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `pr
 @app.command()
 @also(passwords=passwords_given)
 def bundle(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to add; may be given again.")] = None,
     limit: Limit = None,

@@ -14,10 +14,11 @@ from typing import Any, cast, get_args
 
 import yaml
 
-from provision import main_job, resources
+from provision import hold, main_job, resources
 from provision.doctor.findings import Finding
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError
+from provision.install_options import Options
 from provision.inventory import Inventory
 from provision.resolve.wishes import OpenMpiSource
 from provision.session import Session
@@ -90,7 +91,7 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
     """Run it. Raises ProvisionError where a host could not be mended; the others are done."""
     failed = []
     if made.tasks:
-        with main_job.hold_hosts(inventory, "provision doctor --fix"):
+        with hold.every_host(inventory, "provision doctor --fix"):
             outcome = session.play(
                 resources.folder("playbooks") / "mend.yml",
                 "Mend",
@@ -105,13 +106,13 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
         raise ProvisionError("not everything could be mended: " + "; ".join(failed), todo="mend the rest by hand, as listed above")
 
 
-def _as_installed(look: Look) -> main_job.Options:
+def _as_installed(look: Look) -> Options:
     """The options that lead to what the hosts hold already."""
     held = [facts["installed"]["manifest"]["host"] for facts in look.facts.values() if facts["installed"]["manifest"]]
     torch = next((host["torch"]["version"] for host in held if host.get("torch")), None)
     source = next((host["openmpi"]["source"] for host in held), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
-    return main_job.Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
+    return Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
 
 
 def _variables(facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from provision import catalog, decided, engine_source, main_job
+from provision import catalog, decided, engine_source, given_facts, planning
 from provision import survey as surveying
 from provision.engine_source import EngineSource
 from provision.errors import ProvisionError, UsageError
@@ -16,6 +16,7 @@ from provision.image import bases, targets
 from provision.image.render import Format
 from provision.image.targets import Target
 from provision.install import Sources
+from provision.install_options import Options, wishes_of
 from provision.inventory import Inventory
 from provision.plan import Plan
 from provision.progress import Progress
@@ -58,9 +59,7 @@ def format_of(kind: str, *, buildx: bool) -> Format:
     return kind  # type: ignore[return-value]
 
 
-def targets_of(
-    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
-) -> tuple[list[Asked], list[Problem]]:
+def targets_of(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
     """The images that were asked for, and what is odd about the hosts that they are for.
 
     Raises:
@@ -77,13 +76,13 @@ def targets_of(
     else:
         system = bases.newest_system(cuda) if cuda else catalog.load("images")["distributions"]["default"]
     engine = engine_source.pack()
-    return [Asked(targets.of_system(system, cuda, main_job.wishes_of(options, engine), given=subject.base), engine)], []
+    return [Asked(targets.of_system(system, cuda, wishes_of(options, engine), given=subject.base), engine)], []
 
 
-def everything(options: main_job.Options) -> list[Asked]:
+def everything(options: Options) -> list[Asked]:
     """Every image that can be made."""
     engine = engine_source.pack()
-    wishes = main_job.wishes_of(options, engine)
+    wishes = wishes_of(options, engine)
     return [Asked(targets.of_system(system, cuda, wishes), engine) for system, cuda in targets.matrix()]
 
 
@@ -97,11 +96,11 @@ class Planned:
     problems: list[Problem]
 
 
-def planned(subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]) -> Planned:
+def planned(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Planned:
     """The plan of the subject's hosts. Raises ProvisionError where one of them cannot be looked at, or no plan fits."""
     inventory = subject.inventory
     if subject.facts_file is not None:
-        inventory, known, problems = main_job.from_facts(subject.facts_file, inventory, subject.limit)
+        inventory, known, problems = given_facts.read(subject.facts_file, inventory, subject.limit)
     else:
         assert inventory is not None  # noqa: S101 - one of both was given
         session = Session(inventory, progress, passwords)
@@ -114,14 +113,12 @@ def planned(subject: Subject, options: main_job.Options, progress: Progress, pas
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
-    plan, sources = main_job.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
-    main_job.refuse_conflicts(plan)
+    plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
+    planning.refuse_conflicts(plan)
     return Planned(plan, known, sources, list(problems))
 
 
-def _of_hosts(
-    subject: Subject, options: main_job.Options, progress: Progress, passwords: Mapping[str, str]
-) -> tuple[list[Asked], list[Problem]]:
+def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
     found = planned(subject, options, progress, passwords)
     made = targets.of_hosts(found.plan, found.known, given=subject.base)
     locked = found.sources.locked

@@ -22,7 +22,7 @@ import docker.errors
 from docker import DockerClient
 from docker.models.networks import Network
 
-from provision import interrupts, main_job, paths, supplies
+from provision import interrupts, paths, supplies
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.image import labels, origins
@@ -31,6 +31,7 @@ from provision.image.gateway import Gateway
 from provision.image.render import File, context
 from provision.image.stream import Failed, Made, events
 from provision.image.view import View, short
+from provision.install_options import Options
 from provision.sandbox import bases, engine
 from provision.sandbox import settings as controller
 
@@ -48,7 +49,7 @@ class Built:
     log: Path
 
 
-def build(asked: Asked, tag: str, options: main_job.Options, *, mirror: str | None = None, cache: bool = True) -> Built:
+def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None, cache: bool = True) -> Built:
     """Build one image and name it ``tag``.
 
     Args:

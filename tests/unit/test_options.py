@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from provision import catalog, main_job, options
+from provision import catalog, options
 from provision.engine_source import EngineSource
 from provision.errors import UsageError
+from provision.install_options import wishes_of
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 
@@ -61,7 +62,7 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
 
 def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
     given = nccl_sources(tmp_path / "sources.tar.gz")
-    made = main_job.wishes_of(options.wishes(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
+    made = wishes_of(options.wishes(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
     assert made.nccl_tarball_sha256 == hashlib.sha256(given.read_bytes()).hexdigest()
     named = options.wishes(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball
@@ -80,7 +81,7 @@ def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     given = nccl_sources(tmp_path / "sources.tar.gz")
     asked = options.wishes(nccl_tarball=Path("sources.tar.gz"))
     given.unlink()  # whoever looks again finds nothing
-    made = main_job.wishes_of(asked, EngineSource(b"", "0.1.0", "0" * 64))
+    made = wishes_of(asked, EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_tarball, made.nccl_tarball_version) == ("sources.tar.gz", "2.22.3")
 
 

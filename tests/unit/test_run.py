@@ -68,7 +68,10 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     assert said.pop().startswith("no hosts are named and no earlier run is known: 4 rank(s) on this machine")
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({"inventory": "a,b"}))
+    (folder / "report.json").write_text(json.dumps({"inventory": "a,b", "hosts": [{"state": "blocked"}, {"state": "ready"}]}))
+    vain = tmp_path / "runs/20260102-000000-abcdef"
+    vain.mkdir()
+    (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
     assert [host.name for host in run_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
     assert said.pop().startswith("no hosts are named: those of the last run, a,b")
     run_hosts.choose(None, [("a", 1)], 4, said.append)
@@ -79,7 +82,7 @@ def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(t
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({"inventory": str(tmp_path / "gone.ini")}))
+    (folder / "report.json").write_text(json.dumps({"inventory": str(tmp_path / "gone.ini"), "hosts": [{"state": "ready"}]}))
     assert [host.name for host in choose(None, [("x", 1)]).hosts] == ["x"]
     with pytest.raises(UsageError, match=r"gone\.ini"):
         choose(None, [])

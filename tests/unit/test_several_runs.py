@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import dry_run, facts, install, lock, lock_file, main_job
+from provision import dry_run, facts, install, last_run, lock, lock_file, main_job, planning
 from provision.errors import ProvisionError
+from provision.install_options import Options
 from provision.inventory import Inventory
-from provision.main_job import Options
 from provision.options import inventory_of
 from provision.plan import Plan
 from provision.playbook import Event, HostResult, Outcome, Step
@@ -43,6 +44,7 @@ class Hosts:
         self.unavailable = False
         self.interrupted = False
         self.installed: list[str] = []
+        self.ends: Callable[[], object] | None = None
 
     @staticmethod
     def _facts(address: str, cuda: str) -> facts.Facts:
@@ -68,6 +70,8 @@ class Hosts:
     def install(
         self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, *, check: bool = False, **_more: Any
     ) -> install.Installed:
+        if self.ends is not None:
+            self.ends()
         if self.unavailable:
             raise ProvisionError("a file answers 404")
         results = {name: HostResult(steps=self.steps) for name in plan.hosts}
@@ -198,6 +202,42 @@ def test_after_an_interrupt_hosts_fit_together_too(hosts: Hosts) -> None:
     assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
 
 
+def _defect() -> None:
+    raise KeyError("openmpi")
+
+
+def _of_ours() -> None:
+    raise ProvisionError("a file answers 404", where="node9", todo="name another one")
+
+
+@pytest.mark.parametrize(
+    ("ends", "host", "said"),
+    [
+        (_defect, "controller", "a defect of provision: KeyError: 'openmpi'"),
+        (_of_ours, "node9", "a file answers 404"),
+        (lambda: signal.raise_signal(signal.SIGINT), "controller", "interrupted"),
+        (lambda: signal.raise_signal(signal.SIGTERM), "controller", "interrupted"),
+    ],
+)
+def test_what_ends_a_run_stands_in_its_report(hosts: Hosts, ends: Callable[[], object], host: str, said: str) -> None:
+    hosts.ends = ends
+    with pytest.raises((KeyError, ProvisionError, KeyboardInterrupt)):
+        hosts.up()
+    (report,) = last_run.written("report.json")
+    assert not report["ok"]
+    (failure,) = report["failures"]
+    assert (failure["host"], failure["step"], failure["error"]) == (host, "install", said)
+    assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "blocked", "b": "blocked"}
+
+
+def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.ends = _defect
+    with pytest.raises(KeyError):
+        hosts.up()
+    (folder,) = (tmp_path / "state/runs").glob("2*")
+    assert Session(hosts.inventory(), Progress()).dead_runs() == [folder.name]
+
+
 def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> None:
     hosts.file.write_text(hosts.file.read_text() + "c ansible_host=10.0.0.3\n")
     hosts.facts["c"] = hosts._facts("10.0.0.3", "12.9")
@@ -249,7 +289,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     """A colleague's, by way of version control: what this machine noted of its last run is older."""
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
-    theirs, _ = main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
+    theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
     lock_file.write(hosts.inventory(), lock.of_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
@@ -258,7 +298,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
 
 def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
     plans = [
-        main_job.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
+        planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
@@ -301,7 +341,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
-    plan, sources = main_job.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
+    plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
     book = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -93,7 +94,7 @@ def test_the_archive_is_relative_to_the_prefix_and_the_build_is_gone(build: Any,
         assert [member.name for member in tar if not member.isdir()] == ["bin/tool"]
         assert {member.uname for member in tar} == {"root"}
     assert source_build.complete(str(tmp_path / "built.tar.gz"))
-    assert not (tmp_path / "work").exists()
+    wait(lambda: not (tmp_path / "work").exists())
 
 
 def test_an_archive_that_was_damaged_since_does_not_count(build: Any, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_sources_with_a_makefile_alone_are_made_and_what_is_wanted_is_taken(buil
         assert tar.getmember("lib/libnccl.so.2").linkname == "libnccl.so.2.22.3"
         read = {name: tar.extractfile(name).read().decode().strip() for name in names[2:]}  # type: ignore[union-attr]
     assert read == {"lib/libnccl.so.2.22.3": "-gencode=a -gencode=b", "lib/pkgconfig/nccl.pc": "prefix=/opt/thing"}
-    assert not (tmp_path / "work").exists()
+    wait(lambda: not (tmp_path / "work").exists())
 
 
 @pytest.mark.parametrize(
@@ -200,3 +201,28 @@ def test_a_build_that_nobody_asks_for_ends_itself(build: Any, tmp_path: Path, mo
     monkeypatch.setattr(source_build, "FORGOTTEN_S", 0.2)
     build("sleep 3600")
     wait(lambda: not (tmp_path / "work").exists())
+
+
+KILLED_WHILE_NOTING = """
+import os, signal, sys
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import test_source_build
+build = test_source_build.source_build.Build({"work": sys.argv[2]})
+build.enter = lambda doing, pid: os.kill(os.getpid(), signal.SIGKILL)
+build.start("this run")
+"""
+
+
+def test_a_build_whose_caller_was_killed_before_it_was_noted_is_none(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    caller = subprocess.run([sys.executable, "-c", KILLED_WHILE_NOTING, __file__, str(work)], check=False)
+    assert caller.returncode == -signal.SIGKILL
+    wait(lambda: not work.exists())
+    wait(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _names(path, work)])
+
+
+def _names(cmdline: Path, folder: Path) -> bool:
+    try:
+        return str(folder).encode() in cmdline.read_bytes()
+    except OSError:
+        return False

@@ -8,15 +8,10 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-from provision import resources
-
-survey = ModuleType("survey_script")
-exec(compile(resources.script("survey"), "survey", "exec"), survey.__dict__)  # noqa: S102 - our own text
+from surveyed import survey
 
 SITE = "lib/python3.11/site-packages"
 CONTENT = b"as it was brought"

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resolve import WISHES, gpu, host, plan_for
-from test_survey_script_parts import machine, survey
+from invented_hosts import WISHES, gpu, host, plan_for
+from surveyed import machine, survey
 
-from provision import catalog, facts, inventory, main_job
+from provision import catalog, facts, inventory, planning
+from provision.install_options import Options
 from provision.resolve import HostWishes, Wishes
 
 CU11, CU12, CU13 = survey.WHEELS_FOR_GPUS
@@ -248,13 +249,13 @@ def test_an_index_that_is_named_for_the_run_counts_instead_of_the_hosts() -> Non
     none = {package: list[str]() for package in KNOWN}
     known = {"localhost": gpu("12.4", wheel_candidates=none)}
     hosts = inventory.load("localhost")
-    named, _sources = main_job.make_plan(hosts, known, main_job.Options(index_url="https://index.example/simple"))
+    named, _sources = planning.make_plan(hosts, known, Options(index_url="https://index.example/simple"))
     assert named.hosts["localhost"].nccl.source == "wheel"
-    asked, _sources = main_job.make_plan(hosts, known, main_job.Options())
+    asked, _sources = planning.make_plan(hosts, known, Options())
     assert asked.hosts["localhost"].nccl.source == "repository"
-    assert main_job.index_asked(main_job.Options(index_url="https://index.example/simple")) is None
-    assert main_job.index_asked(main_job.Options()) == "new"
-    assert main_job.index_asked(main_job.Options(upgrade=True)) == "all"
+    assert planning.index_asked(Options(index_url="https://index.example/simple")) is None
+    assert planning.index_asked(Options()) == "new"
+    assert planning.index_asked(Options(upgrade=True)) == "all"
 
 
 def test_facts_without_it_are_as_before_and_odd_ones_are_refused() -> None:

@@ -1,9 +1,9 @@
-"""How the main job tells of a step that failed."""
+"""How a step that failed is told of."""
 
 from __future__ import annotations
 
 from provision.inventory.model import Host
-from provision.main_job import _failure
+from provision.outcomes import failure_of
 from provision.playbook import Event
 
 HOST = Host("node1", "10.0.0.1", user="trainer")
@@ -14,7 +14,7 @@ def failed(said: str, kind: str = "failed") -> Event:
 
 
 def test_a_known_error_comes_with_its_way_out() -> None:
-    failure = _failure(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"))
+    failure = failure_of(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"))
     assert failure.step == "cmake / Install cmake"
     assert failure.todo is not None
     assert "df -h" in failure.todo
@@ -22,13 +22,13 @@ def test_a_known_error_comes_with_its_way_out() -> None:
 
 
 def test_an_unknown_error_is_quoted_and_not_explained() -> None:
-    failure = _failure(HOST, failed("the frobnicator is out of plumbus"))
+    failure = failure_of(HOST, failed("the frobnicator is out of plumbus"))
     assert failure.error == "the frobnicator is out of plumbus"
     assert failure.todo == "mend it, then run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
 
 
 def test_a_lost_connection_is_told_as_one() -> None:
-    failure = _failure(
+    failure = failure_of(
         HOST, failed('Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ', "unreachable")
     )
     assert failure.todo is not None

@@ -1,0 +1,70 @@
+"""Hosts that nobody has, for tests of what the resolver makes of them: their facts, and the plan for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from provision import facts
+from provision.resolve import HostWishes, Wishes, resolve
+
+WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
+
+FROM_SOURCE = Wishes(nccl_source="source")
+
+TOOLKITS = {
+    "toolkits": [
+        {"path": "/home/me/cuda", "version": "11.8", "nvcc": True, "headers": True, "found": "CUDA_HOME names it"},
+        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
+        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
+        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "headers": False, "found": "it lies in a usual place"},
+    ],
+    "nvcc": None,
+}
+
+
+def host(
+    address: str = "10.0.0.1",
+    *,
+    system: tuple[str, str] = ("debian", "12"),
+    arch: str = "x86_64",
+    python: str = "3.11.2",
+    cuda: str | None = None,
+    gpus: int = 0,
+    interfaces: list[dict[str, Any]] | None = None,
+    **more: Any,
+) -> facts.Facts:
+    given_facts = {
+        "hostname": "h",
+        "os": {"id": system[0], "version": system[1]},
+        "arch": arch,
+        "driver": {"version": "535.104.05", "cuda": cuda} if cuda else None,
+        "gpus": [{"name": "A100", "compute_capability": "8.0"}] * gpus,
+        "python": {"version": python, "executable": "/usr/bin/python3", "has_venv": False},
+        "network": {
+            "interfaces": interfaces if interfaces is not None else [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
+            "default_route_interface": "eth0",
+        },
+        **more,
+    }
+    return facts.normalise(given_facts)
+
+
+def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> facts.Facts:
+    return facts.normalise({**host(address, system=("ubuntu", "22.04"), cuda=cuda, **more), "gpus": [{"compute_capability": capability}]})
+
+
+def toolkit(version: str | None, *, nvcc: bool = True) -> dict[str, Any]:
+    """The survey's facts about CUDA toolkits: the one of this version, or none."""
+    return {"toolkits": [{"path": "/usr/local/cuda", "version": version, "nvcc": nvcc}] if version else [], "nvcc": None}
+
+
+def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) -> facts.Facts:
+    """A host with a GPU whose facts say this of CUDA toolkits, or nothing."""
+    known = gpu(cuda, *where, **more)
+    if found is None:
+        return known
+    return facts.normalise({**known, "cuda": found, "missing": [part for part in known["missing"] if part != "cuda"]})
+
+
+def plan_for(hosts: dict[str, facts.Facts], wishes: Wishes = WISHES, **asked: HostWishes) -> Any:
+    return resolve(hosts, wishes, asked)

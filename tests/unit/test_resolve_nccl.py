@@ -1,0 +1,141 @@
+"""The resolver: which prebuilt NCCL, from which repository, file or index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from invented_hosts import gpu, host, plan_for
+
+from provision import facts
+from provision.plan import Component
+from provision.resolve import Wishes
+
+
+def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:
+    made = plan_for({"a": gpu("12.4")}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    assert made.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
+    assert made.repository.key_url.endswith("/ubuntu2204/x86_64/cuda-keyring_1.1-1_all.deb")
+    assert "signed-by=" + made.repository.keyring in made.repository.entry
+
+
+def test_rpm_strings_and_repository() -> None:
+    rhel = facts.normalise({**gpu("12.4"), "os": {"id": "rocky", "version": "9.4"}})
+    made = plan_for({"a": rhel}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    assert made.packages == ("libnccl-2.21.5-1+cuda12.4", "libnccl-devel-2.21.5-1+cuda12.4")
+    assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64" in made.repository.entry
+
+
+LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+
+
+def test_a_local_repository_package_says_what_it_is_by_its_name() -> None:
+    wishes = Wishes(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
+    made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, wishes).hosts["b"].nccl
+    assert (made.source, made.package, made.version, made.cuda) == ("local_repository", LOCAL, "2.21.5", "12.4")
+    assert (made.packages[0], made.sha256) == ("libnccl2=2.21.5-1+cuda12.4", "1" * 64)
+
+
+def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
+    wishes = Wishes(nccl_source="local", nccl_local=LOCAL)
+    made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, wishes)
+    assert [conflict.host for conflict in made.conflicts] == ["old"]
+    assert "newer than the driver's CUDA 12.2" in made.conflicts[0].constraint or "12.2" in made.conflicts[0].constraint
+    assert made.conflicts[0].ways_out == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
+
+
+def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
+    refused = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1"))
+    assert "known bad: hang in alltoallv" in refused.conflicts[0].constraint
+    assert "--allow-bad" in " ".join(refused.conflicts[0].ways_out)
+    taken = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1", allow_bad=True)).hosts["a"].nccl
+    assert taken.version == "2.17.1"
+    assert any("--allow-bad" in why for why in taken.why)
+
+
+def local(version: str) -> str:
+    return f"nccl-local-repo-ubuntu2204-{version}-cuda12.0_1.0-1_amd64.deb"
+
+
+def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_allowed() -> None:
+    given = Wishes(nccl_source="local", nccl_local=local("2.17.1"))
+    (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
+    assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.constraint
+    assert refused.ways_out == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    taken = plan_for({"a": gpu("12.0")}, replace(given, allow_bad=True)).hosts["a"].nccl
+    assert (taken.version, taken.source) == ("2.17.1", "local_repository")
+
+
+def test_a_local_repository_package_newer_than_the_list_of_bad_ones_was_asked_for_by_giving_it() -> None:
+    made = plan_for({"a": gpu("12.0")}, Wishes(nccl_source="local", nccl_local=local("2.99.1")))
+    assert made.hosts["a"].nccl.version == "2.99.1"
+
+
+def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_cuda() -> None:
+    focal = facts.normalise({**gpu("13.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    wishes = Wishes(nccl_source="repository", nccl_version="2.28.9", torch=False)
+    made = plan_for({"a": focal}, wishes).hosts["a"].nccl
+    assert made.packages[0] == "libnccl2=2.28.9-1+cuda12.9"
+    assert any(lost.candidate == "libnccl2=2.28.9-1+cuda13.0" and "ends with CUDA 12.9" in lost.reason for lost in made.rejected)
+    assert plan_for({"a": gpu("13.0")}, wishes).hosts["a"].nccl.cuda == "13.0"
+    offers = facts.normalise({**focal, "candidates": {"libnccl2": ["2.28.9-1+cuda13.0"]}})
+    assert plan_for({"a": offers}, wishes).hosts["a"].nccl.cuda == "13.0", "what the host's own index offers counts"
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("2.99.1", "no build of NCCL 2.99.1 is known"), ("2.31.2", "the oldest build of 2.31.2 is for CUDA 12.9")]
+)
+def test_a_version_that_cannot_be_had_is_a_conflict_about_that_version(version: str, said: str) -> None:
+    made = plan_for({"a": gpu("12.2")}, Wishes(nccl_version=version))
+    assert said in made.conflicts[0].constraint
+
+
+def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> None:
+    focal = facts.normalise({**gpu("12.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    wishes = Wishes(nccl_source="repository", nccl_version="2.19.3")
+    assert plan_for({"a": focal}, wishes).hosts["a"].nccl.cuda == "12.0"
+    made = plan_for({"a": gpu("12.0")}, wishes).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
+    assert made.cuda == "11.0"
+    assert any(lost.candidate == "libnccl2=2.19.3-1+cuda12.0" and "does not exist" in lost.reason for lost in made.rejected)
+
+
+def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told() -> None:
+    offered = {"libnccl2": ["2.29.1-1+cuda12.4", "2.21.5-1+cuda12.4", "2.18.3-1-1"]}
+    made = plan_for({"a": gpu("12.4", candidates=offered)})
+    assert made.hosts["a"].nccl.package == "libnccl2=2.29.1-1+cuda12.4"
+    assert any("2.29.1-1+cuda12.4, which the catalogue does not know" in note for note in made.notes)
+
+
+def test_where_the_host_knows_a_repository_with_the_build_it_is_not_told_of_nvidias() -> None:
+    version = "2.21.5-1+cuda12.4"
+    offers = {name: [version, "2.18.3-1+cuda12.2"] for name in ("libnccl2", "libnccl-dev")}
+    asked = Wishes(nccl_source="repository")
+
+    def taken(**elsewhere: list[str]) -> Component | None:
+        return plan_for({"a": gpu("12.4", candidates=offers, candidates_elsewhere=elsewhere)}, asked).hosts["a"].nccl
+
+    known, half, ours = taken(libnccl2=[version], **{"libnccl-dev": [version]}), taken(libnccl2=[version]), taken()
+    assert [each and each.packages for each in (known, half, ours)] == [(f"libnccl2={version}", f"libnccl-dev={version}")] * 3
+    assert known is not None
+    assert known.repository is None
+    assert any("knows already" in why for why in known.why)
+    assert all(each and each.repository and each.repository.name == "cuda-ubuntu2204-x86_64" for each in (half, ours))
+
+
+@pytest.mark.parametrize(("system", "python"), [(("ubuntu", "24.04"), "3.12.3"), (("debian", "13"), "3.13.5")])
+def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distribution(system: tuple[str, str], python: str) -> None:
+    a100 = [{"name": "A100", "compute_capability": "8.0"}]
+    old = {"os": {"id": system[0], "version": system[1]}, "driver": {"version": "525.147.05", "cuda": "12.0"}, "gpus": a100}
+    known = facts.normalise({**host(system=system, python=python), **old})
+    made = plan_for({"a": known}).hosts["a"].nccl
+    assert (made.source, made.cuda) == ("wheel", "11.0")
+    lost = next(lost for lost in made.rejected if lost.candidate == "libnccl2=2.19.3-1+cuda12.0")
+    assert lost.reason.startswith("weak: known from builds for other systems")
+    asked = plan_for({"a": known}, Wishes(nccl_source="repository")).hosts["a"].nccl
+    assert any(why.startswith("weak:") for why in asked.why)
+
+
+def test_a_gpu_is_told_the_cuda_that_the_newest_of_its_demands_needs() -> None:
+    lost = plan_for({"a": gpu("13.0", "10.0")}).hosts["a"].nccl.rejected
+    said = {each.reason for each in lost if "compute capability 10.0" in each.reason}
+    assert said == {"its CUDA does not know compute capability 10.0 yet (12.8 or newer)"}

