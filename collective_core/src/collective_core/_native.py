@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 9  # of csrc/c_api.h
+ABI = 10  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -233,6 +233,13 @@ def use_carrier(
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
     check(library().cc_use_carrier(device, *chosen))
     _carriers[device] = chosen
+
+
+def say(failure: object, error: int, capacity: int) -> int:
+    """How a carrier tells the engine of a failure: writes its sentence to the address ``error``. Returns what the carrier then returns."""
+    text = (str(failure) or type(failure).__name__).encode()[: capacity - 1] + b"\0"
+    ctypes.memmove(error, text, len(text))
+    return -1
 
 
 def look_around(process_set: int) -> None:
