@@ -113,7 +113,7 @@ class Library:
                 values = {**vars(call), "source": source + call.source, "target": target + call.target}
                 arguments = (values[name] for name in ARGUMENTS[call.function])
                 self._check(call.function, getattr(self._calls, call.function)(*arguments, communicator, stream))
-        except CollectiveError:
+        except BaseException:
             self._calls.ncclGroupEnd()  # or the thread's next calls would belong to it; it says the same as the call that failed
             raise
         self._check("ncclGroupEnd", self._calls.ncclGroupEnd())
