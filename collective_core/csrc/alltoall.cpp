@@ -53,18 +53,23 @@ Piece within(const Piece& piece, uint64_t begin, uint64_t length) {
 
 }  // namespace
 
-void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
-              const Carrier* carrier, Deadline& deadline) {
+Splits splits_of_all(const Topology& topology, const std::vector<const Header*>& headers) {
+  Splits splits(headers.size(), std::vector<int64_t>(headers.size(), 0));
+  for (size_t r = 0; r < headers.size(); ++r) {
+    if (headers[r]->kind != Kind::alltoall) continue;
+    std::memcpy(splits[r].data(), Group::payload(headers[r]), splits[r].size() * sizeof(int64_t));
+    if (are_credible(splits[r], *headers[r], headers[r]->row_bytes())) continue;
+    throw Failure(Fault::internal,
+                  topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
+                  {static_cast<int>(r)});
+  }
+  return splits;
+}
+
+void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline) {
   const Topology& topology = group.topology();
   const uint64_t row_bytes = operation.header.row_bytes();
   const char* input = static_cast<const char*>(operation.input);
-  for (size_t r = 0; r < splits.size(); ++r) {
-    if (headers[r]->kind == Kind::alltoall && !are_credible(splits[r], *headers[r], row_bytes)) {
-      throw Failure(Fault::internal,
-                    topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
-                    {static_cast<int>(r)});
-    }
-  }
 
   std::vector<uint64_t> offsets(splits.size() + 1, 0);  // in what this rank receives
   operation.received.resize(splits.size());

@@ -139,9 +139,7 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   header.name_hash = cc::hash_of(name);
   std::strncpy(header.name, name, cc::name_bytes - 1);
   header.device = static_cast<cc::Device>(op.device);
-  const bool carried = header.kind == cc::Kind::allreduce || header.kind == cc::Kind::broadcast;
   require(op.device >= 0 && op.device < static_cast<int>(cc::Device::count), "unknown device");
-  require(header.device != cc::Device::gpu_memory || carried, "the memory of a GPU cannot be used by this collective");
   if (op.objection && op.objection[0]) {
     header.objects = 1;
     task->operation.objection = op.objection;

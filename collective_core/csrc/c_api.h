@@ -41,9 +41,9 @@ struct cc_operation {
   const char* name;       // the same on all ranks
   const int64_t* splits;  // alltoall: rows for each rank; otherwise null
   const char* objection;  // why this rank cannot run it, which every rank is then told; or null
-  int32_t device;  // where the caller's tensor lies, a number of types.h; gpu_memory: allreduce and broadcast only
-  int32_t tag;     // of the caller's own, for cc_transfer; not 0
-  uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape; or 0
+  int32_t device;         // where the caller's tensor lies, a number of types.h
+  int32_t tag;            // of the caller's own, for cc_transfer; not 0
+  uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape, or 0
   uint32_t reserved;
 };
 
@@ -70,7 +70,7 @@ CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const
 // One transfer of data for a carrier (carrier.h). Ranks are those of the process set; rows as in cc_operation.
 struct cc_transfer {
   int32_t process_set;
-  int32_t kind;    // allreduce, broadcast, allgather or alltoall
+  int32_t kind;    // allreduce, broadcast, allgather or alltoall; gpu_memory: reducescatter, too
   int32_t dtype;   // allreduce: one that needs no rounding of ours; gpu_memory: as the caller's
   int32_t reduce;  // allreduce: sum, min, max or product; gpu_memory: as the caller's
   int32_t root;
@@ -78,10 +78,11 @@ struct cc_transfer {
   int32_t tag;           // of the cc_operation; 0 on a rank that has joined
   int32_t reserved;
   const void* input;  // broadcast: of the root only; gpu_memory: of all, but both null on a rank that has joined
-  void* output;       // may be input; broadcast: of the others only
-  uint64_t count;     // allreduce: elements; broadcast: bytes
+  void* output;       // may be input; broadcast: of the others only; gpu_memory: null for allgather and alltoall
+  uint64_t count;     // allreduce, reducescatter: elements of the input; broadcast: bytes
   uint64_t row_bytes;
-  const int64_t* sent;      // alltoall: rows for each rank
+  // Null where they mean nothing.
+  const int64_t* sent;      // alltoall: rows for each rank; reducescatter: rows of the result that each rank keeps
   const int64_t* received;  // allgather, alltoall: rows from each rank
 };
 // Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread.
@@ -115,8 +116,8 @@ CC_API int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* han
 CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
 // Waits at most `seconds`; then, if *done, returns the operation's own fault.
 CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
-// Of a finished allgather or alltoall: the bytes received (valid until the release) and the rows from each rank; of a
-// join: the rank that joined last. `received` has `capacity` numbers.
+// Of a finished allgather or alltoall: the bytes received (valid until the release; none of gpu_memory, which its
+// carrier keeps) and the rows from each rank; of a join: the rank that joined last. `received` has `capacity` numbers.
 CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity);
 CC_API int32_t cc_release(int64_t handle);
 

@@ -112,7 +112,7 @@ void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadlin
       // Whom it waits for, the carrier does not say.
       if (group.topology().is_leader() && group.is_warning_due(deadline)) group.warn(" for its data to move", deadline);
       if (deadline.passed())
-        throw Failure(Fault::timeout, "MPI has not moved the data within the time that COLLECTIVE_TIMEOUT sets");
+        throw Failure(Fault::timeout, "the data has not moved within the time that COLLECTIVE_TIMEOUT sets");
     }
     sched_yield();
   }
@@ -212,9 +212,24 @@ void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits,
   carry_into(operation, group, transfer, deadline);
 }
 
-void Carrier::on_gpu(Group& group, const Operation& operation, Deadline& deadline) const {
+void Carrier::on_gpu(Group& group, Operation& operation, const std::vector<const Header*>& headers,
+                     Deadline& deadline) const {
   const Header& header = operation.header;
-  if (header.count == 0) return;
+  const Topology& topology = group.topology();
+  std::vector<int64_t> sent;
+  if (header.kind == Kind::alltoall) {
+    const Splits splits = splits_of_all(topology, headers);
+    sent = splits[static_cast<size_t>(topology.rank)];
+    for (const auto& theirs : splits) operation.received.push_back(theirs[static_cast<size_t>(topology.rank)]);
+  } else if (header.kind == Kind::allgather) {
+    for (const Header* theirs : headers) operation.received.push_back(theirs->dims[0]);  // 0 of one that has joined
+  } else if (header.kind == Kind::reducescatter) {
+    for (int rank = 0; rank < topology.size; ++rank)
+      sent.push_back(static_cast<int64_t>(rows_of(static_cast<uint64_t>(header.dims[0]), rank, topology.size).length));
+  }
+  // The same verdict on every rank.
+  if (std::all_of(headers.begin(), headers.end(), [](const Header* theirs) { return theirs->bytes() == 0; })) return;
+
   cc_transfer transfer{};
   transfer.process_set = process_set_;
   transfer.kind = static_cast<int32_t>(header.kind);
@@ -225,7 +240,10 @@ void Carrier::on_gpu(Group& group, const Operation& operation, Deadline& deadlin
   transfer.tag = operation.tag;
   transfer.input = operation.input;
   transfer.output = operation.output;
-  transfer.count = header.kind == Kind::allreduce ? header.count : header.bytes();
+  transfer.count = is_reduction(header.kind) ? header.count : header.bytes();
+  transfer.row_bytes = header.row_bytes();
+  transfer.sent = sent.empty() ? nullptr : sent.data();
+  transfer.received = operation.received.empty() ? nullptr : operation.received.data();
   carry(group, transfer, deadline);
 }
 

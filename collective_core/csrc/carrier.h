@@ -33,8 +33,9 @@ class Carrier {
   // Into operation.gathered, which is there; `rows` of each rank.
   void allgather(Group& group, Operation& operation, Deadline& deadline) const;
   void alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const;
-  // An allreduce or broadcast in the memory of a GPU: the carrier does all of it, factors aside, which are not for it.
-  void on_gpu(Group& group, const Operation& operation, Deadline& deadline) const;
+  // Any of these in the memory of a GPU: the carrier does all of it, and has the memory for what is received.
+  // headers: of all ranks.
+  void on_gpu(Group& group, Operation& operation, const std::vector<const Header*>& headers, Deadline& deadline) const;
 
  private:
   void carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const;

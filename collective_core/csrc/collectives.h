@@ -77,10 +77,12 @@ inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
 
 // Sends rows of `input` to every rank: splits[r][d] rows go from rank r to rank d. Allocates `gathered`.
 using Splits = std::vector<std::vector<int64_t>>;
+// As they came with the headers of an alltoall; a rank that has joined sends nothing. Throws Failure for those that are
+// not of the rank's rows.
+Splits splits_of_all(const Topology& topology, const std::vector<const Header*>& headers);
 // carrier: of the data, or null.
 class Carrier;
-void alltoall(Group& group, Operation& operation, const std::vector<const Header*>& headers, const Splits& splits,
-              const Carrier* carrier, Deadline& deadline);
+void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
 void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,

@@ -225,7 +225,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const std::unique_ptr<Carrier> carrier = carriers_->of(header.device, process_set_);
   if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
     if (!carrier) throw Failure(Fault::internal, "this rank has no carrier for the memory of GPUs", {topology().rank});
-    return carrier->on_gpu(*group_, operation, deadline);
+    return carrier->on_gpu(*group_, operation, headers_, deadline);
   }
   switch (header.kind) {
     case Kind::barrier:
@@ -262,7 +262,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     case Kind::allgather:
       return gather(operation, carrier.get(), deadline);
     case Kind::alltoall:
-      return alltoall(*group_, operation, headers_, splits_of_all(), carrier.get(), deadline);
+      return alltoall(*group_, operation, splits_of_all(topology(), headers_), carrier.get(), deadline);
   }
 }
 
@@ -292,16 +292,6 @@ void Engine::reduce_inline(Operation& operation) {
   kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources_.data(),
                    static_cast<int>(sources_.size()), length);
   exchange_.fetch_next_slot(header.inline_bytes);
-}
-
-Splits Engine::splits_of_all() const {
-  Splits splits(headers_.size(), std::vector<int64_t>(headers_.size(), 0));
-  for (size_t r = 0; r < headers_.size(); ++r) {
-    if (headers_[r]->kind == Kind::alltoall) {
-      std::memcpy(splits[r].data(), Group::payload(headers_[r]), splits[r].size() * sizeof(int64_t));
-    }
-  }
-  return splits;
 }
 
 void Engine::gather(Operation& operation, const Carrier* carrier, Deadline& deadline) {

@@ -93,7 +93,6 @@ class Engine {
   // Whether every rank of this host has its tensor where the others reach it.
   bool all_in_arena() const;
   void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
-  Splits splits_of_all() const;
   void note_caller();  // with mutex_ held
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
   // each may still bring what the other ranks want, so that is believed only after a while.

@@ -5,8 +5,10 @@ What needs GPUs is in tests/gpu.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import zipfile
 import pytest
 from collective_core.errors import CollectiveError
 
-from collective_core import nccl
+from collective_core import _native, nccl, nccl_plan
 
 #: NVIDIA's wheel of this version: the library in it says 2.16.5, and works without a GPU as far as its version and names go.
 WHEEL, VERSION = "nvidia-nccl-cu11==2.16.5", 21605
@@ -60,6 +62,37 @@ except CollectiveError as error:
     assert "ncclCommInitRank of " in ask(program, wheel)
 
 
+def test_calls_are_as_nvidias_header_has_them(wheel):
+    header = (wheel / "nvidia" / "nccl" / "include" / "nccl.h").read_text()
+    named = {"sendbuff": "source", "recvbuff": "target", "datatype": "dtype", "op": "reduction", "root": "peer", "peer": "peer"}
+    named.update(dict.fromkeys(("count", "sendcount", "recvcount"), "count"))
+    for function, names in nccl.ARGUMENTS.items():
+        [parameters] = re.findall(rf"^ncclResult_t\s+{function}\((.*?)\);", header, re.MULTILINE | re.DOTALL)
+        words = [parameter.split()[-1] for parameter in parameters.split(",")]
+        assert [named[word] for word in words[:-2]] == list(names), function
+        assert words[-2:] == ["comm", "stream"]
+    numbers = {name: int(number) for name, number in re.findall(r"\bnccl(\w+)\s*=\s*(\d+)", header)}
+    assert [numbers[name] for name in ("Sum", "Prod", "Max", "Min")] == [nccl.SUM, nccl.PRODUCT, nccl.MAX, nccl.MIN]
+    spelt = {name: re.sub(r"^u?int|^b?float", lambda found: found[0].capitalize(), name) for name in nccl.TYPES}
+    assert {name: numbers[spelt[name]] for name in nccl.TYPES} == nccl.TYPES
+
+
+def test_a_refused_call_is_named_and_ends_its_group(wheel):
+    program = """
+from collective_core.errors import CollectiveError
+said = []
+for function in nccl.ARGUMENTS:
+    try:
+        nccl.library().put([nccl.Call(function, 1, nccl.TYPES["float32"])], 4096, 8192, 0, 0)
+    except CollectiveError as error:
+        said.append(str(error))
+nccl.library().put([], 0, 0, 0, 0)
+print(json.dumps(said))
+"""
+    said = ask(program, wheel)
+    assert [sentence.split()[0] for sentence in said] == list(nccl.ARGUMENTS)
+
+
 def test_the_copy_that_is_loaded_already_comes_first(wheel, tmp_path):
     other = tmp_path / "libnccl.so.2"
     shutil.copy(wheel / "nvidia" / "nccl" / "lib" / "libnccl.so.2", other)
@@ -89,9 +122,9 @@ print(json.dumps([hvd.nccl_built(), hvd.nccl_enabled(), hvd.cuda_built()]))
 
 
 def test_a_communicator_that_is_made_after_a_failure_is_aborted_and_never_used(monkeypatch):
-    gpu = pytest.importorskip("collective_core.torch.gpu")
-    monkeypatch.setattr(gpu.torch.cuda, "Stream", lambda _device: None)  # no GPU here
-    own, aborted = gpu._Set(0, b"", 2, 0), []
+    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
+    monkeypatch.setattr(carrier.torch.cuda, "Stream", lambda _device: None)  # no GPU here
+    own, aborted = carrier.Set(0, b"", 2, 0), []
 
     class Library:
         def communicator(self, *_):
@@ -106,8 +139,8 @@ def test_a_communicator_that_is_made_after_a_failure_is_aborted_and_never_used(m
 
 
 def test_an_abort_waits_for_what_is_being_put_on_the_stream_but_not_for_ever(monkeypatch):
-    gpu = pytest.importorskip("collective_core.torch.gpu")
-    own = gpu._Set(0, b"", 2, 0)
+    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
+    own = carrier.Set(0, b"", 2, 0)
     own.communicator, order = 7, []
     own.lock.acquire()
     aborting = threading.Thread(target=lambda: order.append(own.retire("a rank has died")))
@@ -118,9 +151,47 @@ def test_an_abort_waits_for_what_is_being_put_on_the_stream_but_not_for_ever(mon
     aborting.join()
     assert order == ["put", 7]
     own.communicator = 8
-    monkeypatch.setattr(gpu, "ABORT_PATIENCE", 0.01)
+    monkeypatch.setattr(carrier, "ABORT_PATIENCE", 0.01)
     with own.lock:  # NCCL waits for the dead rank in the call itself
         assert own.retire("again") == 8
+
+
+def test_what_may_wait_for_other_ranks_has_a_thread_of_its_own(monkeypatch):
+    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
+    own, here, threads = carrier.Set(5, b"", 2, 0), threading.current_thread(), []
+    monkeypatch.setitem(carrier.sets, 5, own)
+
+    def launch(own, asked, calls):
+        threads.append(threading.current_thread())
+        own.connected |= nccl_plan.routes(calls)
+
+    monkeypatch.setattr(carrier, "_launch", launch)
+
+    def carry(sent, received):
+        rows = [(ctypes.c_int64 * 2)(*numbers) for numbers in (sent, received)]
+        transfer = _native.Transfer(5, _native.ALLTOALL, row_bytes=4, sent=rows[0], received=rows[1])
+        assert carrier.start(ctypes.pointer(transfer), 0, 0) == 0
+        while not carrier.test(5, 0, 0):
+            pass
+        return threads[-1] is here
+
+    own.communicator = 7
+    assert [carry([1, 0], [1, 0]), carry([9, 0], [2, 0]), carry([1, 1], [1, 0]), carry([0, 3], [1, 0])] == [False, True, False, True]
+    own.communicator = 0  # which then has to be joined
+    assert not carry([1, 0], [1, 0])
+
+
+def test_the_engine_is_told_why_nothing_was_carried(monkeypatch):
+    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
+    own, said = carrier.Set(5, b"", 2, 0), ctypes.create_string_buffer(64)
+    monkeypatch.setitem(carrier.sets, 5, own)
+    wrong = _native.Transfer(5, _native.REDUCESCATTER, dtype=_native.DTYPES["int16"], count=2, sent=(ctypes.c_int64 * 2)(1, 1))
+    assert carrier.start(ctypes.pointer(wrong), ctypes.addressof(said), len(said)) == -1
+    assert said.value
+    own.retire("a rank has died")
+    assert carrier.start(ctypes.pointer(_native.Transfer(5, _native.BROADCAST, count=1)), ctypes.addressof(said), len(said)) == 0
+    assert carrier.test(5, ctypes.addressof(said), len(said)) == -1
+    assert said.value == b"a rank has died"
 
 
 def test_ranks_on_one_gpu_are_found():
@@ -138,4 +209,11 @@ def test_a_death_between_operations_is_seen_by_who_looks(launch, n, hosts):
 @pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 2)])
 def test_the_engine_agrees_and_leaves_the_memory_of_gpus_alone(launch, n, hosts):
     reports = launch("carried_for_gpus.py", n, hosts).must_succeed().reports()
+    assert set(reports) == set(range(n))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_torch_tensors_come_to_the_same_through_it(launch, n):
+    pytest.importorskip("torch")
+    reports = launch("pretended_gpus.py", n).must_succeed().reports()
     assert set(reports) == set(range(n))

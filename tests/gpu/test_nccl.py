@@ -13,24 +13,33 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-WORKER = Path(__file__).parent / "workers" / "nccl_ranks.py"
+WORKERS = Path(__file__).parent / "workers"
+
+
+def launch(worker: str, n: int, *options: str, arguments: tuple[str, ...] = (), limit: int = 300) -> subprocess.CompletedProcess[str]:
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", *options, "-np", str(n), "-x", "COLLECTIVE_NCCL=on"]
+    return subprocess.run([*command, sys.executable, str(WORKERS / worker), *arguments], capture_output=True, text=True, timeout=limit)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_sums_are_right_and_nobody_waits_for_the_gpu():
-    mpirun = Path(sys.executable).with_name("mpirun")
-    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", "-np", "2", "-x", "COLLECTIVE_NCCL=on"]
-    done = subprocess.run([*command, sys.executable, str(WORKER)], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("worker", ["nccl_ranks.py", "nccl_rows.py"])
+def test_results_are_right_and_nobody_waits_for_the_gpu(worker: str):
+    done = launch(worker, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("REPORT ") == 2
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
+def test_rows_of_a_process_set():
+    done = launch("nccl_rows.py", 3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("REPORT ") == 3
+
+
 def ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    mpirun = Path(sys.executable).with_name("mpirun")
     going_on = ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"]
-    command = [str(mpirun), "--allow-run-as-root", "--bind-to", "none", *going_on, "-np", "2", "-x", "COLLECTIVE_NCCL=on"]
-    worker = str(WORKER.with_name("dead_rank.py"))
-    return subprocess.run([*command, sys.executable, worker, *arguments], capture_output=True, text=True, timeout=120)
+    return launch("dead_rank.py", 2, *going_on, arguments=arguments, limit=120)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

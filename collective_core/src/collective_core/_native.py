@@ -237,6 +237,13 @@ def use_carrier(
     _carriers[device] = chosen
 
 
+def say(failure: object, error: int, capacity: int) -> int:
+    """How a carrier tells the engine of a failure: writes its sentence to the address ``error``. Returns what the carrier then returns."""
+    text = (str(failure) or type(failure).__name__).encode()[: capacity - 1] + b"\0"
+    ctypes.memmove(error, text, len(text))
+    return -1
+
+
 def look_around(process_set: int) -> None:
     """Between operations: raises if a rank has died or told of a failure."""
     check(library().cc_look_around(process_set))

@@ -8,7 +8,6 @@ communicator waits for ranks whose transfers must go on meanwhile.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Sequence
 
 from collective_core import _native
@@ -96,7 +95,7 @@ class Carrier:
         try:
             self._start(transfer.contents)
         except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
-            return _say(failure, error, capacity)
+            return _native.say(failure, error, capacity)
         return 0
 
     def test(self, process_set: int, error: int, capacity: int) -> int:
@@ -108,7 +107,7 @@ class Carrier:
                 datatype.Free()
             del self._under_way[process_set]
         except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
-            return _say(failure, error, capacity)
+            return _native.say(failure, error, capacity)
         return 1
 
     def _start(self, transfer: _native.Transfer) -> None:
@@ -146,9 +145,3 @@ class Carrier:
         """A buffer with a part for each rank, as mpi4py takes it."""
         begins = [sum(rows[:number]) for number in range(len(rows))]
         return [self._rows(address, sum(rows), row_bytes), (rows, begins), row]
-
-
-def _say(failure: BaseException, error: int, capacity: int) -> int:
-    text = (str(failure) or type(failure).__name__).encode()[: capacity - 1] + b"\0"
-    ctypes.memmove(error, text, len(text))
-    return -1

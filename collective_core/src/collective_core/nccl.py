@@ -12,8 +12,9 @@ import ctypes
 import importlib.util
 import os
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from collective_core.errors import CollectiveError
 
@@ -33,6 +34,31 @@ TYPES = {
 }
 SUM, PRODUCT, MAX, MIN = range(4)
 
+#: What the functions that move data take, in nccl.h's order; the communicator and the stream come after it.
+ARGUMENTS = {
+    "ncclAllReduce": ("source", "target", "count", "dtype", "reduction"),
+    "ncclReduceScatter": ("source", "target", "count", "dtype", "reduction"),
+    "ncclReduce": ("source", "target", "count", "dtype", "reduction", "peer"),
+    "ncclBroadcast": ("source", "target", "count", "dtype", "peer"),
+    "ncclAllGather": ("source", "target", "count", "dtype"),
+    "ncclSend": ("source", "count", "dtype", "peer"),
+    "ncclRecv": ("target", "count", "dtype", "peer"),
+}
+_C_TYPES = {"source": c_void_p, "target": c_void_p, "count": c_size_t, "dtype": c_int, "reduction": c_int, "peer": c_int}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one of these functions."""
+
+    function: str
+    count: int  # elements; of a ReduceScatter and an AllGather those of one rank
+    dtype: int  # of TYPES
+    source: int = 0  # bytes from the beginning of the memory that is sent from
+    target: int = 0  # bytes from the beginning of the memory that is received into
+    reduction: int = SUM
+    peer: int = 0  # the root, or who is at the other end
+
 
 class _Id(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
@@ -48,8 +74,8 @@ class Library:
         self._calls.ncclCommInitRank.argtypes = [POINTER(c_void_p), c_int, _Id, c_int]
         self._calls.ncclCommDestroy.argtypes = [c_void_p]
         self._calls.ncclCommAbort.argtypes = [c_void_p]
-        self._calls.ncclAllReduce.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
-        self._calls.ncclBroadcast.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+        for function, names in ARGUMENTS.items():
+            getattr(self._calls, function).argtypes = [*(_C_TYPES[name] for name in names), c_void_p, c_void_p]
         number = c_int()
         self._check("ncclGetVersion", self._calls.ncclGetVersion(byref(number)))
         #: 22005 for 2.20.5; before 2.9, 2804 for 2.8.4.
@@ -79,13 +105,18 @@ class Library:
         """Ends what it has under way on the GPU, which may wait for a rank that is gone, and the communicator."""
         self._check("ncclCommAbort", self._calls.ncclCommAbort(communicator))
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: int, reduction: int, communicator: int, stream: int) -> None:
-        """Puts it on the stream; addresses are of this GPU."""
-        self._check("ncclAllReduce", self._calls.ncclAllReduce(source, target, count, dtype, reduction, communicator, stream))
-
-    def broadcast(self, source: int, target: int, count: int, dtype: int, root: int, communicator: int, stream: int) -> None:
-        """Puts it on the stream."""
-        self._check("ncclBroadcast", self._calls.ncclBroadcast(source, target, count, dtype, root, communicator, stream))
+    def put(self, calls: Sequence[Call], source: int, target: int, communicator: int, stream: int) -> None:
+        """Puts the calls on the stream, as one (a group). ``source`` and ``target``: addresses of this GPU's memory."""
+        self._check("ncclGroupStart", self._calls.ncclGroupStart())
+        try:
+            for call in calls:
+                values = {**vars(call), "source": source + call.source, "target": target + call.target}
+                arguments = (values[name] for name in ARGUMENTS[call.function])
+                self._check(call.function, getattr(self._calls, call.function)(*arguments, communicator, stream))
+        except BaseException:
+            self._calls.ncclGroupEnd()  # or the thread's next calls would belong to it; it says the same as the call that failed
+            raise
+        self._check("ncclGroupEnd", self._calls.ncclGroupEnd())
 
 
 def candidates() -> Iterator[str]:

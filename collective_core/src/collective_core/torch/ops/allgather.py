@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Sequence
 
 import torch
@@ -10,32 +11,16 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.handles import First, Group, Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, objection_to_tensor, received_tensor
+from collective_core.torch.ops.handles import Group, Mapped, Work, handle_of
+from collective_core.torch.ops.rows import start_rows
+from collective_core.torch.ops.tensors import names_of_group, objection_to_tensor
 
 
 def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, objection: str = "") -> Work:
     """The result of the work is the gathered tensor and the rows of each rank. ``objection``: of the caller's own."""
     who = members(process_set)
-    source = host_copy(tensor)
-    operation = _native.operation(
-        _native.ALLGATHER,
-        name or context.next_name("allgather", who.id),
-        dtype_name(tensor),
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        process_set=who.id,
-        objection=objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather"),
-        device=device_number(tensor),
-    )
-    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
-
-    def finish() -> tuple[torch.Tensor, list[int]]:
-        buffer, rows = arrays.take_received(handle, who.size)
-        return received_tensor(buffer, rows, tensor), rows
-
-    return Work(handle, finish, (source, operation), keeps_handle=True)
+    problem = objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather")
+    return start_rows(_native.ALLGATHER, tensor, name or context.next_name("allgather", who.id), who, blocking, problem)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:
@@ -72,7 +57,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts an :func:`allgather`; ``synchronize`` returns the new tensor."""
-    return handle_of(First(start(tensor, name, process_set)))
+    return handle_of(Mapped(start(tensor, name, process_set), itemgetter(0)))
 
 
 def grouped_allgather(
@@ -84,5 +69,5 @@ def grouped_allgather(
 
 def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`grouped_allgather`; ``synchronize`` returns the list."""
-    works = [First(start(tensor, n, process_set)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]
+    works = [Mapped(start(tensor, n, process_set), itemgetter(0)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]
     return handle_of(Group(works))

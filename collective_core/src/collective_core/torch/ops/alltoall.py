@@ -8,8 +8,9 @@ import torch
 
 from collective_core import _native, arrays, context
 from collective_core.process_sets import ProcessSet, members
-from collective_core.torch.ops.handles import Work, handle_of
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, objection_to_tensor, received_tensor
+from collective_core.torch.ops.handles import Mapped, handle_of
+from collective_core.torch.ops.rows import start_rows
+from collective_core.torch.ops.tensors import objection_to_tensor
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
 Splits = Any
@@ -29,31 +30,14 @@ def _list_of(splits: Splits) -> tuple[Sequence[int] | None, str]:
         return None, f"splits must be a list of numbers or a tensor of int32, not {splits!r}"
 
 
-def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Work:
+def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Mapped:
     """The result of the work is the received tensor and the rows from each rank."""
     who = members(process_set)
-    source = host_copy(tensor)
     wanted, problem = _list_of(splits)
     chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, who)
-    operation = _native.operation(
-        _native.ALLTOALL,
-        name or context.next_name("alltoall", who.id),
-        dtype_name(tensor),
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        process_set=who.id,
-        splits=chosen,
-        objection=objection_to_tensor(tensor) or problem or other_problem,
-        device=device_number(tensor),
-    )
-    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
-
-    def finish() -> tuple[torch.Tensor, torch.Tensor]:
-        buffer, rows = arrays.take_received(handle, who.size)
-        return received_tensor(buffer, rows, tensor), torch.tensor(rows, dtype=torch.int32)
-
-    return Work(handle, finish, (source, operation), keeps_handle=True)
+    problem = objection_to_tensor(tensor) or problem or other_problem
+    work = start_rows(_native.ALLTOALL, tensor, name or context.next_name("alltoall", who.id), who, blocking, problem, chosen)
+    return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32)))
 
 
 class _Alltoall(torch.autograd.Function):

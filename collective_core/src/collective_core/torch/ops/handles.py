@@ -98,15 +98,16 @@ class Group:
         return results_of([work.result for work in self._works])
 
 
-class First:
-    """Work whose result is the first part of another's."""
+class Mapped:
+    """Work whose result is made of another's."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, make: Callable[[Any], Any]) -> None:
         self.is_done = work.is_done
         self._work = work
+        self._make = make
 
     def result(self) -> Any:
-        return self._work.result()[0]
+        return self._make(self._work.result())
 
 
 _numbers = itertools.count(1)

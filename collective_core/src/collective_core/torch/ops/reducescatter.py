@@ -10,6 +10,7 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch import gpu
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.handles import Group, Work, handle_of
@@ -29,28 +30,34 @@ class _Request:
 def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     who = members(request.process_set)
     dtype = dtype_name(tensor)
-    source = host_copy(tensor)
     problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype)
     problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
+    on_gpu = gpu.carries(tensor, request.op, request.prescale, request.postscale, who) and not problem
+    source = tensor if on_gpu else host_copy(tensor)
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
-    target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype)
-    operation = _native.operation(
-        _native.REDUCESCATTER,
-        name or context.next_name("reducescatter", who.id),
-        dtype,
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        # A rank without rows still takes part: the engine wants an address, and writes nothing there.
-        target.data_ptr() or source.data_ptr(),
-        reduce=arrays.reduction_number(request.op),
-        prescale=request.prescale,
-        postscale=request.postscale,
-        process_set=who.id,
-        objection=problem,
-        device=device_number(tensor),
-    )
-    return Work(_native.submit(operation), lambda: target.to(tensor.device), (source, target, operation))
+    target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
+
+    def operation(begin: int, into: int) -> _native.Operation:
+        return _native.operation(
+            _native.REDUCESCATTER,
+            name or context.next_name("reducescatter", who.id),
+            dtype,
+            tuple(tensor.shape),
+            source.numel(),
+            begin,
+            into or begin,  # a rank without rows still takes part: the engine wants an address, and nothing is written there
+            reduce=arrays.reduction_number(request.op),
+            prescale=request.prescale,
+            postscale=request.postscale,
+            process_set=who.id,
+            objection=problem,
+            device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
+        )
+
+    if on_gpu:
+        return gpu.start(tensor, target, operation, who, False, request.prescale, request.postscale)
+    asked = operation(source.data_ptr(), target.data_ptr())
+    return Work(_native.submit(asked), lambda: target.to(tensor.device), (source, target, asked))
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:

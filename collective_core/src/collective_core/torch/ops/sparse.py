@@ -61,7 +61,7 @@ def sparse_allreduce_async(
     who = members(process_set)
     problem = _objection(tensor, op)
     agreement = without_data(tensor, name or context.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
-    mine = torch.zeros(1, 1).to_sparse() if problem else tensor.coalesce()
+    mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else tensor.coalesce()
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),
         allgather.start(_marked_indices(mine), f"{name}.indices" if name else None, process_set, objection=problem),

@@ -1,0 +1,45 @@
+"""Allgather and alltoall of a torch tensor where it lies: on the GPU through NCCL, or through host memory."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+
+from collective_core import _native, arrays
+from collective_core.process_sets import Members
+from collective_core.torch import gpu
+from collective_core.torch.ops.handles import Work
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
+
+
+def start_rows(
+    kind: int, tensor: torch.Tensor, name: str, who: Members, blocking: bool, problem: str, splits: Sequence[int] | None = None
+) -> Work:
+    """Starts one of the two. ``problem``: why this rank cannot; then every rank raises it. ``splits``: of an alltoall, rows for each rank.
+
+    The result of the work is the tensor received and the rows from each rank.
+    """
+    on_gpu = gpu.is_within_reach(tensor, who) and not problem
+    source = tensor.detach().contiguous() if on_gpu else host_copy(tensor)
+    operation = _native.operation(
+        kind,
+        name,
+        dtype_name(tensor),
+        tuple(tensor.shape),
+        source.numel(),
+        source.data_ptr(),
+        process_set=who.id,
+        splits=splits,
+        objection=problem,
+        device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
+    )
+    if on_gpu:
+        return gpu.start_rows(source, operation, who, blocking)
+    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
+
+    def finish() -> tuple[torch.Tensor, list[int]]:
+        buffer, rows = arrays.take_received(handle, who.size)
+        return received_tensor(buffer, rows, tensor), rows
+
+    return Work(handle, finish, (source, operation), keeps_handle=True)
