@@ -29,6 +29,12 @@ def alone_on_rank_0():
     mine = path.with_name("alone.json")
     if rank == 0:
         hvd.start_timeline(str(mine))
+        hvd.start_timeline(str(mine))  # the same once more, which Horovod's programs may do
+        try:
+            hvd.start_timeline(str(mine.with_name("other.json")))
+            raise RuntimeError("two timelines at a time were accepted")
+        except ValueError as error:
+            assert str(mine) in str(error), error
     hvd.allreduce(torch.ones(50_000), name="first")
     handle = hvd.allreduce_async(torch.ones(50_000), name="second")
     if rank == 0:

@@ -22,7 +22,7 @@ def rank_order(parts, average):
     for part in parts[1:]:
         total = total + part.to(wide)
     if average:
-        total = total / size if wide.is_floating_point else torch.div(total, size, rounding_mode="floor")
+        total = total / size if wide.is_floating_point else torch.div(total, size, rounding_mode="trunc")
     return total.to(parts[0].dtype)
 
 

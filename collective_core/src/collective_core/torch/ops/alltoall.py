@@ -48,10 +48,11 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
         device=device_number(tensor),
     )
     handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
+    device = splits.device if torch.is_tensor(splits) else None
 
     def finish() -> tuple[torch.Tensor, torch.Tensor]:
         buffer, rows = arrays.take_received(handle, who.size)
-        return received_tensor(buffer, rows, tensor), torch.tensor(rows, dtype=torch.int32)
+        return received_tensor(buffer, rows, tensor), torch.tensor(rows, dtype=torch.int32, device=device)
 
     return Work(handle, finish, (source, operation), keeps_handle=True)
 
@@ -76,8 +77,8 @@ class _Alltoall(torch.autograd.Function):
 def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """Sends ``splits[r]`` rows to every rank r; returns what came from all ranks, in rank order.
 
-    With ``splits``, returns a pair: the tensor, and the rows from each rank as a tensor of int32. Without, every rank is sent
-    the same number of rows.
+    With ``splits``, returns a pair: the tensor, and the rows from each rank as a tensor of int32, where ``splits`` lies. Without,
+    every rank is sent the same number of rows.
     """
     received, rows = _Alltoall.apply(tensor, splits, name, process_set)
     return received if splits is None else (received, rows)
