@@ -206,7 +206,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         number = self._number_of[parameter]
         if number not in self._late | self._unseen:
             warnings.warn(
-                f"the gradient of {self._parameter_names[parameter]} was dense in the first step and is sparse now: it is made dense before it is "
+                f"the gradient of {self._parameter_names[parameter]} was dense in the first step and is sparse now: it is made dense to be "
                 "summed. sparse_as_dense=True says that this is wanted",
                 stacklevel=2,
             )
