@@ -1,5 +1,4 @@
 """Work under a timeline, where rank 1 computes longer than the others. argv: the file, and how the timeline is switched on."""
-# ruff: noqa: PT017 - worker scripts run without pytest
 
 import json
 import os
@@ -31,11 +30,6 @@ def alone_on_rank_0():
     if rank == 0:
         hvd.start_timeline(str(mine))
         hvd.start_timeline(str(mine))  # the same once more, which Horovod's programs may do
-        try:
-            hvd.start_timeline(str(mine.with_name("other.json")))
-            raise RuntimeError("two timelines at a time were accepted")
-        except ValueError as error:
-            assert str(mine) in str(error), error
     hvd.allreduce(torch.ones(50_000), name="first")
     handle = hvd.allreduce_async(torch.ones(50_000), name="second")
     if rank == 0:
@@ -83,7 +77,7 @@ if how == "call":
     # Ranks may name different files, and the folder need not be there on all hosts.
     hvd.start_timeline(str(path if rank < 2 else path.parent / ("other" if rank == 2 else "nowhere") / "other.json"))
     try:
-        hvd.start_timeline(str(path))
+        hvd.start_timeline(str(path.with_name("second.json")))
         raise RuntimeError("two timelines at once")
     except ValueError:
         pass
