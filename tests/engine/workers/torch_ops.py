@@ -88,6 +88,7 @@ try:
     raise AssertionError("a handle was accepted that was synchronized already")
 except hvd.CollectiveError as error:
     assert "synchronized already" in str(error)
+    assert isinstance(error, ValueError), "what Horovod raises"
 
 # Gradients of collectives, as Horovod forms them.
 x = torch.full((3,), float(rank + 1), requires_grad=True)
