@@ -217,6 +217,27 @@ for as_dense in (False, True):
     want[[1, 4]] = 0.9
     torch.testing.assert_close(words.weight.detach(), want, **TOLERANCE)
 
+# A state that comes from another rank is like its own: the order in memory, types other than the parameter's, sparse tensors.
+image = nn.Conv2d(2, 2, 2, bias=False).to(memory_format=torch.channels_last)
+precise, words = nn.Linear(3, 1, bias=False).double(), nn.Embedding(6, 2, sparse=True)
+for model, kind, options, pixels in (
+    (image, torch.optim.Adam, {"fused": True}, torch.arange(32.0).view(2, 2, 2, 4)),
+    (precise, torch.optim.NAdam, {}, torch.ones(1, 3).double()),
+    (words, torch.optim.SGD, {"momentum": 0.9}, torch.tensor([1, 4])),
+):
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    wrapped = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1, **options))
+    for step in range(3):
+        wrapped.zero_grad()
+        model(pixels).square().sum().backward()
+        wrapped.step()
+        if step == 0:
+            hvd.broadcast_optimizer_state(wrapped, 0)
+    mine = {name: (value.dtype, value.layout) for name, value in wrapped.state[model.weight].items()}
+    assert hvd.broadcast_object(mine, 0) == mine, mine
+    replicas = hvd.allgather(model.weight.detach().reshape(1, -1))
+    assert torch.equal(replicas, replicas[:1].expand(size, -1)), f"{kind.__name__}: the replicas differ"
+
 # What Horovod refuses.
 model = nn.Linear(2, 2)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
