@@ -1,7 +1,7 @@
 // The arithmetic of reductions: in[0] + in[1] + ... element by element, strictly in the order given.
 //
 // Element types other than the half types are their own accumulator. float16 and bfloat16 accumulate in float32 and are
-// rounded once, by finish(). Integers wrap as unsigned numbers do; their average is the floor of the quotient. bool:
+// rounded once, by finish(). Integers wrap as unsigned numbers do; their average is rounded towards zero. bool:
 // sum, max = or; product, min = and. Min and Max let a NaN through. No kernel reorders, so every instruction set and
 // every chunk size gives the same bits.
 #pragma once

@@ -101,10 +101,11 @@ def test_any_number_of_inputs_is_added_in_order(n, inputs, dtype, seed):
     assert reduce(parts, dtype).tobytes() == want.tobytes()
 
 
-def test_average_of_integers_is_the_floor():
+def test_average_of_integers_is_rounded_towards_zero():
     parts = [np.array([-1, -7, 7, 0, 5], dtype=np.int8), np.array([0, 0, 0, -1, 5], dtype=np.int8)]
-    assert reduce(parts, "int8", _native.AVERAGE, divisor=2).tolist() == [-1, -4, 3, -1, 5]
-    assert reduce(parts, "int8", _native.AVERAGE, divisor=200).tolist() == [-1, -1, 0, -1, 0]
+    assert reduce(parts, "int8", _native.AVERAGE, divisor=2).tolist() == [0, -3, 3, 0, 5]
+    large = [np.array([199, 200], dtype=np.uint8)]
+    assert reduce(large, "uint8", _native.AVERAGE, divisor=200).tolist() == [0, 1]
 
 
 def test_nan_passes_through_min_and_max():

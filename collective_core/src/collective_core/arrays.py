@@ -144,8 +144,8 @@ def allreduce(
     """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape, or ``out``.
 
     ``out``: a contiguous array of the same type and shape, which may be ``array`` itself. float16 and bfloat16 are summed in
-    float32 and rounded once. The average of integers is rounded down; integers wrap on overflow as in NumPy.
-    ``prescale_factor`` multiplies each input, ``postscale_factor`` the result; of integers, both round towards zero.
+    float32 and rounded once. Integers wrap on overflow as in NumPy. ``prescale_factor`` multiplies each input, ``postscale_factor``
+    the result; of integers, both round towards zero, and so does the average.
     """
     repeats = out is array and name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
     known = prepared.get(id(array)) if repeats else None

@@ -51,7 +51,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
 
     ``comm``: an mpi4py communicator, or a list of ranks of ``COMM_WORLD``, that is the whole job. ``process_sets``: a list of
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
-    reason on every rank that can be told.
+    reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
     """
     global _membership, _launcher, _generation
     _refuse_forked()
@@ -73,7 +73,11 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     from collective_core import clocks  # which need a membership
     from collective_core import process_sets as sets
 
-    sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets)
+    try:
+        sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets, comm)
+    except ValueError:  # on all ranks: they can call it again, with other sets
+        shutdown()
+        raise
     clocks.begin()
     if settings.timeline:
         from collective_core import arrays, timeline  # which need a membership, too

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any, Iterable, Sequence
 
 from collective_core import _native, context, mpi_carrier, rendezvous
-from collective_core.errors import CollectiveError
+from collective_core.errors import InvalidUseError
 
 
 class ProcessSet:
     """Ranks of the job, or an mpi4py communicator of them. To be given to :func:`add_process_set` or ``init``.
 
-    ``process_set_id`` and ``ranks`` are None after the set was removed; ``ranks`` of a communicator also before it was added.
+    ``process_set_id`` is None before the set was added and after it was removed, and so are the ``ranks`` of a communicator.
     """
 
     process_set_id: int | None = None
@@ -33,7 +33,7 @@ class ProcessSet:
 
     def _members(self) -> list[int]:
         if self.process_set_id is None or self.ranks is None or not context.is_initialized():
-            raise CollectiveError(f"{self} is not registered: call add_process_set() first", "invalid")
+            raise InvalidUseError(f"{self} is not registered: call add_process_set() first", "invalid")
         return self.ranks
 
     def included(self) -> bool | None:
@@ -49,11 +49,13 @@ class ProcessSet:
         return self._members().index(context.rank()) if self.included() else None
 
     def invalidate(self) -> None:
-        """Forgets what the set stood for."""
-        self.process_set_id = self.ranks = None
+        """The set is no longer registered; it can be added again."""
+        self.process_set_id = None
+        if self.mpi_comm is not None:
+            self.ranks = None  # which are learnt from it
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 #: All ranks of the job. Its ``ranks`` are known after ``init``.
@@ -90,17 +92,18 @@ def members(process_set: ProcessSet | None) -> Members:
         return _everyone
     ranks = process_set._members()
     if me not in ranks:
-        raise CollectiveError(f"rank {me} is not in process set {process_set.process_set_id} of ranks {ranks}", "invalid")
+        raise InvalidUseError(f"rank {me} is not in process set {process_set.process_set_id} of ranks {ranks}", "invalid")
     return Members(process_set.process_set_id or 0, ranks, ranks.index(me))
 
 
-def begin(sets: Sequence[ProcessSet]) -> None:
-    """At ``init``: the global set, and the sets that ``init`` was given."""
+def begin(sets: Sequence[ProcessSet], comm: Any | None) -> None:
+    """At ``init``: the global set, and the sets and the communicator that ``init`` was given. Raises what :func:`add_process_set` does."""
     global _everyone, _made
     _registered.clear()
     _made = 0
     everyone = list(range(context.size()))
     global_process_set.ranks = everyone
+    global_process_set.mpi_comm = comm if hasattr(comm, "Get_rank") else None
     _registered[0] = global_process_set
     _everyone = Members(0, everyone, context.rank())
     for process_set in sets:
@@ -113,7 +116,7 @@ def end() -> None:
         if number:
             process_set.invalidate()
     _registered.clear()
-    global_process_set.ranks = []
+    global_process_set.ranks, global_process_set.mpi_comm = [], None
 
 
 class _Engine:

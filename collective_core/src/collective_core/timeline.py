@@ -170,10 +170,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
     """Begins to record what this rank does. Waits for nobody. Where all ranks call it, the timeline shows all of them, in rank 0's
     ``file_path``; where only some do, each one shows itself: rank 0 in ``file_path``, rank 2 in ``file_path.rank2``.
 
-    Raises ValueError if a timeline is on already, :class:`CollectiveError` (kind ``invalid``) if the file cannot be written.
+    Does nothing if this timeline is on already. Raises ValueError if another one is, :class:`CollectiveError` (kind ``invalid``) if the
+    file cannot be written.
     """
     global _active
     context.current()
+    if _active is not None and _active.path == os.fspath(file_path):
+        return
     if _active is not None:
         raise ValueError(f"a timeline is on already, for {_active.path}: call stop_timeline() first")
     _active = Timeline(os.fspath(file_path))

@@ -51,7 +51,9 @@ def reduce_in_rank_order(parts, op):
             total = sum_in_rank_order(parts)
             if np.issubdtype(dtype, np.floating):
                 return (total / total.dtype.type(len(parts))).astype(dtype)
-            return (total.astype(np.int64 if dtype.kind == "i" else np.uint64) // len(parts)).astype(dtype)
+            total = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
+            towards_zero = (total < 0) & (total % len(parts) != 0)
+            return (total // len(parts) + towards_zero).astype(dtype)
         wide = np.float32 if dtype == np.float16 else dtype
         function = {"Min": np.minimum, "Max": np.maximum, "Product": np.multiply}[op]
         total = parts[0].astype(wide)

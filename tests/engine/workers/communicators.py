@@ -12,6 +12,7 @@ hvd.init(world, process_sets=[halves])
 mine = [r for r in range(size) if r % 2 == rank % 2]
 assert halves.ranks == mine, halves
 assert halves.mpi_comm.Get_size() == len(mine)
+assert hvd.global_process_set.mpi_comm == world
 assert halves.process_set_id == 1 + rank % 2, halves
 assert hvd.get_process_set_ids_and_ranks() == {0: list(range(size)), 1: list(range(0, size, 2)), 2: list(range(1, size, 2))}
 assert hvd.allreduce(torch.tensor(float(rank)), op=hvd.Sum, process_set=halves).item() == sum(mine)

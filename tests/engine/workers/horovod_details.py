@@ -85,6 +85,8 @@ for op in (hvd.Average, hvd.Adasum):
     assert asked.backward_passes_per_step == 3
 plain = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), gradient_predivide_factor=2.0, sparse_as_dense=True)
 assert (plain.op, plain.gradient_predivide_factor, plain.sparse_as_dense) == (hvd.Average, 2.0, True)
+assert [*plain._parameter_names] == [*model.parameters()]
+assert len({*plain._parameter_names.values()}) == 2
 try:
     raise hvd.HorovodInternalError
 except hvd.HorovodInternalError as error:

@@ -25,6 +25,7 @@ other = odds if mine is evens else evens
 assert mine.included()
 assert not other.included()
 assert mine.rank() == members.index(rank)
+assert str(evens) == f"ProcessSet(process_set_id=1, ranks={even}, mpi_comm=None)"
 assert mine.size() == len(members)
 assert other.rank() is None
 assert other.size() == size - len(members)
@@ -79,6 +80,7 @@ for call, text in (
         raise RuntimeError("accepted")
     except hvd.HorovodInternalError as error:
         assert text in str(error), error
+        assert isinstance(error, ValueError), "what Horovod raises"
 for wrong in ([0, size], even, [], [0, 0], ["a"], [rank]):
     try:
         hvd.add_process_set(wrong)
@@ -104,14 +106,20 @@ assert hvd.remove_process_set(tail)
 assert tail.process_set_id is None
 assert not hvd.remove_process_set(hvd.global_process_set)
 assert not hvd.remove_process_set(tail)
-again = hvd.add_process_set(last_two)
-assert again.process_set_id == 4
+again = hvd.add_process_set(tail)
+assert (again, again.process_set_id) == (tail, 4)
 if rank in last_two:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=again).item() == 2.0
 hvd.barrier()
 hvd.shutdown()
 assert again.process_set_id is None
 first = hvd.ProcessSet([0, 1])
+try:
+    hvd.init(process_sets=[first, hvd.ProcessSet(range(size))])
+    raise RuntimeError("a second set of all ranks was accepted")
+except ValueError:
+    assert not hvd.is_initialized()
+    assert first.process_set_id is None
 hvd.init(process_sets=[first])
 assert first.process_set_id == 1
 if rank < 2:

@@ -132,6 +132,17 @@ model(torch.full((1, 3), rank + 1.0)).sum().backward()
 wrapped.step()
 assert torch.allclose(model.weight.detach(), torch.full((1, 3), 1 - (size + 1) / 2)), model.weight
 
+# Gradients with a graph of their own.
+model = ones(nn.Linear(3, 1, bias=False))
+wrapped = distributed(model)
+for _ in range(3):
+    wrapped.zero_grad()
+    model(torch.full((1, 3), rank + 1.0)).square().sum().backward(create_graph=True)
+    wrapped.step()
+    mean = sum(6.0 * (r + 1) ** 2 for r in range(size)) / size
+    assert torch.allclose(model.weight.grad, torch.full((1, 3), mean)), model.weight.grad
+    assert not model.weight.grad.requires_grad
+
 # Hooks of a step run once, also after a state was loaded.
 calls = []
 wrapped = distributed(ones(nn.Linear(2, 1)))

@@ -29,6 +29,7 @@ def alone_on_rank_0():
     mine = path.with_name("alone.json")
     if rank == 0:
         hvd.start_timeline(str(mine))
+        hvd.start_timeline(str(mine))  # the same once more, which Horovod's programs may do
     hvd.allreduce(torch.ones(50_000), name="first")
     handle = hvd.allreduce_async(torch.ones(50_000), name="second")
     if rank == 0:
@@ -76,7 +77,7 @@ if how == "call":
     # Ranks may name different files, and the folder need not be there on all hosts.
     hvd.start_timeline(str(path if rank < 2 else path.parent / ("other" if rank == 2 else "nowhere") / "other.json"))
     try:
-        hvd.start_timeline(str(path))
+        hvd.start_timeline(str(path.with_name("second.json")))
         raise RuntimeError("two timelines at once")
     except ValueError:
         pass

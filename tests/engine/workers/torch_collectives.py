@@ -36,7 +36,7 @@ def reduced(parts, op, dtype):
         for part in parts[1:]:
             total = function(total, wide(part))
     if op == hvd.Average:
-        return total / size if dtype.is_floating_point else np.floor_divide(total, total.dtype.type(size))
+        return total / size if dtype.is_floating_point else np.trunc(total / size)
     return total
 
 

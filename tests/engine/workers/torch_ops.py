@@ -22,7 +22,7 @@ def rank_order(parts, average):
     for part in parts[1:]:
         total = total + part.to(wide)
     if average:
-        total = total / size if wide.is_floating_point else torch.div(total, size, rounding_mode="floor")
+        total = total / size if wide.is_floating_point else torch.div(total, size, rounding_mode="trunc")
     return total.to(parts[0].dtype)
 
 
@@ -88,6 +88,7 @@ try:
     raise AssertionError("a handle was accepted that was synchronized already")
 except hvd.CollectiveError as error:
     assert "synchronized already" in str(error)
+    assert isinstance(error, ValueError), "what Horovod raises"
 
 # Gradients of collectives, as Horovod forms them.
 x = torch.full((3,), float(rank + 1), requires_grad=True)

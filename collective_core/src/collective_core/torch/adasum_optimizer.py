@@ -29,7 +29,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet | None,
     ) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._names = names_of(parameters, named_parameters)
+        self._parameter_names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
@@ -62,7 +62,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 for parameter, start in zip(self._trained, before):
                     change, restore = self._compression.compress(parameter.detach() - start)
-                    name = f"{self._prefix}.{self._names[parameter]}"
+                    name = f"{self._prefix}.{self._parameter_names[parameter]}"
                     allreduce_(change, name=name, op=Adasum, process_set=self.process_set)
                     parameter.copy_(start + self._compression.decompress(change, restore))
         return result

@@ -64,7 +64,7 @@ class Bucket:
 
     def fill(self, parameter: torch.nn.Parameter, compression: Any) -> None:
         """Brings the parameter's (compressed) gradient into its slot."""
-        gradient = parameter.grad
+        gradient = parameter.grad.detach()  # of backward(create_graph=True) it has a graph, which a sum over ranks ends
         small, self.contexts[parameter] = compression.compress(gradient)
         alone = len(self.parameters) == 1  # then its compressed form may have any length and shape
         elements = small.numel() if alone else self.elements

@@ -42,12 +42,15 @@ class _TensorPlace:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
+        self.stride = torch.empty_like(tensor, device="meta").stride()  # fused steps rely on the order in memory
         self.dtype = tensor.dtype
         self.device_type = tensor.device.type
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of a nested state with places instead of tensors, which are appended to ``tensors`` in order."""
+    """A copy of a nested state with places instead of tensors, which are appended to ``tensors`` in order. Sparse ones stay in it."""
+    if torch.is_tensor(value) and value.layout is not torch.strided:
+        return value.detach().cpu()
     if torch.is_tensor(value):
         tensors.append(value)
         return _TensorPlace(value)
@@ -61,7 +64,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The reverse: fills the places with new tensors, which are appended to ``tensors`` in the same order."""
     if isinstance(value, _TensorPlace):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        tensors.append(torch.empty_strided(value.shape, value.stride, dtype=value.dtype))
         return tensors[-1]
     if isinstance(value, dict):
         return {key: _put_tensors(item, tensors) for key, item in value.items()}
@@ -110,7 +113,8 @@ def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
 def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """``load_state_dict``, which moves tensors to their parameters' devices, but into the groups and the state that are there.
 
-    A learning-rate scheduler that was made earlier, and an optimizer that was wrapped later, hold the same objects.
+    A learning-rate scheduler that was made earlier, and an optimizer that was wrapped later, hold the same objects. Tensors keep their
+    types, so that who loads a state goes on exactly like who had it.
     """
     groups, states = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(state)
@@ -124,6 +128,20 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     states.clear()
     states.update(loaded_states)
     optimizer.state = states
+    _give_back_types(optimizer, state)
+
+
+def _give_back_types(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """``load_state_dict`` gives every tensor its parameter's type, also one that the optimizer keeps in another, as NAdam does."""
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters):
+        loaded, saved = optimizer.state.get(parameter), state["state"].get(number)
+        if not isinstance(loaded, dict) or not isinstance(saved, dict):
+            continue
+        for name, value in saved.items():
+            if torch.is_tensor(value) and torch.is_tensor(loaded.get(name)) and loaded[name].dtype != value.dtype:
+                loaded[name] = value.to(loaded[name].device)
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:

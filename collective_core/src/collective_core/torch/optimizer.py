@@ -65,7 +65,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._alone = is_alone(process_set)
         self._prefix = number_of_optimizer("gradients", process_set, self._let_go)
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._names = names_of(parameters, named_parameters)
+        self._parameter_names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
         self._groups = groups_of(self._trained, groups, num_groups)
@@ -77,6 +77,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
+        self._made_dense: set[torch.nn.Parameter] = set()  # whose gradients of this step are sparse, but in buckets
         self._forget_plan()
         self._begin_anew()
         if not self._alone or worker.is_one():
@@ -117,7 +118,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _make_buckets(self) -> None:
         """By the plan: the parameters' order, and which of them have sparse gradients."""
         self._sparse = [p for p, is_sparse in zip(self._trained, self._sparse_ones) if is_sparse]
-        dense = [self._trained[number] for number in self._order if not self._sparse_ones[number]]
+        dense = [self._trained[number] for number in self._order if self.sparse_as_dense or not self._sparse_ones[number]]
         ours = set(dense)
         groups = [[p for p in group if p in ours] for group in self._groups]
         most_bytes = self._tuner.size if self._tuner else context.current().config.fusion_bytes
@@ -139,9 +140,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         order = dict.fromkeys([*self._arrived, *reversed(range(len(self._trained)))])
         is_sparse = [n in self._late or (p.grad is not None and p.grad.is_sparse) for n, p in enumerate(self._trained)]
-        wants_sparse = [was or (now and not self.sparse_as_dense) for was, now in zip(self._sparse_ones, is_sparse)]
+        ever_sparse = [was or now for was, now in zip(self._sparse_ones, is_sparse)]
         has_come = [p.grad is not None for p in self._trained]
-        mine = torch.tensor([[[*order], wants_sparse, has_come]], dtype=torch.int64)
+        mine = torch.tensor([[[*order], ever_sparse, has_come]], dtype=torch.int64)
         plans = allgather(mine, f"{self._prefix}.plan", self.process_set)
         agreed = plans[0, 0].tolist(), plans[:, 1].amax(0).bool().tolist()
         if agreed != (self._order, self._sparse_ones):
@@ -195,6 +196,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if parameter.grad.is_sparse:
             if not self.sparse_as_dense:
                 self._note_late(parameter)
+            self._made_dense.add(parameter)
             parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
         bucket.fill(parameter, self._compression)
@@ -204,7 +206,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         number = self._number_of[parameter]
         if number not in self._late | self._unseen:
             warnings.warn(
-                f"the gradient of {self._names[parameter]} was dense in the first step and is sparse now: it is made dense before it is "
+                f"the gradient of {self._parameter_names[parameter]} was dense in the first step and is sparse now: it is made dense to be "
                 "summed. sparse_as_dense=True says that this is wanted",
                 stacklevel=2,
             )
@@ -234,7 +236,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             nowhere = torch.zeros((1, 0), dtype=torch.int64, device=parameter.device)
             empty = torch.sparse_coo_tensor(nowhere, rows, parameter.shape, check_invariants=False)
             gradient = empty if gradient is None else gradient.to_sparse(1)
-        return sparse_allreduce_async(gradient, f"{self._prefix}.{self._names[parameter]}", self.op, self.process_set)
+        return sparse_allreduce_async(gradient, f"{self._prefix}.{self._parameter_names[parameter]}", self.op, self.process_set)
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
@@ -254,8 +256,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         with self._lock:
             if not self._agreed and self._trained:
                 self._agree()
-            for parameter in self._sparse:
-                sparse.append((parameter, self._start_sparse(parameter)))
+            if self.sparse_as_dense:
+                self._made_dense.update(self._sparse)
+            else:
+                sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self._buckets:
                 for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
                     self._add(parameter)
@@ -282,6 +286,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
         for bucket in self._buckets:
             bucket.empty(self._compression)
+        for parameter in self._made_dense:
+            parameter.grad = parameter.grad.to_sparse(1)  # there are optimizers that want it so
         if self._unseen:
             self._agree_anew_for_late_ones()
 
@@ -290,6 +296,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             bucket.reset()
         self._arrived.clear()
+        self._made_dense.clear()
         self._launched = 0
         self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
 
@@ -384,8 +391,9 @@ def DistributedOptimizer(
     gradients of so many passes are added up locally before they are summed over the ranks. ``gradient_predivide_factor``
     splits the division of an average: by the factor before the sum, by size / factor after it. ``groups``: lists of
     parameters, or a number of groups (``num_groups`` is its old name), that are summed together; other parameters are, in
-    buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense before they are summed, otherwise
-    rows are gathered. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not the gradients.
+    buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense to be summed, otherwise rows
+    are gathered; the optimizer finds sparse ones. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not
+    the gradients.
     """
     if op not in (allreduce.Average, allreduce.Sum, allreduce.Adasum):
         raise ValueError(f"DistributedOptimizer takes op Average, Sum or Adasum, not {op!r}")

@@ -29,19 +29,19 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
         context.init()
-        failures, commits, folder, made = 0, state.commits, restart_folder(), names.made()
+        failures, commits, folder, made = 0, state._commits, restart_folder(), names.made()
         while True:
             lost: tuple[int, ...] = ()
             try:
-                if folder is not None and state.newest()[1] == 0:
-                    state.begin_from(folder)
+                if folder is not None and state._newest()[1] == 0:
+                    state._begin_from(folder)
                 state.sync()
                 return func(state, *args, **kwargs)
             except CollectiveError as error:
-                failures = failures + 1 if state.commits == commits else 1
+                failures = failures + 1 if state._commits == commits else 1
                 if error.kind not in SURVIVABLE or not worker.is_one() or failures > MOST_FAILURES:
                     raise
-                lost, commits = error.ranks, state.commits
+                lost, commits = error.ranks, state._commits
                 state.restore()
             except HostsUpdatedInterrupt:
                 pass

@@ -38,7 +38,7 @@ class State:
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:  # noqa: ARG002
-        self.commits = 0
+        self._commits = 0  # like all names but Horovod's: the program's values may have any other
         self._callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
@@ -64,14 +64,14 @@ class State:
         if int(allreduce.allreduce_(flag, name="elastic.change", op=allreduce.Max)):
             raise HostsUpdatedInterrupt
 
-    def newest(self) -> tuple[int, int]:
+    def _newest(self) -> tuple[int, int]:
         """The rank with the most commits, and their number: a failure may have let one commit and another not. Collective."""
-        commits = allgather_object(self.commits, "elastic.commits")
+        commits = allgather_object(self._commits, "elastic.commits")
         return commits.index(max(commits)), max(commits)
 
     def save(self) -> None:
         """Keeps the state as it is now, in memory."""
-        self.commits += 1
+        self._commits += 1
 
     def restore(self) -> None:
         """Sets the state back to the last ``save``."""
@@ -84,7 +84,7 @@ class State:
     def reset(self) -> None:
         """Does what the state's parts need when the ranks have changed."""
 
-    def begin_from(self, folder: str | os.PathLike[str]) -> None:
+    def _begin_from(self, folder: str | os.PathLike[str]) -> None:
         """Takes the state from the last valid checkpoint there (``--restart-from``). Collective."""
         text = f"--restart-from {folder}: a {type(self).__name__} cannot begin from a checkpoint; use TorchState or ObjectState"
         raise CollectiveError(text, "invalid")
@@ -109,11 +109,11 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        root, commits = self.newest()
+        root, commits = self._newest()
         self._sync_values(root)
-        self.commits = commits + 1  # whoever has this is ahead of those who have only begun
+        self._commits = commits + 1  # whoever has this is ahead of those who have only begun
 
-    def begin_from(self, folder: str | os.PathLike[str]) -> None:
+    def _begin_from(self, folder: str | os.PathLike[str]) -> None:
         """What ``Checkpoints.save`` was given beside its parts goes to the values of the same names, ``step`` too; others stay."""
         found = Checkpoints(folder, **self._parts()).restore()
         for name in self._names:

@@ -141,7 +141,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Combines the tensors of all ranks element by element; returns a new tensor. ``op`` is Average unless given.
 
-    The average of integer tensors is rounded down. Differentiable for Sum and Average.
+    The average of integer tensors is rounded towards zero. Differentiable for Sum and Average.
     """
     request = _Request(average, op, prescale_factor, postscale_factor, process_set)
     small, restore = compression.compress(tensor)

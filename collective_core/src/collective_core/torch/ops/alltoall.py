@@ -37,7 +37,8 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
     chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, who)
     problem = objection_to_tensor(tensor) or problem or other_problem
     work = start_rows(_native.ALLTOALL, tensor, name or context.next_name("alltoall", who.id), who, blocking, problem, chosen)
-    return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32)))
+    device = splits.device if torch.is_tensor(splits) else None
+    return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32, device=device)))
 
 
 class _Alltoall(torch.autograd.Function):
@@ -60,8 +61,8 @@ class _Alltoall(torch.autograd.Function):
 def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """Sends ``splits[r]`` rows to every rank r; returns what came from all ranks, in rank order.
 
-    With ``splits``, returns a pair: the tensor, and the rows from each rank as a tensor of int32. Without, every rank is sent
-    the same number of rows.
+    With ``splits``, returns a pair: the tensor, and the rows from each rank as a tensor of int32, where ``splits`` lies. Without,
+    every rank is sent the same number of rows.
     """
     received, rows = _Alltoall.apply(tensor, splits, name, process_set)
     return received if splits is None else (received, rows)

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, arrays
-from collective_core.errors import CollectiveError
+from collective_core.errors import CollectiveError, InvalidUseError
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
 #: done with it, whether or not anybody still waits.
@@ -129,7 +129,7 @@ def abandon(handle: int) -> None:
 def poll(handle: int) -> bool:
     """Whether the operation is done, so that :func:`synchronize` will not wait."""
     if handle not in _under_way:
-        raise CollectiveError(f"handle {handle} is unknown or has been synchronized already", "invalid")
+        raise InvalidUseError(f"handle {handle} is unknown or has been synchronized already", "invalid")
     return bool(_under_way[handle].is_done())
 
 
