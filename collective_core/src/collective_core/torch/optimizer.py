@@ -81,8 +81,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._forget_plan()
         self._begin_anew()
         if not self._alone or worker.is_one():
-            for parameter in self._trained:
-                self._end_hooks.append(on_gradient(parameter, self._gradient_ready))
+            self._listen(self._trained)
+
+    def _listen(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._end_hooks += [on_gradient(parameter, self._gradient_ready) for parameter in parameters]
 
     def _let_go(self) -> None:
         """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
@@ -286,10 +288,32 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
         for bucket in self._buckets:
             bucket.empty(self._compression)
+        newcomers = self._newcomers()
+        if newcomers:
+            self._take_on(newcomers)
         for parameter in self._made_dense:
             parameter.grad = parameter.grad.to_sparse(1)  # there are optimizers that want it so
         if self._unseen:
             self._agree_anew_for_late_ones()
+
+    def _newcomers(self) -> list[torch.nn.Parameter]:
+        """Parameters that were added to the optimizer, or made to be trained, after it was distributed."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad and p not in self._number_of]
+
+    def _take_on(self, newcomers: list[torch.nn.Parameter]) -> None:
+        """Reduces their first gradients one by one, and plans anew with them among the others."""
+        names = {p: self._parameter_names.get(p, f"added.{len(self._trained) + i}") for i, p in enumerate(newcomers)}
+        for parameter, name in names.items():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if gradient.is_sparse:
+                self._made_dense.add(parameter)
+                gradient = gradient.to_dense()
+            parameter.grad = allreduce.allreduce_(gradient, name=f"{self._prefix}.{name}", **self._how())
+        self._parameter_names.update(names)
+        self._number_of.update((parameter, len(self._trained) + i) for i, parameter in enumerate(newcomers))
+        self._trained += newcomers
+        self._listen(newcomers)
+        self._forget_plan()
 
     def _begin_anew(self) -> None:
         """Forgets what is left of a step: also after a failure the next one begins with nothing under way."""
