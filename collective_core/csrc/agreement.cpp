@@ -80,9 +80,12 @@ void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
     switch (agreement.verdict) {
       case Verdict::agreed:
         return;
-      case Verdict::disagreed:
-        throw Failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
-                      explain_disagreement(headers_, topology()), dissenters(headers_));
+      case Verdict::disagreed: {
+        Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
+                        explain_disagreement(headers_, topology()), dissenters(headers_));
+        failure.one_name = agreement.one_name;
+        throw failure;
+      }
       case Verdict::reorder:
         task = find_submitted(*headers_[agreement.first], agreement.first, task, deadline);
         break;

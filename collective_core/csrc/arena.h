@@ -1,9 +1,10 @@
 // Memory for tensors that all ranks of a host can reach, so that they reduce it where it lies (allreduce_arena.cpp).
 //
 // One memfd per host, one part of it per rank. A part is as large as the host's memory, but that is only a range of
-// addresses: pages exist from the first touch, by the rank that touches, and are given back when a block is freed. A
-// rank allocates in its own part without asking anyone; where a tensor lies travels in the header of the operation.
-// Blocks stay valid after the engine is closed, for as long as someone holds the Arena.
+// addresses: pages exist from the first touch, by the rank that touches, or from the allocation, if they are to be
+// large ones, and are given back when a block is freed. A rank allocates in its own part without asking anyone; where a
+// tensor lies travels in the header of the operation. Blocks stay valid after the engine is closed, for as long as
+// someone holds the Arena.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,9 @@ class Arena {
   // allow so large a mapping gets one in which nothing can be allocated.
   static std::shared_ptr<Arena> share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout);
 
-  // Page-aligned, zeroed unless it was used before. Throws Failure(invalid) when the part is full.
-  void* allocate(size_t bytes);
+  // Aligned to a page, large blocks to a large one; zeroed unless it was used before. Throws Failure(invalid) when the
+  // part is full.
+  void* allocate(size_t bytes, bool large_pages = false);
   void release(void* address);
 
   // Where the bytes lie in this rank's part, counted from 1; 0 when they are not, or not wholly, in it.

@@ -24,6 +24,7 @@ namespace {
 
 thread_local std::string last_error;
 thread_local std::vector<int> last_ranks;
+thread_local bool last_one_name = false;
 
 struct Submitted {
   std::shared_ptr<cc::Task> task;
@@ -54,9 +55,10 @@ void note_fork() {
   if (process().owner != 0) forked = true;
 }
 
-int32_t remember(cc::Fault fault, const std::string& text, const std::vector<int>& ranks) {
+int32_t remember(cc::Fault fault, const std::string& text, const std::vector<int>& ranks, bool one_name = false) {
   last_error = text;
   last_ranks = ranks;
+  last_one_name = one_name;
   return static_cast<int32_t>(fault);
 }
 
@@ -181,7 +183,7 @@ class WaitClock {
 };
 
 int32_t result_of(const cc::Task& task) {
-  return task.fault == cc::Fault::none ? 0 : remember(task.fault, task.error, task.ranks);
+  return task.fault == cc::Fault::none ? 0 : remember(task.fault, task.error, task.ranks, task.one_name);
 }
 
 }  // namespace
@@ -197,6 +199,10 @@ const char* cc_kernels() {
 }
 const char* cc_last_error() {
   return last_error.c_str();
+}
+
+int32_t cc_last_error_has_one_name() {
+  return last_one_name ? 1 : 0;
 }
 
 int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity) {
@@ -381,10 +387,10 @@ int32_t cc_release(int64_t handle) {
   });
 }
 
-int32_t cc_allocate(uint64_t bytes, void** address) {
+int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address) {
   return guarded([&] {
     const std::shared_ptr<cc::Arena> arena = engine(0)->arena();
-    *address = arena->allocate(bytes);
+    *address = arena->allocate(bytes, large_pages != 0);
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
     state.blocks[*address] = arena;

@@ -51,6 +51,7 @@ CC_API int32_t cc_abi_version();
 CC_API const char* cc_version();
 CC_API const char* cc_kernels();  // which instruction set sums
 CC_API const char* cc_last_error();
+CC_API int32_t cc_last_error_has_one_name();  // a disagreement on an operation that has one name on all ranks
 CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to blame for it; returns how many
 
 // "name address prefix-length" lines of this host's interfaces that are up.
@@ -122,7 +123,7 @@ CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t
 CC_API int32_t cc_release(int64_t handle);
 
 // Memory that all ranks of the host reduce where it lies, page-aligned; valid until cc_free, also after cc_close.
-CC_API int32_t cc_allocate(uint64_t bytes, void** address);
+CC_API int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address);
 CC_API int32_t cc_free(void* address);
 
 // The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.

@@ -32,12 +32,14 @@ Engine::~Engine() {
 }
 
 std::optional<Failure> Engine::end() {
+  bool left = false;
   {
     Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
     const auto is_idle = [this] { return !busy_; };
     if (!changed_.wait_for(lock, farewell, is_idle)) {
+      left = true;
       group_->liveness().leave();
       changed_.wait(lock, is_idle);
     }
@@ -47,7 +49,7 @@ std::optional<Failure> Engine::end() {
     changed_.notify_all();
   }
   if (worker_.joinable()) worker_.join();
-  if (!stopped_) return {};
+  if (!stopped_ || left) return {};  // that it left is no failure
   return Failure(stopped_->fault, stopped_->what(), global_ranks(stopped_->ranks));
 }
 
@@ -210,6 +212,7 @@ void Engine::settle(Task& task, const Failure& failure) {
   task.fault = failure.fault;
   task.error = task.operation.describe() + ": " + failure.what();
   task.ranks = global_ranks(failure.ranks);
+  task.one_name = failure.one_name;
   task.done = true;
 }
 

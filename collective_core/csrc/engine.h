@@ -34,6 +34,7 @@ struct Task {
   Fault fault = Fault::none;
   std::string error;
   std::vector<int> ranks;  // to blame for the error
+  bool one_name = false;   // as of Failure
 };
 
 class Engine {

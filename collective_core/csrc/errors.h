@@ -26,6 +26,7 @@ class Failure : public std::runtime_error {
       : std::runtime_error(text), fault(kind), ranks(std::move(blamed)) {}
   Fault fault;
   std::vector<int> ranks;
+  bool one_name = false;  // a mismatch of operations that have the same name on all ranks
 };
 
 // After these the ranks no longer agree on what has been exchanged, so nothing more may be sent.

@@ -18,6 +18,7 @@ namespace cc {
 
 constexpr size_t cache_line = 64;
 constexpr size_t page = 4096;
+constexpr size_t large_page = size_t(2) << 20;
 // One host: a rank's chunks stay in its own cache of half a MiB or more. Several hosts: a longer run for the network's
 // pipeline.
 constexpr size_t chunk_bytes_one_host = size_t(128) << 10;

@@ -72,8 +72,8 @@ Agreement compare(const std::vector<const Header*>& headers) {
     stuck_apart = stuck_apart || header.name_hash != headers[first]->name_hash;
   }
   first = first < 0 ? static_cast<int>(reference) : first;
-  if (agreed) return {Verdict::agreed, first};
-  return {names_differ && !stuck_apart ? Verdict::reorder : Verdict::disagreed, first};
+  if (agreed) return {Verdict::agreed, first, true};
+  return {names_differ && !stuck_apart ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
 }
 
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {
@@ -94,7 +94,12 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
     if (i) text += "; ";
     text += topology.describe(groups[i].second) + ": " + groups[i].first;
   }
-  if (groups.size() == 1) text += " (the requests differ in a part that is not shown, such as a long name)";
+  if (groups.size() == 1) {
+    const auto other = [&](const Header* header) { return header->shape_hash != headers[0]->shape_hash; };
+    const bool shapes = std::any_of(headers.begin(), headers.end(), other);
+    text += shapes ? " (the shapes differ in a part that is not shown: of many dimensions, or of what is fused)"
+                   : " (the requests differ in a part that is not shown, such as a long name)";
+  }
   return text;
 }
 

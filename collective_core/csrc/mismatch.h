@@ -18,6 +18,7 @@ enum class Verdict {
 struct Agreement {
   Verdict verdict;
   int first;
+  bool one_name;  // whether the operations have the same name on all ranks that have not joined
 };
 
 // Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it, a scaled

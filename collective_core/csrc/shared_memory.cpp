@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "errors.h"
+#include "layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 3.17.
 #ifndef MFD_CLOEXEC
@@ -74,7 +76,15 @@ void SharedMemory::adopt(Fd fd) {
 }
 
 void SharedMemory::map(size_t bytes) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  // Where a large page begins, so that the system can map large pages as such: looked for, and then asked for.
+  void* wanted = mmap(nullptr, bytes + large_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (wanted == MAP_FAILED) {
+    wanted = nullptr;
+  } else {
+    munmap(wanted, bytes + large_page);
+    wanted = reinterpret_cast<void*>(round_up(reinterpret_cast<uintptr_t>(wanted), large_page));  // NOLINT
+  }
+  void* address = mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (address == MAP_FAILED) throw Failure(Fault::internal, system_error("mmap of shared memory"));
   data_ = static_cast<char*>(address);
   bytes_ = bytes;

@@ -17,6 +17,7 @@ def test_a_group_has_the_sums_of_its_tensors(launch, n, hosts):
         assert entry["warned"] == ""
         for part in ("'d.0'", "[2]", "[3]"):
             assert part in entry["disagreement"], "groups of as many elements, divided differently"
+        assert entry["apart"] == ["mismatch", *(["b.fused"] if entry["rank"] else [])]
 
 
 def test_ranks_that_fuse_differently_send_their_tensors_one_by_one(launch):

@@ -168,7 +168,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_copy.argtypes = [c_void_p, c_void_p, c_uint64]
     lib.cc_copy.restype = None
     lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
-    lib.cc_allocate.argtypes = [c_uint64, POINTER(c_void_p)]
+    lib.cc_allocate.argtypes = [c_uint64, c_int32, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
     lib.cc_hmac_sha256.argtypes = [c_char_p, c_uint64, c_char_p, c_uint64, c_char_p]
@@ -183,7 +183,9 @@ def check(fault: int) -> None:
         count = min(lib.cc_last_error_ranks(ranks, MOST_RANKS), MOST_RANKS)
         text = lib.cc_last_error().decode("utf-8", "replace")
         kind = KINDS.get(fault, "internal")
-        raise (InvalidUseError if kind == "invalid" else CollectiveError)(text, kind, ranks[:count])
+        error = (InvalidUseError if kind == "invalid" else CollectiveError)(text, kind, ranks[:count])
+        error.has_one_name = bool(lib.cc_last_error_has_one_name())
+        raise error
 
 
 def interfaces() -> list[tuple[str, str, int]]:
@@ -395,10 +397,13 @@ def end_timeline(seconds: float) -> bool | None:
             return None
 
 
-def allocate(length: int) -> int:
-    """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`."""
+def allocate(length: int, large_pages: bool = False) -> int:
+    """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`.
+
+    ``large_pages``: brings it into memory at once, in large pages where the system has them; otherwise what is touched comes.
+    """
     address = c_void_p()
-    check(library().cc_allocate(length, byref(address)))
+    check(library().cc_allocate(length, large_pages, byref(address)))
     return address.value or 0
 
 

@@ -70,8 +70,10 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         _counters.clear()
         _generation += 1
         _membership = _place(_rank_of(_launcher), peers, settings)
-    from collective_core import clocks  # which need a membership
+    from collective_core import clocks, in_place  # which need a membership
     from collective_core import process_sets as sets
+
+    in_place.prepared.clear()  # new ranks have prepared nothing: all compare anew
 
     try:
         sets.begin([] if process_sets is None or isinstance(process_sets, str) else process_sets, comm)

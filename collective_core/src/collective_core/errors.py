@@ -15,6 +15,9 @@ class CollectiveError(RuntimeError):
     the others only ``shutdown()`` remains. ``ranks`` are the ranks to blame, as far as they are known.
     """
 
+    #: Whether the ranks disagree on an operation that they call by one name.
+    has_one_name = False
+
     def __init__(self, message: str = "", kind: str = "internal", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.kind = kind

@@ -103,5 +103,6 @@ def received_bytes(asked: Agreed, rank: int) -> int:
 
 
 def routes(made: Sequence[nccl.Call]) -> set[tuple[str, int]]:
-    """What NCCL may have to connect first, waiting for other ranks: each function, and each rank at the other end of a send or receive."""
-    return {(call.function, call.peer if call.function in ("ncclSend", "ncclRecv") else -1) for call in made}
+    """What NCCL may have to connect first, waiting for other ranks: each rank at the other end of a send or receive, and each function anew
+    for every magnitude, because the algorithm depends on the size."""
+    return {(c.function, c.peer if c.function in ("ncclSend", "ncclRecv") else -c.count.bit_length()) for c in made}

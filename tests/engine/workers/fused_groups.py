@@ -55,6 +55,17 @@ try:
 except hvd.HorovodInternalError as error:
     report["disagreement"] = str(error)
 
+# Another operation altogether on one rank: nothing of the group is left under way.
+submitted.clear()
+try:
+    if rank == 0:
+        hvd.barrier()
+    else:
+        hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], name="b")
+except hvd.HorovodInternalError as error:
+    report["apart"] = [error.kind, *submitted]
+assert (hvd.allreduce(torch.ones(3), op=hvd.Sum) == size).all(), "the engine is out of order"
+
 pair = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
 sum((number + rank) * part.sum() for number, part in enumerate(hvd.grouped_allreduce(pair, op=hvd.Sum), 1)).backward()
 for number, tensor in enumerate(pair, 1):

@@ -206,6 +206,7 @@ class Driver:
                         self._hosts = found
                     none_before = not found
                 except Exception as error:  # noqa: BLE001 - the user's; what it said last still holds
+                    none_before = False
                     self._tell(f"the hosts cannot be asked for, those of before stay: {error}")
 
         threading.Thread(target=ask_again, daemon=True).start()

@@ -33,7 +33,7 @@ def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(elements, dtype=dtype, device=device)
     length = elements * torch.empty(0, dtype=dtype).element_size()
     try:
-        return torch.from_numpy(arena.empty(length, np.uint8)).zero_().view(dtype)
+        return torch.from_numpy(arena.empty(length, np.uint8, large_pages=True)).zero_().view(dtype)
     except CollectiveError:
         return torch.zeros(elements, dtype=dtype)
 

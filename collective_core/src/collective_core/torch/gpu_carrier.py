@@ -1,9 +1,9 @@
 """What the engine asks of NCCL once all ranks have agreed: its calls, put on the GPU's stream.
 
 All ranks put the same on their streams, in the same order. Where NCCL may have to connect to other ranks first, which waits for them, a
-thread of its own does it, so that a rank that dies meanwhile is noticed: for the communicator, the first use of a function of NCCL, and
-the first rows for a rank. While a GPU is at work, another thread sees to it (gpu_watch.py). When the engine has failed, communicators
-are aborted.
+thread of its own does it, so that a rank that dies meanwhile is noticed: for the communicator, the first use of a function of NCCL with
+so much data, and the first rows for a rank. While a GPU is at work, another thread sees to it (gpu_watch.py). When the engine has failed,
+communicators are aborted.
 """
 
 from __future__ import annotations
@@ -112,13 +112,16 @@ def start(transfer: Any, error: int, capacity: int) -> int:
 
 def test(process_set: int, error: int, capacity: int) -> int:
     """The engine's question whether it is under way."""
-    own = sets[process_set]
-    if own.connecting is not None:
-        own.connecting.join(0.001)
-        if own.connecting.is_alive():
-            return 0
-        own.connecting = None
-    return _native.say(own.problem, error, capacity) if own.problem else 1
+    try:
+        own = sets[process_set]
+        if own.connecting is not None:
+            own.connecting.join(0.001)
+            if own.connecting.is_alive():
+                return 0
+            own.connecting = None
+        return _native.say(own.problem, error, capacity) if own.problem else 1
+    except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
+        return _native.say(failure, error, capacity)
 
 
 def _launch(own: Set, asked: Agreed, calls: list[nccl.Call]) -> None:

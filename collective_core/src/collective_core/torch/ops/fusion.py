@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 
-from collective_core.errors import CollectiveError, is_fatal
+from collective_core.errors import CollectiveError
 from collective_core.torch.ops.handles import Work, results_of
 from collective_core.torch.ops.tensors import objection_to_tensor
 
@@ -42,7 +42,7 @@ def checksum_of(tensors: Sequence[torch.Tensor], chosen: Sequence[int]) -> int:
 
 
 class FusedGroup:
-    """An allreduce of several tensors with one handle; the result is the list of their results.
+    """An allreduce of several tensors with one handle; the result is the list of their results. The tensors must not overlap.
 
     ``start_head``: starts the head, from a flat tensor into itself, with a checksum to be compared. ``start``: starts a tensor by number.
     """
@@ -73,8 +73,8 @@ class FusedGroup:
         except CollectiveError as error:
             self._go_one_by_one(error)
         else:
-            self._take_apart()
             self._finish()
+            self._take_apart()
         return list(self._outputs)
 
     def _finish(self) -> None:
@@ -87,7 +87,7 @@ class FusedGroup:
                 output.copy_(part.view(output.shape))
 
     def _go_one_by_one(self, error: CollectiveError) -> None:
-        if is_fatal(error) or error.kind == "closed":
+        if not error.has_one_name:  # fatal, or others did something else altogether: they have no tensors of this group
             with suppress(CollectiveError):
                 self._finish()
             raise error
