@@ -215,7 +215,12 @@ def smoke(
 @also(options=run_options, passwords=passwords)
 def run(
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="HOSTS", help="An inventory, or as -H; the last run's by default, else this machine.")
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOSTS",
+            help="An inventory, or as -H; by default that of the last run that made hosts ready, else this machine.",
+        ),
     ] = None,
     entries: Annotated[
         str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Only these hosts, with so many slots each.")

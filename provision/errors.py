@@ -37,7 +37,7 @@ def told(error: BaseException) -> ProvisionError:
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return ProvisionError("interrupted")
+        return ProvisionError("interrupted", todo="run the same command again: it goes on where it stopped")
     return ProvisionError(
         f"a defect of provision: {type(error).__name__}: {error}", todo="run it again with --debug and report what it prints"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from provision import paths
@@ -20,11 +20,15 @@ def identity(inventory: Inventory) -> str:
 
 
 def failed_hosts(inventory: Inventory) -> list[str]:
-    """The hosts that failed, were not reached or were kept out. Raises UsageError where there is no such run, or none failed."""
+    """The hosts that failed, were not reached, were kept out or not finished.
+
+    Raises:
+        UsageError: there is no such run, or none failed.
+    """
     last = next((report for report in written("report.json") if report.get("inventory") == identity(inventory)), None)
     if last is None:
         raise UsageError(f"--limit {FAILED}: no earlier run of this inventory is known", todo="run it without --limit")
-    kept_out = {host["host"] for host in last["hosts"] if host["state"] in ("failed", "unreachable", "blocked")}
+    kept_out = {host["host"] for host in last["hosts"] if host["state"] in ("failed", "unreachable", "blocked", "not finished")}
     names = {failure["host"] for failure in last["failures"]} | kept_out
     found = [host.name for host in inventory.everyone if host.name in names]
     if not found:
@@ -34,9 +38,17 @@ def failed_hosts(inventory: Inventory) -> list[str]:
 
 def newest_inventory() -> str | None:
     """The inventory of the newest run after which a host of it held what was planned; None where no such run is known."""
-    return next(
-        (str(report["inventory"]) for report in written("report.json") if any(host["state"] in HOLDING for host in report["hosts"])), None
-    )
+    return next((str(report["inventory"]) for report in written("report.json") if _made_ready(report)), None)
+
+
+def newest_in_vain() -> str | None:
+    """The inventory of the newest run, where no host of it held after that what was planned."""
+    newest = next(written("report.json"), None)
+    return None if newest is None or _made_ready(newest) else str(newest["inventory"])
+
+
+def _made_ready(report: Mapping[str, Any]) -> bool:
+    return any(host["state"] in HOLDING for host in report["hosts"])
 
 
 def written(name: str) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from provision.errors import ProvisionError
 from provision.install import Sources
 from provision.install_options import Options
 from provision.inventory import Inventory
-from provision.outcomes import add_conflicts, add_outcome, add_problems, host_report
+from provision.outcomes import add_conflicts, add_outcome, add_problems, failure_that_ended, host_report
 from provision.plan import Plan
 from provision.planning import index_asked, make_plan, refuse_conflicts, upgrade
 from provision.playbook import HostResult
@@ -26,7 +26,7 @@ from provision.progress import Progress
 from provision.remove import HostRemoval
 from provision.report import Failure, Report
 from provision.resolve.blocked import some
-from provision.session import Interrupted, Session
+from provision.session import Interrupted, Session, opened
 from provision.survey import Survey
 
 
@@ -158,7 +158,7 @@ def _add_smoke(report: Report, session: Session, plan: Plan, options: launch.Smo
     except Interrupted:
         raise
     except ProvisionError as error:  # the installation before it stands, and its table is still to be shown
-        report.failures.append(Failure(error.where or "controller", "training", error.what, error.todo))
+        report.failures.append(failure_that_ended(error, session.inventory, "training"))
         return
     report.smoke = result.report
     report.smoke_summary = result.summary
@@ -193,13 +193,9 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
-    with hold.every_host(inventory, "provision remove"):
-        session = Session(inventory, progress, passwords)
-        try:
-            survey = surveying.look(session)
-            found = removing.remove(session, survey, dry_run=True)
-            if any(one.state == "would remove" for one in found) and wanted(found):
-                found = removing.remove(session, survey, dry_run=False)
-            return found
-        finally:
-            session.close()
+    with hold.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+        survey = surveying.look(session)
+        found = removing.remove(session, survey, dry_run=True)
+        if any(one.state == "would remove" for one in found) and wanted(found):
+            found = removing.remove(session, survey, dry_run=False)
+        return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from provision import survey as surveying
 from provision.doctor.logs.reading import explain
+from provision.errors import ProvisionError
 from provision.inventory import Host, Inventory
 from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
@@ -22,8 +23,14 @@ def add_problems(report: Report, survey: Survey) -> None:
             report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.todo}" if problem.todo else ""))
 
 
+def add_unfinished(report: Report, inventory: Inventory) -> None:
+    """Hosts that nothing is known against when a run ends early: it had not come to its end on them, or not begun."""
+    known = {host.host for host in report.hosts} | {failure.host for failure in report.failures}
+    report.hosts += [HostReport(host.name, "not finished") for host in inventory.hosts if host.name not in known]
+
+
 def add_blocked(report: Report, inventory: Inventory) -> None:
-    """Hosts that the survey kept out still have their line in the table."""
+    """Hosts that the survey or the plan kept out still have their line in the table."""
     listed = {host.host for host in report.hosts}
     report.hosts += [HostReport(host.name, "blocked") for host in inventory.hosts if host.name not in listed]
     order = [host.name for host in inventory.hosts]
@@ -78,6 +85,13 @@ def failure_of(host: Host, event: Event) -> Failure:
     known = explain(event.text, step)
     todo = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"mend it, then {again}"
     return Failure(host.name, step, event.text, todo)
+
+
+def failure_that_ended(error: ProvisionError, inventory: Inventory, step: str) -> Failure:
+    """The failure that an error is: its host's where it names one, else the controller's, with the place before the text."""
+    if error.where in [host.name for host in inventory.hosts]:
+        return Failure(error.where, step, error.what, error.todo)
+    return Failure("controller", step, f"{error.where}: {error.what}" if error.where else error.what, error.todo)
 
 
 def _tail(log: Path, lines: int = 12) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from provision.facts import Problem
 from provision.remove import HostRemoval
 
-State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked"]
+State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
 ERROR_LINES = 12  # of the real error, at the end of the run

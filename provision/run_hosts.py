@@ -1,4 +1,6 @@
-"""Where `provision run` runs: ``-H``, ``--hostfile``, inventory, what Slurm or Kubernetes' MPI operator gave us, the last run's, here."""
+"""Where `provision run` runs: ``-H``, ``--hostfile``, inventory, what Slurm or Kubernetes' MPI operator gave us, the last run's,
+here. The last run is the last that made hosts ready.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ _OPERATOR = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_H
 
 
 def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Callable[[str], None]) -> Inventory:
-    """The inventory to run on: ``hosts``, else the last run's, else the entries themselves; of it what ``entries`` (``-H``) name.
+    """The inventory to run on: ``hosts``, else the last run's that made hosts ready, else the entries.
 
-    Where nothing says it, it is this machine with ``np`` slots. ``say`` is told what was not asked for.
+    Of it what ``entries`` (``-H``) name. Where nothing says it, it is this machine with ``np`` slots. ``say`` is told what was not asked
+    for.
 
     Raises:
         UsageError: nothing says where to run, not even ``np``, or ``entries`` are not in the inventory that was named.
@@ -37,17 +40,19 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
     argument = hosts or last_run.newest_inventory()
     if argument is None and not entries:
         if np is None:
-            raise UsageError("no hosts to run on: no earlier run is known", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
-        say(f"no hosts are named and no earlier run is known: {np} rank(s) on this machine (-H a:2,b:2 names others)")
+            raise UsageError("no hosts to run on: no earlier run has made hosts ready", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
+        say(f"no hosts are named and no earlier run has made hosts ready: {np} rank(s) on this machine (-H a:2,b:2 names others)")
         return _of_entries([(THIS_MACHINE, np)])
     if not hosts and not entries:
-        say(f"no hosts are named: those of the last run, {argument} (-H localhost:{np or 2} for this machine)")
+        vain = last_run.newest_in_vain()
+        newer = f"; the newer run of {vain} left no host ready" if vain else ""
+        say(f"no hosts are named: those of the last run that made hosts ready, {argument}{newer} (-H localhost:{np or 2} for this machine)")
     try:
         known = inventories.load(argument) if argument is not None else None
     except UsageError:
         if hosts or not entries:
             raise
-        known = None  # the last run's is gone; the entries say all that is needed
+        known = None  # that run's is gone; the entries say all that is needed
     if known is None or not entries:
         return known if known is not None else _of_entries(entries)
     by_name = {each: host for host in known.hosts for each in (host.name, host.address)}

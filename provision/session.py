@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision import interrupts, paths, playbook, resources
-from provision.errors import ProvisionError
+from provision.errors import ProvisionError, told
 from provision.inventory import Inventory
 from provision.playbook import Event, Outcome
 from provision.progress import Progress
@@ -108,17 +109,21 @@ class Session:
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         self.progress.stage(title, names)
         workdir = self.folder / path.stem
-        outcome = playbook.run(
-            path,
-            self.ansible_inventory,
-            workdir=workdir,
-            run_id=self.run_id,
-            extra_vars={"provision_rooted": sorted(self.rooted), **(extra_vars or {})},
-            limit=names,
-            check=check,
-            passwords=self.passwords,
-            on_event=on_event or self.progress.event,
-        )
+        try:
+            outcome = playbook.run(
+                path,
+                self.ansible_inventory,
+                workdir=workdir,
+                run_id=self.run_id,
+                extra_vars={"provision_rooted": sorted(self.rooted), **(extra_vars or {})},
+                limit=names,
+                check=check,
+                passwords=self.passwords,
+                on_event=on_event or self.progress.event,
+            )
+        except BaseException:  # whoever handles events has failed, perhaps for want of a terminal: Ansible must not go on without us
+            _sweep_here(self.run_id)
+            raise
         self.progress.close()
         if outcome.interrupted:
             self.abort()
@@ -140,9 +145,7 @@ class Session:
     def abort(self) -> None:
         """End what the run has started, here and on the hosts, and raise Interrupted."""
         self.progress.line("interrupted: ending what was started, here and on the hosts …", "bold")
-        script = resources.hostside("sweep.py")
-        with interrupts.noted():  # a second Ctrl-C must not stop the tidying up half-way
-            subprocess.run([sys.executable, str(script), self.run_id], capture_output=True, check=False)
+        _sweep_here(self.run_id)
         names = [host.name for host in self.inventory.hosts]
         swept = playbook.run(
             resources.folder("playbooks") / "sweep.yml",
@@ -157,7 +160,7 @@ class Session:
             limit=names,
             passwords=self.passwords,
         )
-        subprocess.run([sys.executable, str(script), f"sweep-of-{self.run_id}"], capture_output=True, check=False)
+        _sweep_here(f"sweep-of-{self.run_id}")
         self.locks_left = True
         looked_after = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
         unknown = sorted(set(names) - looked_after)
@@ -165,6 +168,28 @@ class Session:
         raise Interrupted(
             f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped"
         )
+
+
+@contextmanager
+def opened(inventory: Inventory, progress: Progress, passwords: Mapping[str, str]) -> Iterator[Session]:
+    """The session of a run that locks hosts, closed however the run ends. A Ctrl-C between two steps becomes an error of ours, too."""
+    session = Session(inventory, progress, passwords)
+    try:
+        yield session
+    except BaseException as error:
+        session.locks_left = True  # whatever it is, it may have come while hosts were locked
+        if isinstance(error, KeyboardInterrupt):
+            raise told(error) from None
+        raise
+    finally:
+        with interrupts.held_back():
+            session.close()
+
+
+def _sweep_here(run_id: str) -> None:
+    """End every process on this machine that a run has started."""
+    with interrupts.noted():  # a second Ctrl-C must not stop the tidying up half-way
+        subprocess.run([sys.executable, str(resources.hostside("sweep.py")), run_id], capture_output=True, check=False)
 
 
 def _this_process() -> dict[str, Any]:

@@ -64,6 +64,7 @@ archive:
   type: str
 """
 
+import contextlib  # noqa: E402
 import glob  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
@@ -169,16 +170,19 @@ class Build:
 
     def progress(self):
         """What it does, in words; compiling is counted."""
-        doing = self.state()["doing"]
+        doing = self.state().get("doing", "packing")  # the last step: nothing is noted any more where it has just ended
         if doing != "compiling":
             return doing
-        with open(self.log, errors="replace") as file:
-            compiled = sum(1 for line in file if re.match(r"(\s+(CC|CXX)|Compiling)\s", line))
+        try:
+            with open(self.log, errors="replace") as file:
+                compiled = sum(1 for line in file if re.match(r"(\s+(CC|CXX)|Compiling)\s", line))
+        except OSError:  # not begun, or just tidied away
+            return doing
         return f"compiling, {compiled - compiled % COUNTED} files so far"
 
     def ask(self):
         """Tell the build that its controller lives."""
-        with open(self.asked_file, "w"):
+        with contextlib.suppress(FileNotFoundError), open(self.asked_file, "w"):  # the folder is gone where it has just ended
             os.utime(self.asked_file)
 
     def discard(self):

@@ -223,3 +223,19 @@ def test_a_conflict_is_in_the_json_with_its_ways_out(tmp_path: Path) -> None:
     assert {conflict["host"] for conflict in conflicts} == {"old"}
     assert all(conflict["ways_out"] for conflict in conflicts)
     assert "old: no plan fits" in done.stderr
+
+
+ENDED_BETWEEN_TWO_STEPS = """
+import signal, sys
+from provision import cli, survey
+survey.look = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+sys.argv = ["provision", "up", "a,b"]
+cli.main()
+"""
+
+
+def test_being_told_to_end_between_two_steps_is_said_with_an_exit_code_of_ours(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED_BETWEEN_TWO_STEPS], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "provision: interrupted\n  → run the same command again" in done.stderr
+    assert f"everything about this run: {tmp_path}/home/runs/2" in done.stderr

@@ -65,7 +65,7 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     said: list[str] = []
     (only,) = run_hosts.choose(None, [], 4, said.append).hosts
     assert (only.name, only.connection, only.slots) == ("localhost", "local", 4)
-    assert said.pop().startswith("no hosts are named and no earlier run is known: 4 rank(s) on this machine")
+    assert said.pop().startswith("no hosts are named and no earlier run has made hosts ready: 4 rank(s) on this machine")
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"inventory": "a,b", "hosts": [{"state": "blocked"}, {"state": "ready"}]}))
@@ -73,7 +73,11 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     vain.mkdir()
     (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
     assert [host.name for host in run_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
-    assert said.pop().startswith("no hosts are named: those of the last run, a,b")
+    there = "no hosts are named: those of the last run that made hosts ready, a,b"
+    assert said.pop().startswith(f"{there}; the newer run of mistyped left no host ready (")
+    (vain / "report.json").unlink()
+    run_hosts.choose(None, [], 4, said.append)
+    assert said.pop().startswith(f"{there} (")
     run_hosts.choose(None, [("a", 1)], 4, said.append)
     assert said == []
 

@@ -207,32 +207,52 @@ def _defect() -> None:
 
 
 def _of_ours() -> None:
-    raise ProvisionError("a file answers 404", where="node9", todo="name another one")
+    raise ProvisionError("a file answers 404", where="b", todo="name another one")
+
+
+def _of_a_file() -> None:
+    raise ProvisionError("cannot be read", where="/home/ann/hosts.tar")
 
 
 @pytest.mark.parametrize(
     ("ends", "host", "said"),
     [
         (_defect, "controller", "a defect of provision: KeyError: 'openmpi'"),
-        (_of_ours, "node9", "a file answers 404"),
+        (_of_ours, "b", "a file answers 404"),
+        (_of_a_file, "controller", "/home/ann/hosts.tar: cannot be read"),
         (lambda: signal.raise_signal(signal.SIGINT), "controller", "interrupted"),
         (lambda: signal.raise_signal(signal.SIGTERM), "controller", "interrupted"),
     ],
 )
-def test_what_ends_a_run_stands_in_its_report(hosts: Hosts, ends: Callable[[], object], host: str, said: str) -> None:
+def test_what_ends_a_run_stands_in_its_report(
+    hosts: Hosts, ends: Callable[[], object], host: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     hosts.ends = ends
-    with pytest.raises((KeyError, ProvisionError, KeyboardInterrupt)):
+    with pytest.raises((KeyError, ProvisionError)):
         hosts.up()
     (report,) = last_run.written("report.json")
     assert not report["ok"]
     (failure,) = report["failures"]
     assert (failure["host"], failure["step"], failure["error"]) == (host, "install", said)
-    assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "blocked", "b": "blocked"}
+    assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "not finished", "b": "not finished"}
+    assert f"everything about this run: {report['folder']}" in capsys.readouterr().err
+    assert last_run.failed_hosts(hosts.inventory()) == ["a", "b"]
 
 
-def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Survey({"a": hosts.facts["a"]}, [facts.Problem("error", "b", "no route to host")])
+    monkeypatch.setattr("provision.survey.look", lambda *_, **__: seen)
     hosts.ends = _defect
     with pytest.raises(KeyError):
+        hosts.up()
+    (report,) = last_run.written("report.json")
+    assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "not finished", "b": "blocked"}
+
+
+@pytest.mark.parametrize("ends", [_defect, _of_ours])
+def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: Hosts, tmp_path: Path, ends: Callable[[], object]) -> None:
+    hosts.ends = ends
+    with pytest.raises((KeyError, ProvisionError)):
         hosts.up()
     (folder,) = (tmp_path / "state/runs").glob("2*")
     assert Session(hosts.inventory(), Progress()).dead_runs() == [folder.name]

@@ -180,6 +180,16 @@ def test_its_progress_is_counted_in_files(build: Any, tmp_path: Path) -> None:
     ended(made)
 
 
+def test_a_build_that_ends_between_two_questions_has_nothing_left_to_tell(tmp_path: Path) -> None:
+    made = source_build.Build({"work": str(tmp_path / "work")})
+    made.ask()
+    assert made.progress() == "packing"
+    (tmp_path / "work").mkdir()
+    made.run = "this run"
+    made.enter("compiling")
+    assert made.progress() == "compiling", "its log is not begun"
+
+
 def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_path: Path) -> None:
     made = build("sleep 3600")
     wait(lambda: made.progress().startswith("compiling"))

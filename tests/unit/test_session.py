@@ -1,0 +1,61 @@
+"""A run's context: what is left where the run ends early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from provision import inventory, main_job
+from provision.errors import ProvisionError
+from provision.playbook import Event
+from provision.progress import Progress
+from provision.session import Session
+from provision.survey import Survey
+
+
+def _marked(run_id: str) -> list[str]:
+    """The processes of a run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"PROVISION_RUN_ID={run_id}".encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_where_its_events_cannot_be_handled_a_playbook_does_not_go_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    tasks = [{"name": "Take long", "ansible.builtin.command": "sleep 600"}]
+    book = tmp_path / "long.yml"
+    book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
+    session = Session(inventory.load("localhost"), Progress())
+    ran: list[bool] = []
+
+    def handle(event: Event) -> None:
+        if event.kind == "started":
+            ran.append(bool(_marked(session.run_id)))
+            raise SystemExit(1)  # what printing into a closed pipe comes to
+
+    with pytest.raises(SystemExit) as ended:
+        session.play(book, "Test", on_event=handle)
+    assert ran == [True]
+    assert _marked(session.run_id) == [], ended  # which keeps the terminal that Ansible runs on open, as a run that is ending does
+
+
+def test_a_removal_that_ended_while_hosts_may_be_locked_is_known_to_be_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    hosts = inventory.load("a,b")
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("provision.survey.look", lambda *_, **__: Survey())
+    monkeypatch.setattr("provision.remove.remove", ended)
+    with pytest.raises(ProvisionError, match="interrupted"):
+        main_job.remove(hosts, Progress(), {}, lambda _: True)
+    (folder,) = (tmp_path / "runs").glob("2*")
+    assert Session(hosts, Progress()).dead_runs() == [folder.name]
