@@ -141,7 +141,10 @@ def test_what_has_to_be_connected():
     assert not routes([0, 0, 1], [0, 0, 1]) <= first  # the other direction is
     gathers = [nccl_plan.routes(nccl_plan.calls(asked(_native.ALLGATHER, received=rows, row_bytes=1))) for rows in ([1, 1], [1, 2], [0, 3])]
     assert not gathers[1] <= gathers[0]
-    assert gathers[2] == gathers[1]
+    assert gathers[2] <= gathers[1]
+    small, as_small, large = (nccl_plan.routes(nccl_plan.calls(asked(_native.ALLREDUCE, count=count))) for count in (5, 7, 1000))
+    assert small == as_small
+    assert not large <= small, "NCCL has another algorithm for it"
 
 
 def test_a_transfer_is_copied():
