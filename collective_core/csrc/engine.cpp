@@ -218,6 +218,7 @@ void Engine::settle(Task& task, const Failure& failure) {
 
 std::vector<int> Engine::global_ranks(const std::vector<int>& ranks) const {
   std::vector<int> global;
+  global.reserve(ranks.size());
   for (const int rank : ranks) global.push_back(topology().peers[rank].global_rank);
   return global;
 }
