@@ -45,7 +45,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
         return _of_entries([(THIS_MACHINE, np)])
     if not hosts and not entries:
         vain = last_run.newest_in_vain()
-        newer = f"; the newer run of {vain} left no host ready" if vain else ""
+        newer = f"; the newer run of {vain} made no host ready" if vain else ""
         say(f"no hosts are named: those of the last run that made hosts ready, {argument}{newer} (-H localhost:{np or 2} for this machine)")
     try:
         known = inventories.load(argument) if argument is not None else None

@@ -74,7 +74,7 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
     assert [host.name for host in run_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
     there = "no hosts are named: those of the last run that made hosts ready, a,b"
-    assert said.pop().startswith(f"{there}; the newer run of mistyped left no host ready (")
+    assert said.pop().startswith(f"{there}; the newer run of mistyped made no host ready (")
     (vain / "report.json").unlink()
     run_hosts.choose(None, [], 4, said.append)
     assert said.pop().startswith(f"{there} (")

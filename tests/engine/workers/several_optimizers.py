@@ -37,28 +37,33 @@ weights = hvd.allgather(model.weight.detach().view(1, -1))
 assert torch.equal(weights, weights[:1].expand(size, -1)), "the replicas differ"
 assert plain.state[model.weight]["momentum_buffer"] is wrapped.state[model.weight]["momentum_buffer"]
 
-# A layer that was frozen when the optimizer was wrapped, and one that is added later, with a sparse gradient: reduced at once.
-body, frozen, added = ones(nn.Linear(4, 4)), ones(nn.Linear(4, 4)), ones(nn.Embedding(3, 4, sparse=True))
-frozen.requires_grad_(False)
-parameters = [*body.parameters(), *frozen.parameters()]
-tuned = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
-for step in range(6):
-    if step == 2:
-        frozen.requires_grad_(True)
-    if step == 4:
-        tuned.add_param_group({"params": list(added.parameters()), "lr": 0.2})
-    tuned.zero_grad()
-    features = torch.full((1, 4), float(rank)) + added(torch.tensor([rank % 3]))
-    frozen(body(features)).sum().backward()
-    tuned.step()
-    assert (frozen.weight.grad is None) == (step < 2)
-    for parameter in (*parameters, added.weight) if step >= 4 else parameters if step >= 2 else body.parameters():
-        gradients = hvd.allgather(parameter.grad.to_dense().reshape(1, -1))
-        assert torch.equal(gradients, gradients[:1].expand(size, -1)), (step, "a gradient is this rank's own")
-        assert gradients.abs().sum() > 0, step
-    assert added.weight.grad is None or added.weight.grad.is_sparse, step
-values = hvd.allgather(torch.cat([p.detach().flatten() for p in (*parameters, added.weight)]).view(1, -1))
-assert torch.equal(values, values[:1].expand(size, -1)), "the replicas differ"
+# A layer that was frozen when the optimizer was wrapped, and one that is added later, with a sparse gradient: reduced at once. The
+# second time the frozen one is needed before the ranks have agreed on anything, and rank 0 does not use what is added at first.
+for first_needed, options in ((2, {}), (0, {}), (2, {"op": hvd.Adasum})):
+    body, frozen, added = ones(nn.Linear(4, 4)), ones(nn.Linear(4, 4)), ones(nn.Embedding(3, 4, sparse=True))
+    frozen.requires_grad_(False)
+    parameters = [*body.parameters(), *frozen.parameters()]
+    tuned = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.01), **options)
+    for step in range(6):
+        if step == first_needed:
+            frozen.requires_grad_(True)
+        if step == 3:
+            tuned.add_param_group({"params": list(added.parameters()), "lr": 0.02})
+        tuned.zero_grad()
+        features = torch.full((1, 4), float(rank + 1))
+        if step >= 3 and (rank or step > 3 or first_needed):
+            features = features + added(torch.tensor([rank % 3]))
+        frozen(body(features)).sum().backward()
+        tuned.step()
+        watched = [*parameters, added.weight]
+        values = hvd.allgather(torch.cat([p.detach().flatten() for p in watched]).view(1, -1))
+        assert torch.equal(values, values[:1].expand(size, -1)), (step, options, "the replicas differ")
+        if not options:
+            for parameter in (p for p in watched if p.grad is not None):
+                gradients = hvd.allgather(parameter.grad.to_dense().reshape(1, -1))
+                assert torch.equal(gradients, gradients[:1].expand(size, -1)), (step, "a gradient is this rank's own")
+    assert (frozen.weight != 1).any()
+    assert (added.weight != 1).any()
 
 # Two optimizers: in the second step rank `size - 1` uses only one of the models, so its buckets come in another order.
 small = nn.Linear(3, 3), nn.Linear(3, 3)

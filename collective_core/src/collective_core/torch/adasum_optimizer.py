@@ -30,7 +30,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
     ) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._parameter_names = names_of(parameters, named_parameters)
-        self._trained = [p for p in parameters if p.requires_grad]
+        self._trained = {p for p in parameters if p.requires_grad}  # at any time: who is frozen now may have momentum
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.process_set = process_set if process_set is not None else global_process_set
@@ -54,15 +54,18 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        before = [p.detach().clone() for p in self._trained]
+        listed = [p for group in self.param_groups for p in group["params"]]
+        self._trained.update(p for p in listed if p.requires_grad)
+        before = {place: p.detach().clone() for place, p in enumerate(listed) if p in self._trained}
         result = super(self.__class__, self).step(closure)
         if self._generation != context.generation():  # an elastic job
             self._generation, self._alone = context.generation(), is_alone(self.process_set)
         if not self._alone:
             with torch.no_grad():
-                for parameter, start in zip(self._trained, before):
+                for place, start in before.items():
+                    parameter = listed[place]
                     change, restore = self._compression.compress(parameter.detach() - start)
-                    name = f"{self._prefix}.{self._parameter_names[parameter]}"
+                    name = f"{self._prefix}.{self._parameter_names.get(parameter, f'added.{place}')}"
                     allreduce_(change, name=name, op=Adasum, process_set=self.process_set)
                     parameter.copy_(start + self._compression.decompress(change, restore))
         return result

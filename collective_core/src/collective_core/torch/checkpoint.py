@@ -110,7 +110,7 @@ class Checkpoints:
             raise CollectiveError(text, "mismatch")
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
-                load_in_place(part, states[name])
+                load_in_place(part, states[name], same_model=False)  # the file may be of one of another type
             else:
                 part.load_state_dict(states[name])
         self._restart = None

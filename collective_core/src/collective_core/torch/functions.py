@@ -110,11 +110,12 @@ def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = zeros.to_sparse(1) if wants_sparse else zeros
 
 
-def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def load_in_place(optimizer: torch.optim.Optimizer, state: Any, same_model: bool = True) -> None:
     """``load_state_dict``, which moves tensors to their parameters' devices, but into the groups and the state that are there.
 
     A learning-rate scheduler that was made earlier, and an optimizer that was wrapped later, hold the same objects. Tensors keep their
-    types, so that who loads a state goes on exactly like who had it.
+    types, so that who loads a state goes on exactly like who had it; those of a parameter's shape only for the ``same_model``: one of
+    another type takes them along.
     """
     groups, states = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(state)
@@ -128,10 +129,10 @@ def load_in_place(optimizer: torch.optim.Optimizer, state: Any) -> None:
     states.clear()
     states.update(loaded_states)
     optimizer.state = states
-    _give_back_types(optimizer, state)
+    _give_back_types(optimizer, state, same_model)
 
 
-def _give_back_types(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def _give_back_types(optimizer: torch.optim.Optimizer, state: Any, same_model: bool) -> None:
     """``load_state_dict`` gives every tensor its parameter's type, also one that the optimizer keeps in another, as NAdam does."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -140,7 +141,9 @@ def _give_back_types(optimizer: torch.optim.Optimizer, state: Any) -> None:
         if not isinstance(loaded, dict) or not isinstance(saved, dict):
             continue
         for name, value in saved.items():
-            if torch.is_tensor(value) and torch.is_tensor(loaded.get(name)) and loaded[name].dtype != value.dtype:
+            if not torch.is_tensor(value) or not torch.is_tensor(loaded.get(name)):
+                continue
+            if loaded[name].dtype != value.dtype and (same_model or value.shape != parameter.shape):
                 loaded[name] = value.to(loaded[name].device)
 
 

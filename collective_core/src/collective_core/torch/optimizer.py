@@ -77,7 +77,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._tuner = BucketTuner(self._trained, compression, self._prefix, process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
-        self._made_dense: set[torch.nn.Parameter] = set()  # whose gradients of this step are sparse, but in buckets
         self._forget_plan()
         self._begin_anew()
         if not self._alone or worker.is_one():
@@ -150,7 +149,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if agreed != (self._order, self._sparse_ones):
             self._order, self._sparse_ones = agreed
             self._make_buckets()
-        self._unseen = set() if self.sparse_as_dense else set((plans[:, 2].amax(0) == 0).nonzero().flatten().tolist())
+        self._unseen = set((plans[:, 2].amax(0) == 0).nonzero().flatten().tolist())
         self._agreed = True
 
     def _agree_anew_for_late_ones(self) -> None:
@@ -196,9 +195,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
         if parameter.grad.is_sparse:
-            if not self.sparse_as_dense:
-                self._note_late(parameter)
-            self._made_dense.add(parameter)
+            self._note_late(parameter)
             parameter.grad = parameter.grad.to_dense()
         bucket = self._bucket_of[parameter]
         bucket.fill(parameter, self._compression)
@@ -206,7 +203,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _note_late(self, parameter: torch.nn.Parameter) -> None:
         number = self._number_of[parameter]
-        if number not in self._late | self._unseen:
+        if number not in self._late | self._unseen and not self.sparse_as_dense:
             warnings.warn(
                 f"the gradient of {self._parameter_names[parameter]} was dense in the first step and is sparse now: it is made dense to be "
                 "summed. sparse_as_dense=True says that this is wanted",
@@ -255,12 +252,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _reduce(self) -> None:
         sparse: list[tuple[torch.nn.Parameter, int]] = []
+        newcomers = self._newcomers()
         with self._lock:
+            if newcomers and not self._agreed:
+                self._take_on(newcomers)
+                newcomers = []
             if not self._agreed and self._trained:
                 self._agree()
-            if self.sparse_as_dense:
-                self._made_dense.update(self._sparse)
-            else:
+            if not self.sparse_as_dense:
                 sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self._buckets:
                 for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
@@ -288,30 +287,39 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
         for bucket in self._buckets:
             bucket.empty(self._compression)
-        newcomers = self._newcomers()
-        if newcomers:
-            self._take_on(newcomers)
-        for parameter in self._made_dense:
-            parameter.grad = parameter.grad.to_sparse(1)  # there are optimizers that want it so
+        # There are optimizers that want sparse ones. Only by what all ranks know: dense and sparse steps round differently.
+        for parameter in self._trained if isinstance(self, torch.optim.SparseAdam) else self._sparse:
+            if not parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_sparse(1)
         if self._unseen:
             self._agree_anew_for_late_ones()
+        if newcomers:
+            self._reduce_alone(newcomers)
+            self._take_on(newcomers)
 
     def _newcomers(self) -> list[torch.nn.Parameter]:
         """Parameters that were added to the optimizer, or made to be trained, after it was distributed."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad and p not in self._number_of]
 
-    def _take_on(self, newcomers: list[torch.nn.Parameter]) -> None:
-        """Reduces their first gradients one by one, and plans anew with them among the others."""
-        names = {p: self._parameter_names.get(p, f"added.{len(self._trained) + i}") for i, p in enumerate(newcomers)}
-        for parameter, name in names.items():
+    def _reduce_alone(self, newcomers: list[torch.nn.Parameter]) -> None:
+        """Their first gradients, where the ranks had agreed on a plan without them."""
+        for number, parameter in enumerate(newcomers):
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            if gradient.is_sparse:
-                self._made_dense.add(parameter)
-                gradient = gradient.to_dense()
-            parameter.grad = allreduce.allreduce_(gradient, name=f"{self._prefix}.{name}", **self._how())
-        self._parameter_names.update(names)
-        self._number_of.update((parameter, len(self._trained) + i) for i, parameter in enumerate(newcomers))
-        self._trained += newcomers
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            parameter.grad = allreduce.allreduce_(dense, name=f"{self._prefix}.new.{number}", **self._how())
+            if isinstance(self, torch.optim.SparseAdam):
+                parameter.grad = parameter.grad.to_sparse(1)
+
+    def _take_on(self, newcomers: list[torch.nn.Parameter]) -> None:
+        """Forgets the plan, for one with them in their places: a rank that does it later, or was made with them, has the same order."""
+        listed = [p for group in self.param_groups for p in group["params"]]
+        for place, parameter in enumerate(listed):
+            self._parameter_names.setdefault(parameter, f"added.{place}")
+        arrived, known = [self._trained[number] for number in self._arrived], {*self._trained, *newcomers}
+        self._trained = [p for p in listed if p in known]
+        self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
+        self._arrived = [self._number_of[parameter] for parameter in arrived]
+        self._late.clear()
         self._listen(newcomers)
         self._forget_plan()
 
@@ -320,7 +328,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             bucket.reset()
         self._arrived.clear()
-        self._made_dense.clear()
         self._launched = 0
         self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
 
