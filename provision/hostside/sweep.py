@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-GRACE_S = 5.0  # what pip, apt and a build need to put their things away
+GRACE_S = 15.0  # what pip, apt and a build need to put their things away, thousands of files on a busy machine
 
 
 def ancestors():
