@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from typing import Callable, Sequence
@@ -16,6 +17,20 @@ Step = Callable[[], object]
 ROUND_SECONDS = 0.04
 MOST_CALLS = 2000
 WARM_UP = 3
+#: Of glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Tells the C library to give no freed memory back to the system, where it is glibc.
+
+    All sides share this process: the gradients that one side frees would be given back, and the next would pay for new pages, which took
+    100 ms in some steps of a virtual machine. A side in a process of its own allocates what it has just freed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
 
 
 def slowest(seconds: Sequence[float]) -> list[float]:
@@ -48,12 +63,15 @@ def calls_per_round(step: Step) -> int:
 def alternate(steps: Sequence[Step], rounds: int, independent: frozenset[int] = frozenset()) -> list[float]:
     """Median seconds per call of each step. In every round another one goes first, so that none always follows the same.
 
+    The first rounds do not count: where each side's memory lies settles only when all have run in turn.
+
     ``independent``: the steps in which ranks do not wait for each other.
     """
     calls = [calls_per_round(step) for step in steps]
     times: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds):
+    for number in range(WARM_UP + rounds):
         for turn in range(len(steps)):
             side = (turn + number) % len(steps)
             times[side].append(timed(steps[side], calls[side]) / calls[side])
+    times = [series[WARM_UP:] for series in times]
     return [statistics.median(together(series) if side in independent else slowest(series)) for side, series in enumerate(times)]

@@ -15,6 +15,7 @@ from collective_core.bench.options import ELEMENT_BYTES, Options, UsageError
 
 def main(wanted: Options) -> int:
     """Measures what was asked for. Raises :class:`UsageError` when --np and the ranks that mpirun started disagree."""
+    measure.keep_freed_memory()
     cc.init()
     if wanted.ranks is not None and wanted.ranks != cc.size():
         raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")
