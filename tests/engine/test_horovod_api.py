@@ -58,6 +58,11 @@ def test_optimizers_beside_each_other_and_after_errors(launch, n, hosts):
     everyone(launch, "several_optimizers.py", n, hosts)
 
 
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (4, 2)])
+def test_what_a_program_does_to_gradients_and_parameters_between_steps(launch, n, hosts):
+    everyone(launch, "changed_gradients.py", n, hosts)
+
+
 @pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2), (3, 3)])
 def test_wrong_use_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = everyone(launch, "wrong_use.py", n, hosts)

@@ -42,6 +42,7 @@ _pid = 0  # the process that met the others: not a child that was forked from it
 _healthy = True
 _generation = 0
 _joins: dict[int, int] = {}
+_changes = 0
 _lost: tuple[int, ...] = ()  # ranks that are to blame for the end of the last generation
 _counters: dict[tuple[str, int], int] = {}
 
@@ -53,7 +54,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
     """
-    global _membership, _launcher, _generation
+    global _membership, _launcher, _generation, _changes
     _refuse_forked()
     with _lock:
         if _membership is not None:
@@ -69,6 +70,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
             peers = _meet(settings)
         _counters.clear()
         _generation += 1
+        _changes += 1
         _membership = _place(_rank_of(_launcher), peers, settings)
     from collective_core import clocks, in_place  # which need a membership
     from collective_core import process_sets as sets
@@ -250,15 +252,22 @@ def next_name(kind: str, process_set: int = 0) -> str:
 
 def forget_names(process_set: int) -> None:
     """Starts the numbers of unnamed operations again, where all ranks are at the same point."""
+    global _changes
     with _lock:
         for key in [key for key in _counters if key[1] == process_set]:
             del _counters[key]
         _joins[process_set] = _joins.get(process_set, 0) + 1
+        _changes += 1
 
 
 def joins(process_set: int) -> int:
     """How often all ranks of the set have joined: before that, they may have done different numbers of steps."""
     return _joins.get(process_set, 0)
+
+
+def changes() -> int:
+    """A number that changes whenever :func:`generation` or any :func:`joins` does."""
+    return _changes
 
 
 def is_initialized() -> bool:

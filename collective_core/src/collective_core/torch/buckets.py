@@ -5,14 +5,14 @@ Buckets are launched strictly in order, whatever the order in which gradients ar
 on all ranks without asking each other.
 
 A bucket is one flat tensor in the memory that the ranks of a host share (arena.py), where it is reduced without a copy. The
-gradients of parameters in host memory are views of it: ``p.grad`` is moved there when it is ready, unless it is there already
-because the last step's gradient was zeroed and not set to None.
+gradients of parameters in host memory are views of it: ``p.grad`` is moved there, unless it is there already because the last
+step's gradient was zeroed and not set to None. A large one is moved when it is ready, from a cache; small ones together.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -20,10 +20,11 @@ import torch
 
 from collective_core import _native, arena
 from collective_core.errors import CollectiveError
+from collective_core.process_sets import members
 from collective_core.torch.compression import Compression
-from collective_core.torch.ops import handles
+from collective_core.torch.ops import allreduce, handles
 
-#: Bytes of a gradient that does not stay in a processor's cache until it is summed.
+#: Bytes of gradients that do not stay in a processor's cache until they are summed, and so many at most wait to be moved.
 LARGE = 1 << 20
 
 
@@ -41,7 +42,14 @@ def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> 
 class Bucket:
     """Gradients that are summed as one flat tensor: on their GPU if NCCL sums it there, otherwise in host memory."""
 
-    def __init__(self, name: str, parameters: list[torch.nn.Parameter], dtype: torch.dtype, uses_nccl: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: list[torch.nn.Parameter],
+        dtype: torch.dtype,
+        compression: Any = Compression.none,
+        uses_nccl: bool = False,
+    ) -> None:
         # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
         layouts = [p.stride() for p in parameters if not p.is_contiguous()]
         self.name = f"{name}.{crc32(repr(layouts).encode()):x}" if layouts else name
@@ -50,11 +58,16 @@ class Bucket:
         devices = {p.device for p in parameters}
         on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
         self.device = parameters[0].device if on_gpu else torch.device("cpu")
-        self.waiting = set(parameters)
+        self.compression = compression
+        self.arrived: list[torch.nn.Parameter] = []  # those whose gradients have
+        self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
+        self.unfilled_bytes = 0
         self.flat: torch.Tensor = torch.empty(0)
         self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
+        self.addresses: dict[torch.nn.Parameter, int] = {}  # where the slots are
         self.contexts: dict[torch.nn.Parameter, Any] = {}
         self.handle = 0
+        self._sum: tuple[Any, torch.Tensor, Callable[[], object]] | None = None  # how, what, and the prepared call
         self.places: dict[torch.nn.Parameter, tuple[int, int]] = {}
         begin = 0
         for parameter in parameters:
@@ -62,54 +75,129 @@ class Bucket:
             begin += parameter.numel()
         self.elements = begin
 
-    def fill(self, parameter: torch.nn.Parameter, compression: Any) -> None:
-        """Brings the parameter's (compressed) gradient into its slot."""
-        gradient = parameter.grad.detach()  # of backward(create_graph=True) it has a graph, which a sum over ranks ends
-        small, self.contexts[parameter] = compression.compress(gradient)
-        alone = len(self.parameters) == 1  # then its compressed form may have any length and shape
-        elements = small.numel() if alone else self.elements
-        if self.flat.numel() != elements or self.flat.dtype != small.dtype:
-            self.flat = gradient_memory(elements, small.dtype, self.device)
-            self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items() if not alone}
-        if alone:
-            same_shape = small.shape == parameter.shape
-            self.slots[parameter] = _slot(self.flat, parameter) if same_shape else self.flat.view(small.shape)
-        slot = self.slots[parameter]
-        if small.data_ptr() != slot.data_ptr():
-            _move(slot, small)
-        if compression is Compression.none and gradient.device == slot.device:
-            parameter.grad = slot
+    def take(self, parameter: torch.nn.Parameter) -> list[torch.nn.Parameter]:
+        """Notes that the parameter's gradient has come; returns the parameters whose gradients to :meth:`fill` in now."""
+        self.arrived.append(parameter)
+        self.unfilled.append(parameter)
+        self.unfilled_bytes += parameter.numel() * parameter.element_size()
+        return self.unfilled if self.unfilled_bytes >= LARGE else []
 
-    def empty(self, compression: Any) -> None:
+    def is_complete(self) -> bool:
+        return len(self.arrived) == len(self.parameters)
+
+    def take_rest(self) -> list[torch.nn.Parameter]:
+        """As if all the others had come, too."""
+        if not self.is_complete():
+            missing = set(self.parameters) - set(self.arrived)
+            self.unfilled += [p for p in self.parameters if p in missing]
+            self.arrived = list(self.parameters)
+        return self.unfilled
+
+    def fill(self) -> None:
+        """Brings the (compressed) gradients of those that have come, and are not there, into their slots."""
+        parameters = self.unfilled
+        gradients = [p.grad for p in parameters]
+        if self.compression is Compression.none and all(g.device == self.device and g.dtype == self.dtype for g in gradients):
+            self._provide(self.dtype)
+            slots = [self._view(p) for p in parameters]
+            _copy_all(slots, gradients)
+            for parameter, slot in zip(parameters, slots):
+                parameter.grad = slot
+        else:
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients):
+                    small, self.contexts[parameter] = self.compression.compress(gradient.detach())
+                    _copy_all([self._slot_for(parameter, small)], [small])
+        self.unfilled, self.unfilled_bytes = [], 0
+
+    def _provide(self, dtype: torch.dtype) -> None:
+        """Makes the flat tensor and the slots, if there are none of that type yet."""
+        if self.flat.dtype == dtype and self.flat.numel() == self.elements and self.slots:
+            return
+        self.flat = gradient_memory(self.elements, dtype, self.device)
+        self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items()}
+        self.addresses = {p: slot.data_ptr() for p, slot in self.slots.items()}
+
+    def _view(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The parameter's slot, which ``p.grad`` has been: what a user did to that tensor must not move the slot."""
+        slot = self.slots[parameter]
+        if slot.requires_grad or slot.data_ptr() != self.addresses[parameter]:
+            # `p.grad.data = ...`, or `p.grad` calculated anew of what has a gradient itself.
+            begin, end = self.places[parameter]
+            slot = self.slots[parameter] = _slot(self.flat[begin:end], parameter)
+        return slot
+
+    def _slot_for(self, parameter: torch.nn.Parameter, small: torch.Tensor) -> torch.Tensor:
+        if len(self.parameters) > 1:
+            self._provide(small.dtype)
+            return self._view(parameter)
+        # Alone, its compressed form may have any length and shape.
+        if self.flat.numel() != small.numel() or self.flat.dtype != small.dtype:
+            self.flat = gradient_memory(small.numel(), small.dtype, self.device)
+        same_shape = small.shape == parameter.shape
+        self.slots[parameter] = _slot(self.flat, parameter) if same_shape else self.flat.view(small.shape)
+        return self.slots[parameter]
+
+    def start_sum(self, how: dict[str, Any]) -> None:
+        """``how``: the keyword arguments of an allreduce."""
+        self.handle = allreduce.allreduce_async_(self.flat, name=self.name, **how)
+
+    def sum_here(self, how: dict[str, Any]) -> None:
+        """In this thread."""
+        key = how, members(how["process_set"]).id  # a set that was removed and added again has another
+        if self._sum is None or self._sum[0] != key or self._sum[1] is not self.flat:
+            self._sum = key, self.flat, allreduce.prepare_(self.flat, self.name, **how)
+        self._sum[2]()
+
+    def empty(self) -> None:
         """Brings the reduced gradients back to where they are not views."""
         for parameter in self.parameters:
-            reduced = compression.decompress(self.slots[parameter], self.contexts.pop(parameter))
-            if reduced.data_ptr() != parameter.grad.data_ptr():
-                parameter.grad.copy_(reduced)
+            slot = self.slots[parameter]
+            if parameter in self.contexts:
+                with torch.no_grad():
+                    parameter.grad.copy_(self.compression.decompress(slot, self.contexts.pop(parameter)))
+            elif parameter.grad is not slot or self._view(parameter) is not slot:
+                with torch.no_grad():
+                    parameter.grad.copy_(self._view(parameter))
 
     def reset(self) -> None:
         """Prepares for the next step."""
         if self.handle:
             # Nobody has waited for it: the engine may go on using that memory.
             handles.abandon(self.handle)
-            self.flat, self.handle = torch.empty(0), 0
+            self.flat, self.handle, self._sum = torch.empty(0), 0, None
         self.contexts.clear()
-        self.waiting = set(self.parameters)
+        self.arrived, self.unfilled, self.unfilled_bytes = [], [], 0
 
 
-def _move(slot: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Copies a gradient into its slot; a large one past the caches, which it would only sweep."""
-    length = slot.numel() * slot.element_size()
-    same_form = slot.dtype == gradient.dtype and slot.shape == gradient.shape and slot.stride() == gradient.stride()
-    if length >= LARGE and same_form and _is_dense(slot) and slot.device.type == gradient.device.type == "cpu":
-        _native.copy(slot.data_ptr(), gradient.data_ptr(), length)
-    else:
-        slot.copy_(gradient)
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies tensor by tensor: large ones past the caches, which they would only sweep, the others in one call, where PyTorch has one."""
+    pairs = [pair for pair in zip(targets, sources) if not _copied_past_caches(*pair)]
+    # Of backward(create_graph=True) they have a graph, which a sum over ranks ends. Nearly all have none: no_grad would cost more.
+    pairs = [(target, source.detach() if source.requires_grad else source) for target, source in pairs]
+    if pairs and hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(*map(list, zip(*pairs)))
+        return
+    for target, source in pairs:
+        target.copy_(source)
+
+
+def _copied_past_caches(target: torch.Tensor, source: torch.Tensor) -> bool:
+    length = target.numel() * target.element_size()
+    if length < LARGE or not target.device.type == source.device.type == "cpu":
+        return False
+    same_form = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+    if not same_form or not _is_dense(target):
+        return False
+    if target.data_ptr() != source.data_ptr():
+        _native.copy(target.data_ptr(), source.data_ptr(), length)
+    return True
 
 
 def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
     """The part of a bucket in the parameter's shape and order in memory, which fused optimizers expect of a gradient."""
-    return part.as_strided(parameter.shape, parameter.stride()) if _is_dense(parameter) else part.view(parameter.shape)
+    shaped = part.as_strided(parameter.shape, parameter.stride()) if _is_dense(parameter) else part.view(parameter.shape)
+    return shaped.detach()  # a gradient of its own, not a view with a history
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -141,6 +229,7 @@ def make_buckets(
     most_bytes: int,
     groups: Sequence[Sequence[torch.nn.Parameter]],
     prefix: str,
+    compression: Any = Compression.none,
     uses_nccl: bool = False,
 ) -> list[Bucket]:
     """Groups parameters of one type, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one parameter).
@@ -165,4 +254,4 @@ def make_buckets(
         open_bytes[dtype] += size
     place = {parameter: number for number, parameter in enumerate(parameters)}
     parts.sort(key=lambda part: max(place[parameter] for parameter in part))
-    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, uses_nccl) for number, part in enumerate(parts)]
+    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl) for number, part in enumerate(parts)]

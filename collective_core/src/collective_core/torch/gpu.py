@@ -66,9 +66,11 @@ def is_used(process_set: ProcessSet | None = None) -> bool:
 
 def carries(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
     """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
+    if not is_within_reach(tensor, who):
+        return False
     known = str(tensor.dtype).replace("torch.", "") in nccl.TYPES
     plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
-    return is_within_reach(tensor, who) and known and (plain or (tensor.is_floating_point() and op in (Sum, Average)))
+    return known and (plain or (tensor.is_floating_point() and op in (Sum, Average)))
 
 
 def is_within_reach(tensor: torch.Tensor, who: Members) -> bool:

@@ -14,6 +14,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from typing import Any, Callable, Iterable, Iterator
 from zlib import crc32
 
@@ -69,8 +70,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
         self._groups = groups_of(self._trained, groups, num_groups)
-        self._generation = context.generation()
+        self._generation, self._changes_seen = context.generation(), context.changes()
         self._end_hooks: list[Callable[[], None]] = []
+        self._hooked: list[torch.nn.Parameter] = []
+        self._number_of_hook: list[int] = []  # a parameter's number changes when others are taken on, its hook stays
         self._joins = context.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = context.current().config.autotune and not self._alone and bool(self._trained) and not worker.is_one()
@@ -83,7 +86,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._listen(self._trained)
 
     def _listen(self, parameters: list[torch.nn.Parameter]) -> None:
-        self._end_hooks += [on_gradient(parameter, self._gradient_ready) for parameter in parameters]
+        self._end_hooks += [on_gradient(p, partial(self._gradient_ready, len(self._hooked) + i)) for i, p in enumerate(parameters)]
+        self._hooked += parameters
+        self._number_of_hook = [self._number_of[p] for p in self._hooked]
 
     def _let_go(self) -> None:
         """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
@@ -96,6 +101,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _notice_others(self) -> None:
         """Before anything of a step: in an elastic job the ranks may have changed, and after a join their tuning may differ."""
+        self._changes_seen = context.changes()
         if self._generation != context.generation():
             # Perhaps from one or to one; and whatever was under way is not.
             self._generation = context.generation()
@@ -129,9 +135,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         uses_nccl = not self._alone and gpu.is_used(self.process_set)
         # A rank with another plan would be told so by the names of its buckets.
         plan = crc32(repr((self._order, self._sparse_ones)).encode())
-        self._buckets = make_buckets(dense, most_bytes, [group for group in groups if group], f"{self._prefix}.{plan:x}", uses_nccl)
+        prefix, groups = f"{self._prefix}.{plan:x}", [group for group in groups if group]
+        self._buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl)
         self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
-        self._bucket_of: dict[torch.nn.Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters}
+        bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+        self._bucket_of = [bucket_of.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0
 
     def _agree(self) -> None:
@@ -162,44 +170,54 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Changes after how many backward passes gradients are summed. Not between backward and step."""
         self._require_idle("set_backward_passes_per_step")
         self.backward_passes_per_step = passes
-        self._passes_left = dict.fromkeys(self._trained, passes)
+        self._passes_left = [passes] * len(self._trained)
 
     def _is_under_way(self) -> bool:
         """Whether gradients of an unfinished step have been taken over."""
-        return any(left < self.backward_passes_per_step for left in self._passes_left.values())
+        return min(self._passes_left, default=self.backward_passes_per_step) < self.backward_passes_per_step
 
     def _require_idle(self, call: str) -> None:
         if self._is_under_way():
             raise AssertionError(f"{call} was called after loss.backward() but before optimizer.step() or optimizer.synchronize()")
 
-    def _gradient_ready(self, parameter: torch.nn.Parameter) -> None:
+    def _gradient_ready(self, hook: int, parameter: torch.nn.Parameter) -> None:
+        """Called for every gradient of every step, when the caches are full of other things: every line of it counts."""
         with self._lock:
-            self._notice_others()
+            if self._changes_seen != context.changes():
+                self._notice_others()
             if self._alone:
                 return
-            if self._passes_left[parameter] <= 0:
+            number = self._number_of_hook[hook]
+            left = self._passes_left[number] - 1
+            if left < 0:
                 raise AssertionError(
                     "Gradients were computed more than backward_passes_per_step times before call to step(). "
                     "Increase backward_passes_per_step to accumulate gradients locally."
                 )
-            self._passes_left[parameter] -= 1
-            if self._passes_left[parameter] > 0:
+            self._passes_left[number] = left
+            if left:
                 return
             if not self._agreed:
-                self._arrived.append(self._number_of[parameter])
-            elif parameter in self._bucket_of:
-                self._add(parameter)
+                self._arrived.append(number)
+                return
+            bucket = self._bucket_of[number]
+            if bucket is None:
+                return
+            self._fill(bucket, bucket.take(parameter))
+            if self._overlaps:
                 self._launch_complete()
 
-    def _add(self, parameter: torch.nn.Parameter) -> None:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
-        if parameter.grad.is_sparse:
-            self._note_late(parameter)
-            parameter.grad = parameter.grad.to_dense()
-        bucket = self._bucket_of[parameter]
-        bucket.fill(parameter, self._compression)
-        bucket.waiting.discard(parameter)
+    def _fill(self, bucket: Bucket, parameters: list[torch.nn.Parameter]) -> None:
+        """``parameters``: those that the bucket would fill in now."""
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
+            elif gradient.is_sparse:
+                self._note_late(parameter)
+                parameter.grad = gradient.to_dense()
+        if parameters:
+            bucket.fill()
 
     def _note_late(self, parameter: torch.nn.Parameter) -> None:
         number = self._number_of[parameter]
@@ -212,12 +230,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._late.add(number)
 
     def _launch_complete(self) -> None:
-        """Starts the buckets that are complete, in their order, if that overlaps with anything; not the last one."""
-        if not self._overlaps:
-            return
-        while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].waiting:
+        """Starts the buckets that are complete, in their order; not the last one."""
+        while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].is_complete():
             bucket = self._buckets[self._launched]
-            bucket.handle = allreduce.allreduce_async_(bucket.flat, name=bucket.name, **self._how())
+            self._fill(bucket, bucket.take_rest())
+            bucket.start_sum(self._how())
             self._launched += 1
 
     def _how(self) -> dict[str, Any]:
@@ -229,7 +246,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def _start_sparse(self, parameter: torch.nn.Parameter) -> int:
-        gradient = parameter.grad
+        gradient = None if parameter.grad is None else parameter.grad.detach()
         if gradient is None or not gradient.is_sparse:
             rows = torch.zeros((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
             nowhere = torch.zeros((1, 0), dtype=torch.int64, device=parameter.device)
@@ -242,8 +259,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._notice_others()
         try:
             if not self._alone:
-                with torch.no_grad():
-                    self._reduce()
+                self._reduce()
             self._synchronized = True
         finally:
             self._begin_anew()
@@ -251,6 +267,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._make_buckets()
 
     def _reduce(self) -> None:
+        how = self._how()
         sparse: list[tuple[torch.nn.Parameter, int]] = []
         newcomers = self._newcomers()
         with self._lock:
@@ -262,12 +279,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if not self.sparse_as_dense:
                 sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self._buckets:
-                for parameter in [p for p in bucket.parameters if p in bucket.waiting]:
-                    self._add(parameter)
-            self._launch_complete()
-
-        def finish_here(bucket: Bucket) -> None:
-            allreduce.allreduce_(bucket.flat, name=bucket.name, **self._how())
+                self._fill(bucket, bucket.take_rest())
+            if self._overlaps:
+                self._launch_complete()
 
         def finish_sparse(parameter: torch.nn.Parameter, handle: int) -> None:
             parameter.grad = handles.synchronize(handle)
@@ -279,14 +293,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # After a failure the others still run to their end, on all ranks alike.
         handles.results_of(
             [
-                *(partial(finish_here, bucket) for bucket in self._buckets if not bucket.handle),
+                *(partial(bucket.sum_here, how) for bucket in self._buckets if not bucket.handle),
                 *(partial(handles.synchronize, bucket.handle) for bucket in self._buckets if bucket.handle),
                 *(partial(finish_sparse, parameter, handle) for parameter, handle in sparse),
                 forget_handles,
             ]
         )
         for bucket in self._buckets:
-            bucket.empty(self._compression)
+            bucket.empty()
         # There are optimizers that want sparse ones. Only by what all ranks know: dense and sparse steps round differently.
         for parameter in self._trained if isinstance(self, torch.optim.SparseAdam) else self._sparse:
             if not parameter.grad.is_sparse:
@@ -299,12 +313,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _newcomers(self) -> list[torch.nn.Parameter]:
         """Parameters that were added to the optimizer, or made to be trained, after it was distributed."""
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad and p not in self._number_of]
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if len(trained) == len(self._trained) and all(map(is_, trained, self._trained)):
+            return []
+        return [p for p in trained if p not in self._number_of]
 
     def _reduce_alone(self, newcomers: list[torch.nn.Parameter]) -> None:
         """Their first gradients, where the ranks had agreed on a plan without them."""
         for number, parameter in enumerate(newcomers):
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             parameter.grad = allreduce.allreduce_(dense, name=f"{self._prefix}.new.{number}", **self._how())
             if isinstance(self, torch.optim.SparseAdam):
@@ -329,7 +346,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             bucket.reset()
         self._arrived.clear()
         self._launched = 0
-        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._passes_left = [self.backward_passes_per_step] * len(self._trained)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""

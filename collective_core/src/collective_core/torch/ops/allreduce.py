@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from functools import partial
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -34,6 +35,28 @@ class _Request:
         self.postscale = postscale
         self.process_set = process_set
 
+    def operation(
+        self, tensor: torch.Tensor, name: str, source: int, target: int, device: int, objection: str = "", fused: int = 0
+    ) -> _native.Operation:
+        """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
+        dtype = dtype_name(tensor)
+        return _native.operation(
+            _native.ALLREDUCE,
+            name,
+            dtype,
+            tuple(tensor.shape),
+            tensor.numel(),
+            source,
+            target,
+            reduce=arrays.reduction_number(self.op),
+            prescale=self.prescale,
+            postscale=self.postscale,
+            process_set=members(self.process_set).id,
+            objection=objection or arrays.objection_to_reduction(self.op, dtype),
+            device=device,
+            fused=fused,
+        )
+
 
 def _start(
     tensor: torch.Tensor,
@@ -45,9 +68,13 @@ def _start(
 ) -> Work:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
     who = members(request.process_set)
-    dtype = dtype_name(tensor)
     if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
-        return _start_on_gpu(tensor, output, name, request, blocking, fused)
+
+        def on_gpu(source: int, target: int) -> _native.Operation:
+            chosen = name or context.next_name("allreduce", who.id)
+            return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
+
+        return gpu.start(tensor, output, on_gpu, who, blocking, request.prescale, request.postscale)
     problem = objection_to_tensor(tensor)
     source = host_copy(tensor)
     in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
@@ -63,50 +90,11 @@ def _start(
     if request.op == Adasum:
         adasum.combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
         return Work(0, finish)
-    operation = _native.operation(
-        _native.ALLREDUCE,
-        chosen,
-        dtype,
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        target.data_ptr(),
-        reduce=arrays.reduction_number(request.op),
-        prescale=request.prescale,
-        postscale=request.postscale,
-        process_set=who.id,
-        objection=problem or arrays.objection_to_reduction(request.op, dtype),
-        device=device_number(tensor),
-        fused=fused,
-    )
+    operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
     if blocking:
         arrays.run(operation, source, target)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
-
-
-def _start_on_gpu(tensor: torch.Tensor, output: torch.Tensor, name: str | None, request: _Request, blocking: bool, fused: int) -> Work:
-    who = members(request.process_set)
-    dtype = dtype_name(tensor)
-
-    def operation(source: int, target: int) -> _native.Operation:
-        return _native.operation(
-            _native.ALLREDUCE,
-            name or context.next_name("allreduce", who.id),
-            dtype,
-            tuple(tensor.shape),
-            tensor.numel(),
-            source,
-            target,
-            reduce=arrays.reduction_number(request.op),
-            prescale=request.prescale,
-            postscale=request.postscale,
-            process_set=who.id,
-            device=_native.GPU_MEMORY,
-            fused=fused,
-        )
-
-    return gpu.start(tensor, output, operation, who, blocking, request.prescale, request.postscale)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -163,6 +151,22 @@ def allreduce_(
     request = _Request(average, op, prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
     return result
+
+
+def prepare_(
+    tensor: torch.Tensor,
+    name: str,
+    op: str,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> Callable[[], object]:
+    """An :func:`allreduce_` to be called again and again, with the least Python where the tensor is contiguous in host memory."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or objection_to_tensor(tensor) or op == Adasum:
+        return partial(allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+    request = _Request(None, op, prescale_factor, postscale_factor, process_set)
+    place = tensor.data_ptr()
+    return partial(arrays.run, request.operation(tensor, name, place, place, device_number(tensor)), tensor)
 
 
 def allreduce_async(

@@ -1,0 +1,128 @@
+"""What a program may do to gradients, parameters and process sets between steps: the replicas stay equal, and sums are of all ranks."""
+
+import collective_core.torch as hvd
+import common
+import torch
+from torch import nn
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+mean = sum(range(1, size + 1)) / size
+
+
+def layer(width: int) -> nn.Linear:
+    made = nn.Linear(width, width)
+    with torch.no_grad():
+        made.weight.fill_(1.0)
+        made.bias.fill_(1.0)
+    return made
+
+
+def step(optimizer, *layers, change=None, expected=mean):
+    """One step whose gradients' averages are known: those of the bias of the last layer are ``expected``."""
+    optimizer.zero_grad()
+    x = torch.full((1, layers[0].in_features), 1e-3, dtype=layers[0].weight.dtype)
+    for part in layers:
+        x = part(x)
+    ((rank + 1.0) * x).sum().backward()
+    optimizer.synchronize()
+    bias = layers[-1].bias
+    if bias.requires_grad:
+        assert torch.allclose(bias.grad, torch.full_like(bias, expected)), (bias.grad.flatten()[:3], expected)
+    if change is not None:
+        change(layers)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    values = torch.cat([p.detach().double().flatten() for part in layers for p in part.parameters()])
+    everyone = hvd.allgather(values.view(1, -1))
+    assert torch.equal(everyone, everyone[:1].expand(size, -1)), "the replicas differ"
+
+
+def distributed(*layers, **options):
+    return hvd.DistributedOptimizer(torch.optim.SGD([p for part in layers for p in part.parameters()], lr=1e-3), **options)
+
+
+def put_elsewhere(layers):
+    for part in layers:
+        for p in part.parameters():
+            p.grad.data = 0.5 * p.grad.data
+
+
+def add_decay_with_a_graph(layers):
+    for part in layers:
+        for p in part.parameters():
+            p.grad.add_(0.01 * p)
+
+
+for width in (4, 600):  # small gradients, and some of more than 1 MiB
+    first, second = layer(width), layer(width)
+    optimizer = distributed(first, second)
+    for change in (None, put_elsewhere, None, None, add_decay_with_a_graph, None, None):
+        step(optimizer, first, second, change=change)
+
+    # In another type than the optimizer was made for, from the first step on and later.
+    for steps_before in (0, 2):
+        first, second = layer(width), layer(width)
+        optimizer = distributed(first, second)
+        for _ in range(steps_before):
+            step(optimizer, first, second)
+        first.double()
+        second.double()
+        for _ in range(3):
+            step(optimizer, first, second)
+
+    # One layer is trained instead of another, and again the other.
+    first, second = layer(width), layer(width)
+    second.requires_grad_(False)
+    optimizer = distributed(first, second)
+    step(optimizer, first, second)
+    first.requires_grad_(False)
+    second.requires_grad_(True)
+    step(optimizer, first, second)
+    step(optimizer, first, second)
+    first.requires_grad_(True)
+    second.requires_grad_(False)
+    step(optimizer, first, second)
+    assert (first.weight != 1).any()
+    assert (second.weight != 1).any()
+
+# The same process set, removed and added again.
+everyone = hvd.add_process_set(list(range(size - 1))) if size > 2 else None
+if everyone is not None:
+    part = layer(4)
+    optimizer = distributed(part, process_set=everyone)
+    for again in range(2):
+        if everyone.included():
+            optimizer.zero_grad()
+            ((rank + 1.0) * part(torch.ones(1, 4))).sum().backward()
+            optimizer.step()
+            assert torch.allclose(part.bias.grad, torch.full((4,), sum(range(1, size)) / (size - 1)))
+        if not again:
+            hvd.remove_process_set(everyone)
+            hvd.add_process_set(everyone)
+
+
+# A gradient that could not be taken over when it was ready is taken over by the step.
+class Failing(hvd.Compression.fp16):
+    fails = False
+
+    @classmethod
+    def compress(cls, tensor):
+        if cls.fails and tensor.dim() == 2:
+            raise OSError("no compression today")
+        return super().compress(tensor)
+
+
+part = layer(600)
+optimizer = distributed(part, compression=Failing)
+step(optimizer, part)
+optimizer.zero_grad()
+Failing.fails = True
+try:
+    ((rank + 1.0) * part(torch.full((1, 600), 1.0))).sum().backward()
+except OSError:
+    Failing.fails = False
+assert not Failing.fails, "a large gradient is taken over when it is ready"
+optimizer.step()
+assert torch.allclose(part.weight.grad, torch.full((600, 600), mean)), part.weight.grad
+common.report(passed=True)
