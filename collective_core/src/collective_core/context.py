@@ -260,13 +260,20 @@ def forget_names(process_set: int) -> None:
         _changes += 1
 
 
+def note_process_sets() -> None:
+    """There is another process set, or one fewer: names and joins are counted by their numbers."""
+    global _changes
+    with _lock:
+        _changes += 1
+
+
 def joins(process_set: int) -> int:
     """How often all ranks of the set have joined: before that, they may have done different numbers of steps."""
     return _joins.get(process_set, 0)
 
 
 def changes() -> int:
-    """A number that changes whenever :func:`generation` or any :func:`joins` does."""
+    """A number that changes whenever :func:`generation`, the process sets or any :func:`joins` do."""
     return _changes
 
 

@@ -167,6 +167,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     rendezvous.meet(launcher, context.current().config, _made, ranks)
     chosen.process_set_id = _made
     _registered[_made] = chosen
+    context.note_process_sets()
     return chosen
 
 
@@ -193,6 +194,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         mpi_carrier.leave(number)
     _registered.pop(number).invalidate()
     process_set.invalidate()
+    context.note_process_sets()
     return True
 
 

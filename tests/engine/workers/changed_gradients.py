@@ -71,6 +71,37 @@ for width in (4, 600):  # small gradients, and some of more than 1 MiB
         for _ in range(3):
             step(optimizer, first, second)
 
+    # Only a part of the model in another type, in which a bucket cannot be.
+    first, second = layer(width), layer(width)
+    optimizer = distributed(first, second)
+    for _ in range(3):
+        optimizer.zero_grad()
+        second(first(torch.ones(1, width)).to(second.weight.dtype)).sum().mul(rank + 1.0).backward()
+        optimizer.step()
+        for p in (first.weight, second.bias):
+            gradients = hvd.allgather(p.grad.double().view(1, -1))
+            assert torch.equal(gradients, gradients[:1].expand(size, -1)), "a gradient is this rank's own"
+        assert torch.allclose(second.bias.grad, torch.full_like(second.bias, mean)), second.bias.grad[:3]
+        assert (first.weight.grad != 0).all()
+        second.double()
+
+    # A layer goes and another comes.
+    first, second = layer(width), layer(width)
+    optimizer = distributed(first)
+    step(optimizer, first)
+    optimizer.param_groups.pop()
+    optimizer.add_param_group({"params": list(second.parameters())})
+    for _ in range(2):
+        step(optimizer, first, second)
+
+    # Gradients in memory that torch shares between processes.
+    part = layer(width)
+    optimizer = distributed(part)
+    step(optimizer, part)
+    part.weight.grad.share_memory_()
+    for _ in range(2):
+        step(optimizer, part)
+
     # One layer is trained instead of another, and again the other.
     first, second = layer(width), layer(width)
     second.requires_grad_(False)

@@ -12,6 +12,7 @@ step's gradient was zeroed and not set to None. A large one is moved when it is 
 from __future__ import annotations
 
 import warnings
+from functools import reduce
 from typing import Any, Callable, Sequence
 from zlib import crc32
 
@@ -80,7 +81,8 @@ class Bucket:
         self.arrived.append(parameter)
         self.unfilled.append(parameter)
         self.unfilled_bytes += parameter.numel() * parameter.element_size()
-        return self.unfilled if self.unfilled_bytes >= LARGE else []
+        # From a GPU at once, in the stream in which the gradient was made.
+        return self.unfilled if self.unfilled_bytes >= LARGE or parameter.is_cuda else []
 
     def is_complete(self) -> bool:
         return len(self.arrived) == len(self.parameters)
@@ -97,7 +99,7 @@ class Bucket:
         """Brings the (compressed) gradients of those that have come, and are not there, into their slots."""
         parameters = self.unfilled
         gradients = [p.grad for p in parameters]
-        if self.compression is Compression.none and all(g.device == self.device and g.dtype == self.dtype for g in gradients):
+        if self._is_plain():
             self._provide(self.dtype)
             slots = [self._view(p) for p in parameters]
             _copy_all(slots, gradients)
@@ -105,10 +107,16 @@ class Bucket:
                 parameter.grad = slot
         else:
             with torch.no_grad():
+                one_type = reduce(torch.promote_types, (p.dtype for p in self.parameters))  # of a model that was converted in part
                 for parameter, gradient in zip(parameters, gradients):
                     small, self.contexts[parameter] = self.compression.compress(gradient.detach())
-                    _copy_all([self._slot_for(parameter, small)], [small])
+                    dtype = one_type if self.compression is Compression.none else small.dtype
+                    _copy_all([self._slot_for(parameter, small.shape, dtype)], [small])
         self.unfilled, self.unfilled_bytes = [], 0
+
+    def _is_plain(self) -> bool:
+        """Whether gradients are views of it: not where the model was converted to another type or moved since the bucket was made."""
+        return self.compression is Compression.none and all(p.dtype == self.dtype and p.device == self.device for p in self.parameters)
 
     def _provide(self, dtype: torch.dtype) -> None:
         """Makes the flat tensor and the slots, if there are none of that type yet."""
@@ -127,15 +135,15 @@ class Bucket:
             slot = self.slots[parameter] = _slot(self.flat[begin:end], parameter)
         return slot
 
-    def _slot_for(self, parameter: torch.nn.Parameter, small: torch.Tensor) -> torch.Tensor:
-        if len(self.parameters) > 1:
-            self._provide(small.dtype)
+    def _slot_for(self, parameter: torch.nn.Parameter, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """For a compressed gradient; alone in its bucket it may have any length and shape."""
+        if len(self.parameters) > 1 or shape == parameter.shape:
+            self._provide(dtype)
             return self._view(parameter)
-        # Alone, its compressed form may have any length and shape.
-        if self.flat.numel() != small.numel() or self.flat.dtype != small.dtype:
-            self.flat = gradient_memory(small.numel(), small.dtype, self.device)
-        same_shape = small.shape == parameter.shape
-        self.slots[parameter] = _slot(self.flat, parameter) if same_shape else self.flat.view(small.shape)
+        if self.flat.numel() != shape.numel() or self.flat.dtype != dtype:
+            self.flat = gradient_memory(shape.numel(), dtype, self.device)
+        self.slots[parameter] = self.flat.view(shape)
+        self.addresses[parameter] = self.flat.data_ptr()
         return self.slots[parameter]
 
     def start_sum(self, how: dict[str, Any]) -> None:
@@ -144,7 +152,8 @@ class Bucket:
 
     def sum_here(self, how: dict[str, Any]) -> None:
         """In this thread."""
-        key = how, members(how["process_set"]).id  # a set that was removed and added again has another
+        # A process set that was removed and added again has another number; tensors in torch's shared memory have moved.
+        key = how, members(how["process_set"]).id, self.flat.data_ptr()
         if self._sum is None or self._sum[0] != key or self._sum[1] is not self.flat:
             self._sum = key, self.flat, allreduce.prepare_(self.flat, self.name, **how)
         self._sum[2]()

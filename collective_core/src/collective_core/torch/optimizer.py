@@ -88,7 +88,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _listen(self, parameters: list[torch.nn.Parameter]) -> None:
         self._end_hooks += [on_gradient(p, partial(self._gradient_ready, len(self._hooked) + i)) for i, p in enumerate(parameters)]
         self._hooked += parameters
-        self._number_of_hook = [self._number_of[p] for p in self._hooked]
+        self._number_of_hook = [self._number_of.get(p, -1) for p in self._hooked]  # -1: the user has taken it out
 
     def _let_go(self) -> None:
         """Another optimizer is to have the parameters: no gradient is taken any more before ``step``."""
@@ -188,6 +188,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if self._alone:
                 return
             number = self._number_of_hook[hook]
+            if number < 0:
+                return
             left = self._passes_left[number] - 1
             if left < 0:
                 raise AssertionError(
