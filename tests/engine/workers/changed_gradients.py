@@ -156,4 +156,23 @@ except OSError:
 assert not Failing.fails, "a large gradient is taken over when it is ready"
 optimizer.step()
 assert torch.allclose(part.weight.grad, torch.full((600, 600), mean)), part.weight.grad
+
+
+# A compressor whose result has the gradient's shape in one step and none in the next.
+class Flattening(hvd.Compression.none):
+    steps = 0
+
+    @classmethod
+    def compress(cls, tensor):
+        return (tensor.flatten() if cls.steps % 2 else tensor), tensor.shape
+
+    @classmethod
+    def decompress(cls, tensor, context):
+        return tensor.view(context)
+
+
+part = layer(4)
+optimizer = distributed(part, compression=Flattening)
+for Flattening.steps in range(4):
+    step(optimizer, part)
 common.report(passed=True)

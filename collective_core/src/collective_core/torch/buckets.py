@@ -60,7 +60,7 @@ class Bucket:
         on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
         self.device = parameters[0].device if on_gpu else torch.device("cpu")
         self.compression = compression
-        self.arrived: list[torch.nn.Parameter] = []  # those whose gradients have
+        self.arrived: list[torch.nn.Parameter] = []  # whose gradients have come
         self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
         self.unfilled_bytes = 0
         self.flat: torch.Tensor = torch.empty(0)
@@ -76,24 +76,23 @@ class Bucket:
             begin += parameter.numel()
         self.elements = begin
 
-    def take(self, parameter: torch.nn.Parameter) -> list[torch.nn.Parameter]:
-        """Notes that the parameter's gradient has come; returns the parameters whose gradients to :meth:`fill` in now."""
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Notes that the parameter's gradient has come; says whether to :meth:`fill` now."""
         self.arrived.append(parameter)
         self.unfilled.append(parameter)
         self.unfilled_bytes += parameter.numel() * parameter.element_size()
         # From a GPU at once, in the stream in which the gradient was made.
-        return self.unfilled if self.unfilled_bytes >= LARGE or parameter.is_cuda else []
+        return self.unfilled_bytes >= LARGE or parameter.is_cuda
 
     def is_complete(self) -> bool:
         return len(self.arrived) == len(self.parameters)
 
-    def take_rest(self) -> list[torch.nn.Parameter]:
+    def take_rest(self) -> None:
         """As if all the others had come, too."""
         if not self.is_complete():
             missing = set(self.parameters) - set(self.arrived)
             self.unfilled += [p for p in self.parameters if p in missing]
             self.arrived = list(self.parameters)
-        return self.unfilled
 
     def fill(self) -> None:
         """Brings the (compressed) gradients of those that have come, and are not there, into their slots."""
@@ -136,8 +135,10 @@ class Bucket:
         return slot
 
     def _slot_for(self, parameter: torch.nn.Parameter, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """For a compressed gradient; alone in its bucket it may have any length and shape."""
+        """For a compressed gradient; alone in its bucket it may have any length and shape, another in every step."""
         if len(self.parameters) > 1 or shape == parameter.shape:
+            if self.slots and self.slots[parameter].shape != shape:
+                self.slots = {}
             self._provide(dtype)
             return self._view(parameter)
         if self.flat.numel() != shape.numel() or self.flat.dtype != dtype:

@@ -205,20 +205,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             bucket = self._bucket_of[number]
             if bucket is None:
                 return
-            self._fill(bucket, bucket.take(parameter))
+            if bucket.take(parameter):
+                self._fill(bucket)
             if self._overlaps:
                 self._launch_complete()
 
-    def _fill(self, bucket: Bucket, parameters: list[torch.nn.Parameter]) -> None:
-        """``parameters``: those that the bucket would fill in now."""
-        for parameter in parameters:
+    def _fill(self, bucket: Bucket) -> None:
+        for parameter in bucket.unfilled:
             gradient = parameter.grad
             if gradient is None:
                 parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
             elif gradient.is_sparse:
                 self._note_late(parameter)
                 parameter.grad = gradient.to_dense()
-        if parameters:
+        if bucket.unfilled:
             bucket.fill()
 
     def _note_late(self, parameter: torch.nn.Parameter) -> None:
@@ -235,7 +235,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Starts the buckets that are complete, in their order; not the last one."""
         while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].is_complete():
             bucket = self._buckets[self._launched]
-            self._fill(bucket, bucket.take_rest())
+            self._fill(bucket)
             bucket.start_sum(self._how())
             self._launched += 1
 
@@ -281,7 +281,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if not self.sparse_as_dense:
                 sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self._buckets:
-                self._fill(bucket, bucket.take_rest())
+                bucket.take_rest()
+                self._fill(bucket)
             if self._overlaps:
                 self._launch_complete()
 
