@@ -234,7 +234,8 @@ class Build:
     def abandon(self, *_signal):
         """End what runs and leave nothing."""
         if self.child is not None and self.child.poll() is None:
-            os.killpg(self.child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # ended with us, and the kernel has told that to a wait() that we interrupted
+                os.killpg(self.child.pid, signal.SIGKILL)
         for _attempt in range(20):  # a compiler that is just dying may still write
             self.discard()
             if not os.path.exists(self.work):

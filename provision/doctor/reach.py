@@ -23,7 +23,7 @@ _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
 _PORTS = range(32768, 60999)  # of which Linux gives ports to programs that name none, as MPI, NCCL and PyTorch do
 _WAIT_S = 8.0  # the last host may begin that much later than the first
 _WAIT_PER_HOST_S = 0.25
-_FLOW_PER_HOST_S = 1.5
+_FLOW_PER_HOST_S = 3.0  # two measurements with each other host, that wait for each other
 
 
 def look(session: Session, known: Mapping[str, Facts], *, bandwidth: bool = False) -> tuple[dict[str, Answer], list[Problem]]:
@@ -80,7 +80,8 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
                 "seconds": seconds,
                 "bandwidth": bandwidth,
                 "ssh": bool(found["mpi"]["found"] or found["installed"]["manifest"]),  # mpirun is what needs it
-                "peers": [*peers[number + 1 :], *peers[:number]],
+                # Hosts whose numbers add up to the same are pairs of one round.
+                "peers": [peers[(total - number) % len(peers)] for total in range(len(peers)) if (total - 2 * number) % len(peers)],
             },
         }
     return made

@@ -7,10 +7,11 @@ its own address for seconds, and tries the ports of the others meanwhile. Option
      "peers": [{"name": …, "address": …, "ports": [n, …], "user": …, "ssh_port": n}, …]}
 
 Both sides of a connection prove that they know the key, which is made for one run: the one that called answers a challenge, the one
-that was called answers back. Who cannot is cut off; nothing that it sent is looked at. ``peers`` are in ring order, each host's
-beginning behind itself, so that everyone is called by few at a time.
+that was called answers back. Who cannot is cut off; nothing that it sent is looked at. ``peers`` are in the order of rounds in which
+hosts pair up, so that everyone is called by few at a time and measurements seldom wait for each other.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -58,7 +59,8 @@ class Listener:
     def __init__(self, order):
         self.key = bytes.fromhex(order["key"])
         self.me = order["me"].encode()
-        self.one_flow = threading.Lock()  # measurements do not share this host's way in
+        self.patience = order["seconds"]
+        self.one_flow = threading.Lock()  # in or out: what fills a slow way out delays the receipts of what comes in
         self.awaited = {(who(peer["name"]), FLOW if order["bandwidth"] else CALL) for peer in order["peers"]}
         self.up = {who(peer["name"]): threading.Event() for peer in order["peers"]}  # who has called has begun to listen, too
         self.socket, self.problem = None, None
@@ -114,12 +116,13 @@ class Listener:
     def take_flow(self, link, challenge):
         with self.one_flow:
             link.sendall(proof(self.key, challenge, b"answer", self.me))
-            link.settimeout(LOGIN_S)
+            link.settimeout(self.patience)  # the caller may have to wait for its own turn
             count, began = 0, None
             while True:
                 data = link.recv(len(BLOCK))
                 if not data:
                     break
+                link.settimeout(LOGIN_S)
                 began = began or time.monotonic()
                 count += len(data)
             spent = max(time.monotonic() - (began or 0), 1e-6)
@@ -169,10 +172,19 @@ def try_port(order, peer, deadline, up):
             up.wait(AGAIN_S)
 
 
-def measure(order, peer, port):
-    """Megabits a second to the peer; None if it failed."""
+def measure(order, peer, port, one_flow):
+    """Megabits a second to the peer; None if it failed.
+
+    Both hosts measure nothing else meanwhile. The one whose name comes first is taken first, so nobody waits in a circle.
+    """
     try:
-        with call(order, peer, port, FLOW) as link:
+        with contextlib.ExitStack() as taken:
+            first = order["me"] < peer["name"]
+            if first:
+                taken.enter_context(one_flow)
+            link = taken.enter_context(call(order, peer, port, FLOW))
+            if not first:
+                taken.enter_context(one_flow)
             link.settimeout(LOGIN_S)
             until = time.monotonic() + FLOW_S
             while time.monotonic() < until:
@@ -239,7 +251,7 @@ def look(order):
     if order["bandwidth"]:
         for peer in peers:
             port = found[peer["name"]]["tcp"].get("port")
-            found[peer["name"]]["mbit"] = measure(order, peer, port) if port else None
+            found[peer["name"]]["mbit"] = measure(order, peer, port, listener.one_flow) if port else None
     listener.wait(deadline)
     return {"port": listener.port, "problem": listener.problem, "peers": found}
 

@@ -200,6 +200,21 @@ def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_p
     wait(lambda: not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)])
 
 
+def test_a_build_that_is_ended_after_its_compiler_leaves_nothing_either(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep ends both: on a busy machine the kernel has buried the child before the build hears of its own end."""
+    end = os.killpg
+
+    def buried(group: int, number: int) -> None:
+        end(group, number)
+        raise ProcessLookupError(3, "No such process")
+
+    monkeypatch.setattr(os, "killpg", buried)
+    made = build("sleep 3600")
+    wait(lambda: made.progress().startswith("compiling"))
+    os.kill(made.state()["pid"], signal.SIGTERM)
+    wait(lambda: not (tmp_path / "work").exists())
+
+
 def _leads_to(link: Path, folder: Path) -> bool:
     try:
         return os.readlink(link).startswith(str(folder))

@@ -85,9 +85,31 @@ def test_who_does_not_know_the_key_gets_no_answer_and_disturbs_nobody() -> None:
         assert all(not errors for errors in reach.read(process.communicate(timeout=60)[0]).tcp.values())
 
 
-def test_orders_go_round_in_a_ring_with_one_key_that_stands_on_no_command_line() -> None:
+@pytest.mark.parametrize("count", [2, 3, 8, 9])
+def test_everybody_meets_everybody_in_rounds_of_pairs(count: int) -> None:
+    """The n-th peer of a host has it as the n-th of its own, where a host that pairs with itself rests for a round."""
+    rounds = {}
+    for name, each in made(count).items():
+        me = int(name[1:])
+        others = iter([peer["name"] for peer in each["order"]["peers"]])
+        rounds[name] = [name if (2 * me - total) % count == 0 else next(others) for total in range(count)]
+        assert sorted(rounds[name]) == sorted(made(count))
+    for name, met in rounds.items():
+        assert [rounds[other][number] for number, other in enumerate(met)] == [name] * count
+
+
+def test_two_hosts_measure_one_way_at_a_time() -> None:
+    """What is sent the other way meanwhile would delay the receipts: the second flow begins when the first has ended."""
+    first, second = (each["order"] for each in made(2, bandwidth=True).values())
+    began = time.monotonic()
+    running = [start(first), start(second)]
+    for process in running:
+        reach.read(process.communicate(timeout=60)[0])
+    assert time.monotonic() - began > 2 * 0.6  # FLOW_S of each
+
+
+def test_orders_have_one_key_that_stands_on_no_command_line() -> None:
     given = {name: each["order"] for name, each in made(4).items()}
-    assert [peer["name"] for peer in given["h2"]["peers"]] == ["h3", "h0", "h1"]
     assert len({order["key"] for order in given.values()}) == 1
     assert made(2)["h0"]["order"]["key"] != given["h0"]["key"]
 
