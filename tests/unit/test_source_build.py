@@ -200,7 +200,9 @@ def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_p
     wait(lambda: not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)])
 
 
-def test_a_build_that_is_ended_after_its_compiler_leaves_nothing_either(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_ended_after_its_compiler_leaves_nothing_either(
+    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sweep ends both: on a busy machine the kernel has buried the child before the build hears of its own end."""
     end = os.killpg
 
