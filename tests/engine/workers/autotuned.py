@@ -18,7 +18,8 @@ for _ in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(2, 400, generator=generator)).pow(2).mean().backward()
     optimizer.step()
-    sizes.append(len(optimizer._buckets))
+    sizes.append(len(optimizer._reducer.buckets))
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-chosen = optimizer._tuner.size if optimizer._tuner else None
-common.report(digest=digest, buckets=sorted(set(sizes)), size=chosen, is_final=bool(optimizer._tuner and optimizer._tuner._tuner.chosen))
+tuner = optimizer._reducer.tuner
+chosen = tuner.size if tuner else None
+common.report(digest=digest, buckets=sorted(set(sizes)), size=chosen, is_final=bool(tuner and tuner._tuner.chosen))

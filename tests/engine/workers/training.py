@@ -13,13 +13,13 @@ os.environ.setdefault("COLLECTIVE_FUSION_MB", "0.002")  # several buckets even f
 
 import collective_core.torch as hvd
 import torch
-from collective_core.torch import optimizer as optimizer_module
+from collective_core.torch import reducer
 from torch import nn
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 # As on a machine with cores to spare: where all compute already, nothing is summed before the pass has ended.
-optimizer_module._can_overlap = lambda: True
+reducer._can_overlap = lambda: True
 BATCH = 12  # divisible by 2, 3 and 4
 
 
@@ -82,10 +82,10 @@ for (name, build), passes in itertools.product(OPTIMIZERS.items(), (1, 2)):
     for i in range(passes):
         x, y = data(i)
         nn.functional.cross_entropy(model(x[mine], swap=rank % 2 == 1), y[mine]).backward()
-    going = [bool(bucket.handle) for bucket in wrapped._buckets]
+    going = [bool(bucket.handle) for bucket in wrapped._reducer.buckets]
     assert going == [size > 1] * (len(going) - 1) + [False], going
     assert len(going) > 1 or os.environ["COLLECTIVE_FUSION_MB"] != "0.002"
-    assert set(model.unused.parameters()) <= set(wrapped._buckets[-1 if size > 1 else 0].parameters)
+    assert set(model.unused.parameters()) <= set(wrapped._reducer.buckets[-1 if size > 1 else 0].parameters)
     wrapped.step()
     assert hvd.allgather_object([p.tolist() for p in model.parameters()]) == size * [[p.tolist() for p in model.parameters()]]
 
