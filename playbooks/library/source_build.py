@@ -144,6 +144,7 @@ class Build:
         self.failed_file = os.path.join(self.work, "failed")
         self.asked_file = os.path.join(self.work, "asked")
         self.child = None
+        self.starts_child = self.is_ending = False
 
     # --- seen from outside
 
@@ -187,6 +188,13 @@ class Build:
 
     def discard(self):
         shutil.rmtree(self.work, ignore_errors=True)
+        self.discard_parts()
+
+    def discard_parts(self):
+        """What there is of an archive that was not completed."""
+        for path in (self.given["archive"] + ".part", self.given["archive"] + ".sha256.part"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     # --- the build itself, in a process of its own
 
@@ -229,10 +237,14 @@ class Build:
         try:
             self.steps()
         except Exception as error:  # noqa: BLE001  whatever it is, whoever asks next must hear of it
+            self.discard_parts()
             write(self.failed_file, str(error) or type(error).__name__)
 
     def abandon(self, *_signal):
         """End what runs and leave nothing."""
+        if self.starts_child:  # it is not known yet whom to end
+            self.is_ending = True
+            return
         if self.child is not None and self.child.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # ended with us, and the kernel has told that to a wait() that we interrupted
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -293,16 +305,22 @@ class Build:
         return os.path.dirname(found[0])
 
     def call(self, name, command, folder):
-        with open(self.log, "a") as log:
-            self.child = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=dict(os.environ, LC_ALL="C", TMPDIR=self.work),
-            )
+        self.starts_child = True
+        try:
+            with open(self.log, "a") as log:
+                self.child = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=dict(os.environ, LC_ALL="C", TMPDIR=self.work),
+                )
+        finally:
+            self.starts_child = False
+        if self.is_ending:
+            self.abandon()
         if self.child.wait() != 0:
             kept = self.given["archive"] + ".log"
             shutil.copyfile(self.log, kept)

@@ -66,7 +66,6 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
         }
         for host in group
     ]
-    seconds = _WAIT_S + len(group) * (_WAIT_PER_HOST_S + bandwidth * _FLOW_PER_HOST_S)
     made = {}
     for number, me in enumerate(peers):
         found = known[str(me["name"])]
@@ -77,8 +76,8 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
                 "me": me["name"],
                 "address": me["address"],
                 "ports": me["ports"],
-                "seconds": seconds,
-                "bandwidth": bandwidth,
+                "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
+                "flow_seconds": bandwidth * len(group) * _FLOW_PER_HOST_S,
                 "ssh": bool(found["mpi"]["found"] or found["installed"]["manifest"]),  # mpirun is what needs it
                 # Hosts whose numbers add up to the same are pairs of one round.
                 "peers": [peers[(total - number) % len(peers)] for total in range(len(peers)) if (total - 2 * number) % len(peers)],

@@ -3,7 +3,7 @@
 Python 3.6+, standard library only. It runs on all hosts at the same time, once, and ends by itself: every host opens one port on
 its own address for seconds, and tries the ports of the others meanwhile. Options are JSON on standard input::
 
-    {"key": hex, "me": name, "address": …, "ports": [n, …], "seconds": s, "bandwidth": bool, "ssh": bool,
+    {"key": hex, "me": name, "address": …, "ports": [n, …], "seconds": s, "flow_seconds": s (0: no bandwidth), "ssh": bool,
      "peers": [{"name": …, "address": …, "ports": [n, …], "user": …, "ssh_port": n}, …]}
 
 Both sides of a connection prove that they know the key, which is made for one run: the one that called answers a challenge, the one
@@ -27,6 +27,7 @@ BEGIN, END = "===PROVISION-REACH-BEGIN===", "===END==="
 CONNECT_S = 2.0
 PROOF, WHO = 32, 16  # bytes of a proof, and of a challenge or of what stands for a caller's name
 CALL, FLOW = b"c", b"f"  # what a caller wants
+READY = b"r"  # a caller's turn has come, too
 AGAIN_S = 1.0  # between calls to a peer that may not have begun
 AT_ONCE = 4  # logins; sshd refuses some when ten wait (MaxStartups)
 LOGIN_S = 10
@@ -59,9 +60,10 @@ class Listener:
     def __init__(self, order):
         self.key = bytes.fromhex(order["key"])
         self.me = order["me"].encode()
-        self.patience = order["seconds"]
+        self.patience = order["flow_seconds"]
         self.one_flow = threading.Lock()  # in or out: what fills a slow way out delays the receipts of what comes in
-        self.awaited = {(who(peer["name"]), FLOW if order["bandwidth"] else CALL) for peer in order["peers"]}
+        self.last = FLOW if order["flow_seconds"] else CALL  # what each of the others calls for in the end
+        self.awaited = {who(peer["name"]) for peer in order["peers"]}
         self.up = {who(peer["name"]): threading.Event() for peer in order["peers"]}  # who has called has begun to listen, too
         self.socket, self.problem = None, None
         for port in order["ports"]:
@@ -104,25 +106,29 @@ class Listener:
                     self.take_flow(link, challenge)
                 else:
                     link.sendall(proof(self.key, challenge, b"answer", self.me))
-                self.awaited.discard((hello[1:], hello[:1]))
+                if hello[:1] == self.last:
+                    self.awaited.discard(hello[1:])
         except OSError:
             return  # the caller sees it and says so
 
     def wait(self, deadline):
-        """Until everyone has called, or the deadline."""
-        while self.awaited and time.monotonic() < deadline:
+        """Until everyone has called, or the deadline; who has called by then has time for its measurement."""
+        while time.monotonic() < deadline + self.patience:
+            if all(time.monotonic() > deadline and not self.up[name].is_set() for name in self.awaited.copy()):
+                return
             time.sleep(0.05)
 
     def take_flow(self, link, challenge):
         with self.one_flow:
             link.sendall(proof(self.key, challenge, b"answer", self.me))
-            link.settimeout(self.patience)  # the caller may have to wait for its own turn
+            link.settimeout(self.patience)
+            receive(link, len(READY))
+            link.settimeout(LOGIN_S)
             count, began = 0, None
             while True:
                 data = link.recv(len(BLOCK))
                 if not data:
                     break
-                link.settimeout(LOGIN_S)
                 began = began or time.monotonic()
                 count += len(data)
             spent = max(time.monotonic() - (began or 0), 1e-6)
@@ -135,7 +141,7 @@ def call(order, peer, port, mode):
     link = socket.create_connection((peer["address"], port), timeout=CONNECT_S, source_address=(order["address"], 0))
     try:
         if mode == FLOW:
-            link.settimeout(order["seconds"])  # its turn may take a while to come
+            link.settimeout(order["flow_seconds"])  # its turn may take a while to come
         challenge = receive(link, WHO)
         name, hello = peer["name"].encode(), mode + who(order["me"])
         link.sendall(hello + proof(key, challenge, hello, name))
@@ -186,6 +192,7 @@ def measure(order, peer, port, one_flow):
             if not first:
                 taken.enter_context(one_flow)
             link.settimeout(LOGIN_S)
+            link.sendall(READY)
             until = time.monotonic() + FLOW_S
             while time.monotonic() < until:
                 link.sendall(BLOCK)
@@ -248,10 +255,11 @@ def look(order):
         found = {peer["name"]: {"tcp": port.result()} for peer, port in zip(peers, ports)}
         for peer, answer in zip(peers, said):
             found[peer["name"]]["ssh"] = answer.result()
-    if order["bandwidth"]:
+    if order["flow_seconds"]:
         for peer in peers:
             port = found[peer["name"]]["tcp"].get("port")
-            found[peer["name"]]["mbit"] = measure(order, peer, port, listener.one_flow) if port else None
+            in_time = time.monotonic() < deadline + order["flow_seconds"]
+            found[peer["name"]]["mbit"] = measure(order, peer, port, listener.one_flow) if port and in_time else None
     listener.wait(deadline)
     return {"port": listener.port, "problem": listener.problem, "peers": found}
 

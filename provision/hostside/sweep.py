@@ -43,6 +43,15 @@ def marked(run_id):
     return found
 
 
+def started(pid):
+    """When, in clock ticks since boot. Parents come before children by it: who tidies up must not take its child's end for a failure."""
+    try:
+        with open("/proc/%d/stat" % pid) as stat:
+            return int(stat.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0  # gone meanwhile
+
+
 def signal_all(pids, number):
     for pid in pids:
         try:
@@ -53,7 +62,7 @@ def signal_all(pids, number):
 
 def sweep(run_id):
     ended = marked(run_id)
-    signal_all(ended, signal.SIGTERM)
+    signal_all(sorted(ended, key=started), signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     left = marked(run_id)
     while left and time.monotonic() < deadline:

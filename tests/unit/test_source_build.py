@@ -190,19 +190,21 @@ def test_a_build_that_ends_between_two_questions_has_nothing_left_to_tell(tmp_pa
     assert made.progress() == "compiling", "its log is not begun"
 
 
-def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_path: Path) -> None:
-    made = build("sleep 3600")
-    wait(lambda: made.progress().startswith("compiling"))
-    os.kill(made.state()["pid"], signal.SIGTERM)
+def leaves_neither_process_nor_file(tmp_path: Path) -> None:
     wait(lambda: not (tmp_path / "work").exists())
     # The process that has cleared up is there for a moment longer.
     wait(lambda: {path.name for path in tmp_path.iterdir()} == {"thing.tar.gz"})
     wait(lambda: not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)])
 
 
-def test_a_build_that_is_ended_after_its_compiler_leaves_nothing_either(
-    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_is_ended_leaves_neither_process_nor_file(build: Any, tmp_path: Path) -> None:
+    made = build("sleep 3600")
+    wait(lambda: made.progress().startswith("compiling"))
+    os.kill(made.state()["pid"], signal.SIGTERM)
+    leaves_neither_process_nor_file(tmp_path)
+
+
+def test_nor_does_one_that_is_ended_after_its_compiler(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep ends both: on a busy machine the kernel has buried the child before the build hears of its own end."""
     end = os.killpg
 
@@ -214,7 +216,36 @@ def test_a_build_that_is_ended_after_its_compiler_leaves_nothing_either(
     made = build("sleep 3600")
     wait(lambda: made.progress().startswith("compiling"))
     os.kill(made.state()["pid"], signal.SIGTERM)
-    wait(lambda: not (tmp_path / "work").exists())
+    leaves_neither_process_nor_file(tmp_path)
+
+
+def test_nor_does_one_that_is_ended_while_it_starts_its_compiler(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Starting(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__(command, **options)
+            if command[0] == "make":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(source_build.subprocess, "Popen", Starting)
+    build("sleep 3600")
+    leaves_neither_process_nor_file(tmp_path)
+
+
+def test_nor_does_one_that_is_ended_while_it_packs(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_build, "digest", lambda _path: os.kill(os.getpid(), signal.SIGTERM))
+    build()
+    leaves_neither_process_nor_file(tmp_path)
+
+
+def test_an_archive_that_cannot_be_completed_is_not_left_half_made(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(source_build, "digest", full)
+    made = build()
+    ended(made)
+    assert "No space left" in made.last_words("this run")
+    assert {path.name for path in tmp_path.iterdir()} == {"thing.tar.gz", "work"}
 
 
 def _leads_to(link: Path, folder: Path) -> bool:
@@ -234,7 +265,7 @@ KILLED_WHILE_NOTING = """
 import os, signal, sys
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import test_source_build
-build = test_source_build.source_build.Build({"work": sys.argv[2]})
+build = test_source_build.source_build.Build({"work": sys.argv[2], "archive": sys.argv[2] + ".tar.gz"})
 build.enter = lambda doing, pid: os.kill(os.getpid(), signal.SIGKILL)
 build.start("this run")
 """

@@ -75,7 +75,7 @@ for kind, is_sparse in ((torch.optim.SGD, False), (torch.optim.SparseAdam, True)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=1, num_groups=2)
-assert any("num_groups is ignored" in str(warning.message) for warning in caught)
+assert any("num_groups is ignored" in str(warning.message) and warning.filename == __file__ for warning in caught)
 
 # What programs look up of an optimizer, also with Adasum; the exception without a sentence.
 for op in (hvd.Average, hvd.Adasum):
@@ -83,6 +83,10 @@ for op in (hvd.Average, hvd.Adasum):
     assert (asked.backward_passes_per_step, asked.process_set) == (2, hvd.global_process_set)
     asked.set_backward_passes_per_step(3)
     assert asked.backward_passes_per_step == 3
+    asked.backward_passes_per_step = 2
+    asked.zero_grad()
+    assert asked.backward_passes_per_step == 2
+    assert asked._compression is hvd.Compression.none
 plain = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), gradient_predivide_factor=2.0, sparse_as_dense=True)
 assert (plain.op, plain.gradient_predivide_factor, plain.sparse_as_dense) == (hvd.Average, 2.0, True)
 assert [*plain._parameter_names] == [*model.parameters()]

@@ -1,5 +1,7 @@
 """A GPU that is kept busy while work for it is asked for: does the host go on, or does it wait?"""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 

@@ -85,6 +85,18 @@ def test_who_does_not_know_the_key_gets_no_answer_and_disturbs_nobody() -> None:
         assert all(not errors for errors in reach.read(process.communicate(timeout=60)[0]).tcp.values())
 
 
+def test_hosts_measure_each_other_although_another_is_absent() -> None:
+    """Each gives up the absent one at its own deadline, and listens on for those that began later, not for what cannot come."""
+    orders = {name: each["order"] for name, each in made(4, bandwidth=True).items()}
+    running = {}
+    for name in ("h0", "h1", "h2"):
+        running[name] = start({**orders[name], "seconds": 2.5, "flow_seconds": 300})
+        time.sleep(0.4)
+    for name, process in running.items():
+        answer = reach.read(process.communicate(timeout=100)[0])
+        assert answer.mbit.keys() == running.keys() - {name}
+
+
 @pytest.mark.parametrize("count", [2, 3, 8, 9])
 def test_everybody_meets_everybody_in_rounds_of_pairs(count: int) -> None:
     """The n-th peer of a host has it as the n-th of its own, where a host that pairs with itself rests for a round."""

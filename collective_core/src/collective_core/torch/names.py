@@ -22,7 +22,7 @@ def is_alone(process_set: ProcessSet | None) -> bool:
 def number_of_optimizer(kind: str, process_set: ProcessSet | None, let_go: Callable[[], None]) -> str:
     """The beginning of names that no other optimizer's tensors have. Ranks make their optimizers of a process set in one order.
 
-    ``let_go``: a method of the optimizer, for :func:`forget_made_after`.
+    ``let_go``: a method of what listens to the parameters, for :func:`forget_made_after`.
     """
     key = (kind, (process_set.process_set_id if process_set is not None else 0) or 0)
     _made.append((key, WeakMethod(let_go)))

@@ -31,17 +31,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: bool,
         process_set: ProcessSet | None,
     ) -> None:
-        self.op = op
-        self.gradient_predivide_factor = gradient_predivide_factor
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set if process_set is not None else global_process_set
+        self._compression = compression
+        self._predivide_factor = gradient_predivide_factor
         self._should_synchronize = True
         how = {
             "op": op,
             # Average divides in the engine; the factor is taken out before the sum and put back after it.
             "prescale_factor": 1.0 / gradient_predivide_factor,
             "postscale_factor": gradient_predivide_factor,
-            "process_set": self.process_set,
+            "process_set": process_set if process_set is not None else global_process_set,
         }
         wants_sparse = isinstance(self, torch.optim.SparseAdam)
         self._reducer = Reducer(
@@ -59,15 +57,36 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _listed(self) -> list[torch.nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
 
+    # What programs look up of Horovod's. What cannot change once buckets are made cannot be set, either.
+
+    @property
+    def op(self) -> str:
+        return str(self._reducer.how["op"])
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._reducer.process_set
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        return self._predivide_factor
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        return self._reducer.sparse_as_dense
+
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
-        """As of Horovod's, where programs look them up."""
         return self._reducer.names
 
     @property
     def backward_passes_per_step(self) -> int:
         """After how many backward passes gradients are summed."""
         return self._reducer.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes after how many backward passes gradients are summed. Not between backward and step."""

@@ -58,14 +58,14 @@ class Reducer:
         self.passes = passes
         self.is_done = False  # whether what is in p.grad has been reduced; the optimizer takes it back when it has used that
         self._compression = compression
-        self._how = how
-        self._process_set: ProcessSet = how["process_set"]
-        self._sparse_as_dense = sparse_as_dense
+        self.how = how
+        self.process_set: ProcessSet = how["process_set"]
+        self.sparse_as_dense = sparse_as_dense
         self._wants_sparse = wants_sparse
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
-        self.is_alone = is_alone(self._process_set)
-        self._prefix = number_of_optimizer("gradients", self._process_set, self.let_go)
+        self.is_alone = is_alone(self.process_set)
+        self._prefix = number_of_optimizer("gradients", self.process_set, self.let_go)
         self.names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
@@ -77,7 +77,7 @@ class Reducer:
         self._joins = context.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = context.current().config.autotune and not self.is_alone and bool(self._trained) and not worker.is_one()
-        self.tuner = BucketTuner(self._trained, compression, self._prefix, self._process_set) if wants_tuning else None
+        self.tuner = BucketTuner(self._trained, compression, self._prefix, self.process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
         self._forget_plan()
@@ -107,7 +107,7 @@ class Reducer:
         """Another tensor, in place, like the gradients."""
         if self.is_alone:
             return tensor
-        return allreduce.allreduce_(tensor, name=f"{self._prefix}.{name}", **self._how)
+        return allreduce.allreduce_(tensor, name=f"{self._prefix}.{name}", **self.how)
 
     def is_under_way(self) -> bool:
         """Whether gradients of an unfinished step have been taken over."""
@@ -177,7 +177,7 @@ class Reducer:
 
     def _note_late(self, parameter: torch.nn.Parameter) -> None:
         number = self._number_of[parameter]
-        if number not in self._late | self._plan.unseen and not self._sparse_as_dense:
+        if number not in self._late | self._plan.unseen and not self.sparse_as_dense:
             warnings.warn(
                 f"the gradient of {self.names[parameter]} was dense in the first step and is sparse now: it is made dense to be "
                 "summed. sparse_as_dense=True says that this is wanted",
@@ -190,7 +190,7 @@ class Reducer:
         while self._launched < len(self.buckets) - 1 and self.buckets[self._launched].is_complete():
             bucket = self.buckets[self._launched]
             self._fill(bucket)
-            bucket.start_sum(self._how)
+            bucket.start_sum(self.how)
             self._launched += 1
 
     # --- when all have come
@@ -204,7 +204,7 @@ class Reducer:
                 newcomers = []
             if not self._agreed and self._trained:
                 self._agree()
-            if not self._sparse_as_dense:
+            if not self.sparse_as_dense:
                 sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self.buckets:
                 bucket.take_rest()
@@ -222,7 +222,7 @@ class Reducer:
         # After a failure the others still run to their end, on all ranks alike.
         handles.results_of(
             [
-                *(partial(bucket.sum_here, self._how) for bucket in self.buckets if not bucket.handle),
+                *(partial(bucket.sum_here, self.how) for bucket in self.buckets if not bucket.handle),
                 *(partial(handles.synchronize, bucket.handle) for bucket in self.buckets if bucket.handle),
                 *(partial(finish_sparse, parameter, handle) for parameter, handle in sparse),
                 forget_handles,
@@ -247,7 +247,7 @@ class Reducer:
             nowhere = torch.zeros((1, 0), dtype=torch.int64, device=parameter.device)
             empty = torch.sparse_coo_tensor(nowhere, rows, parameter.shape, check_invariants=False)
             gradient = empty if gradient is None else gradient.to_sparse(1)
-        return sparse_allreduce_async(gradient, f"{self._prefix}.{self.names[parameter]}", self._how["op"], self._process_set)
+        return sparse_allreduce_async(gradient, f"{self._prefix}.{self.names[parameter]}", self.how["op"], self.process_set)
 
     # --- the plan
 
@@ -259,7 +259,7 @@ class Reducer:
 
     def _agree(self) -> None:
         last = self._plan
-        self._plan = agree(last, self._trained, self._arrived, self._late, f"{self._prefix}.plan", self._process_set)
+        self._plan = agree(last, self._trained, self._arrived, self._late, f"{self._prefix}.plan", self.process_set)
         if self._plan[:2] != last[:2]:
             self._make_buckets()
         self._agreed = True
@@ -267,20 +267,20 @@ class Reducer:
     def _agree_anew_for_late_ones(self) -> None:
         """At the end of the next step, if gradients that no rank had had when the ranks agreed have turned out to be sparse on any."""
         late = torch.tensor([bool(self._late & self._plan.unseen)], dtype=torch.uint8)
-        if allreduce.allreduce_(late, name=f"{self._prefix}.late", op=allreduce.Max, process_set=self._process_set).item():
+        if allreduce.allreduce_(late, name=f"{self._prefix}.late", op=allreduce.Max, process_set=self.process_set).item():
             self._agreed = False
 
     def _make_buckets(self) -> None:
         plan = self._plan
         self._sparse = [p for p, is_sparse in zip(self._trained, plan.is_sparse) if is_sparse]
-        dense = [self._trained[number] for number in plan.order if self._sparse_as_dense or not plan.is_sparse[number]]
+        dense = [self._trained[number] for number in plan.order if self.sparse_as_dense or not plan.is_sparse[number]]
         ours = set(dense)
         groups = [[p for p in group if p in ours] for group in self._groups]
         most_bytes = self.tuner.size if self.tuner else context.current().config.fusion_bytes
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
-        uses_nccl = not self.is_alone and gpu.is_used(self._process_set)
+        uses_nccl = not self.is_alone and gpu.is_used(self.process_set)
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
         self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl)
         self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
@@ -291,7 +291,7 @@ class Reducer:
     # --- ranks and parameters that come and go
 
     def _set_number(self) -> int:
-        return self._process_set.process_set_id or 0
+        return self.process_set.process_set_id or 0
 
     def _notice_others(self) -> None:
         """Before anything of a step: in an elastic job the ranks may have changed, and after a join their tuning may differ."""
@@ -301,7 +301,7 @@ class Reducer:
             self._generation = context.generation()
             self.begin_anew()
             self.is_done = False
-            self.is_alone = is_alone(self._process_set)
+            self.is_alone = is_alone(self.process_set)
             self._forget_plan()
         elif self._joins != context.joins(self._set_number()):
             self._joins = context.joins(self._set_number())
