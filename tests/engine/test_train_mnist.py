@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from loading import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "provision/hostside/train_mnist.py"
@@ -207,10 +208,7 @@ def test_adasum_is_refused_with_a_reason(train) -> None:
 
 @pytest.fixture(scope="module")
 def script():
-    specification = importlib.util.spec_from_file_location("train_mnist", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load("train_mnist", SCRIPT)
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 2), (10, 3), (1442, 4), (3, 7), (1, 16), (60000, 7)])

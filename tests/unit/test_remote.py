@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from loading import load
 
 from provision import remote, resources
 from provision.inventory import Host
@@ -126,6 +127,25 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers begin anew at 300 after the highest one, so a child may have the smaller."""
+    script = load("sweep_on_hosts", resources.hostside("sweep.py"))
+    found = {}
+    for name in ("parent", "child"):
+        found[subprocess.Popen(["sleep", "300"]).pid] = name
+        time.sleep(0.05)  # the kernel notes beginnings in hundredths of a second
+    ended: list[int] = []
+    try:
+        monkeypatch.setattr(script, "marked", lambda _run_id: {} if ended else dict(reversed(found.items())))
+        monkeypatch.setattr(script, "signal_all", lambda pids, _number: ended.extend(pids))
+        script.sweep("a run")
+        assert [found[pid] for pid in ended] == ["parent", "child"]
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_ssh_gets_the_inventorys_own_settings() -> None:

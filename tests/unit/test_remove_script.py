@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from loading import load
 
 ROOT = Path(__file__).parents[2]
 
 
-def load(path: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def load_module(name: str) -> Any:
     """An Ansible module of ours, with our helpers where Ansible puts them on the host."""
-    sys.modules["ansible.module_utils.host_record"] = load("playbooks/module_utils/host_record.py", "ansible.module_utils.host_record")
+    sys.modules["ansible.module_utils.host_record"] = load(
+        "ansible.module_utils.host_record", ROOT / "playbooks/module_utils/host_record.py"
+    )
     import ansible.module_utils
 
     ansible.module_utils.host_record = sys.modules["ansible.module_utils.host_record"]
-    return load(f"playbooks/library/{name}.py", name)
+    return load(name, ROOT / f"playbooks/library/{name}.py")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +39,7 @@ def owned_prefix() -> Any:
 
 @pytest.fixture(scope="module")
 def remover() -> Any:
-    return load("provision/hostside/remove.py", "hostside_remove")
+    return load("hostside_remove", ROOT / "provision/hostside/remove.py")
 
 
 def removal(remover: Any, record: Path, prefix: str | None = None, dry_run: bool = False) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import signal
@@ -11,10 +10,10 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from loading import load
 
 CONFIGURE = """#!/bin/sh
 for word; do case $word in --prefix=*) prefix=${word#--prefix=} ;; --broken) echo "configure: error: no $word" >&2; exit 1 ;; esac; done
@@ -25,15 +24,6 @@ printf 'all:\\n\\t@echo "  CC       one.lo"\\n\\t%s\\ninstall:\\n\\tmkdir -p $(D
 
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
-
-
-def load(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # Ansible puts it there on hosts.
@@ -263,7 +253,8 @@ def test_a_build_that_nobody_asks_for_ends_itself(build: Any, tmp_path: Path, mo
 
 KILLED_WHILE_NOTING = """
 import os, signal, sys
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
+unit = os.path.dirname(sys.argv[1])
+sys.path[:0] = [unit, os.path.dirname(unit)]
 import test_source_build
 build = test_source_build.source_build.Build({"work": sys.argv[2], "archive": sys.argv[2] + ".tar.gz"})
 build.enter = lambda doing, pid: os.kill(os.getpid(), signal.SIGKILL)

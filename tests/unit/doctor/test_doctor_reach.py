@@ -7,10 +7,12 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
+from loading import load
 
 from provision import resources
 from provision.doctor import reach
@@ -110,14 +112,28 @@ def test_everybody_meets_everybody_in_rounds_of_pairs(count: int) -> None:
         assert [rounds[other][number] for number, other in enumerate(met)] == [name] * count
 
 
-def test_two_hosts_measure_one_way_at_a_time() -> None:
-    """What is sent the other way meanwhile would delay the receipts: the second flow begins when the first has ended."""
-    first, second = (each["order"] for each in made(2, bandwidth=True).values())
-    began = time.monotonic()
-    running = [start(first), start(second)]
-    for process in running:
-        reach.read(process.communicate(timeout=60)[0])
-    assert time.monotonic() - began > 2 * 0.6  # FLOW_S of each
+@pytest.mark.parametrize("busy", ["h0", "h1"])
+@pytest.mark.parametrize("caller", ["h0", "h1"])
+def test_a_measurement_waits_until_neither_host_sends_nor_takes_another(caller: str, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("reach_on_hosts", SCRIPT)
+    monkeypatch.setattr(script, "FLOW_S", 0.05)
+    orders = {name: each["order"] for name, each in made(2, bandwidth=True).items()}
+    listeners = {name: script.Listener(order) for name, order in orders.items()}
+    (peer,) = orders[caller]["peers"]
+    measured: list[float | None] = []
+    measurement = threading.Thread(
+        target=lambda: measured.append(script.measure(orders[caller], peer, listeners[peer["name"]].port, listeners[caller].one_flow))
+    )
+    with listeners[busy].one_flow:
+        measurement.start()
+        measurement.join(1)
+        assert measured == []
+    measurement.join(30)
+    for listener in listeners.values():
+        listener.socket.close()
+    (mbit,) = measured
+    assert mbit is not None
+    assert mbit > 0
 
 
 def test_orders_have_one_key_that_stands_on_no_command_line() -> None:
