@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from test_remove_script import ROOT, load, load_module
+from loading import load
+from test_remove_script import ROOT, load_module
 
 BARE = ["bash", "libc6"]
 
@@ -62,7 +63,7 @@ def database(folder: Path, packages: dict[str, dict[str, str]]) -> None:
 def test_of_a_cut_off_installation_only_what_it_asked_for_and_what_nothing_else_needs_is_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remover = load("provision/hostside/remove.py", "hostside_remove")
+    remover = load("hostside_remove", ROOT / "provision/hostside/remove.py")
     database(
         tmp_path / "dpkg",
         {
