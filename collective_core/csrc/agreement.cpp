@@ -33,9 +33,14 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
 
+bool joins(const Task& task) {
+  return task.operation.header.kind == Kind::join;
+}
+
 }  // namespace
 
-void Engine::ask(Task& task, Deadline& deadline) {
+void Engine::ask(const Proposal& proposal, Deadline& deadline) {
+  Task& task = *proposal.task;
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
@@ -47,8 +52,12 @@ void Engine::ask(Task& task, Deadline& deadline) {
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
-    header.stuck = header.stuck || (task.blocking && nothing_else && !several_callers_);
+    const bool waits = task.blocking && nothing_else && !several_callers_;
+    header.stuck = proposal.stuck == Stuck::no && waits ? Stuck::waits : proposal.stuck;
   }
+  // Horovod knows how to do without a rank in reductions alone.
+  const bool can_do_without = header.kind == Kind::allreduce || !has_tensor(header.kind) || task.operation.inner;
+  header.whole = semantics_ == Semantics::horovod && !can_do_without ? 1 : 0;
   header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
@@ -57,59 +66,97 @@ void Engine::ask(Task& task, Deadline& deadline) {
   task.operation.contributors = joined_.update(headers_);
 }
 
-void Engine::join(Task& task, Deadline& deadline) {
-  for (;;) {
-    deadline.extend();
-    ask(task, deadline);
-    const int active = task.operation.contributors;
-    if (active == 0) break;
-    if (compare(headers_).verdict != Verdict::agreed) continue;
-    const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
-    Ghost ghost(**std::find_if(headers_.begin(), headers_.end(), is_active), topology().size);
-    ghost.operation.contributors = active;
-    transfer(ghost.operation, deadline);
+void Engine::take_part(int contributors, Deadline& deadline) {
+  const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
+  Header wanted = **std::find_if(headers_.begin(), headers_.end(), is_active);
+  if (scales_before_transfer(wanted, contributors != topology().size, group_->layout().inline_bytes)) {
+    wanted = without_factors(wanted);
+    forget_places();
   }
-  task.operation.received = {joined_.take_last()};
+  Ghost ghost(wanted, topology().size);
+  ghost.operation.contributors = contributors;
+  try {
+    transfer(ghost.operation, deadline);
+  } catch (const Failure& failure) {
+    if (is_fatal(failure.fault)) throw;  // else it is a mistake of those whose operation it is, and they are told of it
+  }
 }
 
 void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
+  Search search{task, {task, Stuck::no}, {}};
   group_->liveness().throw_if_recorded();
   for (;;) {
-    ask(*task, deadline);
+    task = search.mine.task;
+    if (joins(*task)) deadline.extend();
+    ask(search.mine, deadline);
     const Agreement agreement = compare(headers_);
-    switch (agreement.verdict) {
-      case Verdict::agreed:
-        return;
-      case Verdict::disagreed: {
-        Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
-                        explain_disagreement(headers_, topology()), dissenters(headers_));
-        failure.one_name = agreement.one_name;
-        throw failure;
-      }
-      case Verdict::reorder:
-        task = find_submitted(*headers_[agreement.first], agreement.first, task, deadline);
-        break;
+    const int contributors = task->operation.contributors;
+    if (agreement.verdict == Verdict::reorder) {
+      const bool decides = agreement.first == topology().rank && task->operation.header.stuck != Stuck::no;
+      if (!decides) search.tried.clear();
+      search.mine =
+          decides ? find_other(&search) : find_wanted(*headers_[agreement.first], agreement.first, search, deadline);
+      continue;
+    }
+    search.tried.clear();
+    if (joins(*task) && contributors > 0) {
+      if (agreement.verdict == Verdict::agreed) take_part(contributors, deadline);
+      deadline.extend();
+      const Lock lock(mutex_);
+      search.mine = {joins(*search.came_with) ? first_in_queue() : search.came_with, Stuck::no};
+    } else if (agreement.verdict == Verdict::agreed) {
+      return;
+    } else {
+      Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
+                      explain_disagreement(headers_, topology()), dissenters(headers_));
+      failure.one_name = agreement.one_name;
+      throw failure;
     }
   }
 }
 
-std::shared_ptr<Task> Engine::find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
-                                             Deadline& deadline) {
-  if (task->operation.header.name_hash == wanted.name_hash) return task;
+std::vector<std::shared_ptr<Task>> Engine::submitted(const Search& search) const {
+  std::vector<std::shared_ptr<Task>> all{search.came_with};  // which its caller may run without the queue
+  for (const auto& task : queue_) {
+    if (task != search.came_with) all.push_back(task);
+  }
+  return all;
+}
+
+Engine::Proposal Engine::find_other(Search* search) {
+  const std::shared_ptr<Task>& task = search->mine.task;
+  const auto is_tried = [&](const std::shared_ptr<Task>& one) {
+    return std::find(search->tried.begin(), search->tried.end(), one.get()) != search->tried.end();
+  };
+  const bool was_answered = is_tried(task);  // only after the first time do the others know that it goes first
+  if (!was_answered) search->tried.push_back(task.get());
+  if (!was_answered) return {task, Stuck::waits};
+  const Lock lock(mutex_);
+  const auto all = submitted(*search);
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& one) { return !joins(*one) && !is_tried(one); });
+  if (other != all.end()) return {*other, Stuck::waits};
+  const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
+  return {awaited == all.end() ? task : *awaited, Stuck::tried};
+}
+
+Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline) {
+  const auto is_wanted = [&](const std::shared_ptr<Task>& one) {
+    return !joins(*one) && one->operation.header.name_hash == wanted.name_hash;
+  };
+  if (is_wanted(search.mine.task)) return search.mine;
   Lock lock(mutex_);
   for (;;) {
-    std::shared_ptr<Task> awaited = task->blocking ? task : nullptr;
-    for (const auto& candidate : queue_) {
-      if (candidate->operation.header.name_hash == wanted.name_hash) return candidate;
-      if (!awaited && candidate->blocking) awaited = candidate;
-    }
-    if (closing_ || (awaited && all_callers_wait(deadline))) {
-      // Nobody will submit it before what a caller waits for is done: that is asked for in the next exchange. If it is
-      // not to be had either, every rank reports the disagreement.
-      if (!awaited) awaited = task;
-      awaited->operation.header.stuck = 1;
-      return awaited;
-    }
+    const auto all = submitted(search);
+    const auto found = std::find_if(all.begin(), all.end(), is_wanted);
+    if (found != all.end()) return {*found, Stuck::no};
+    const auto joining = std::find_if(all.begin(), all.end(), [](const auto& one) { return joins(*one); });
+    if (joining != all.end()) return {*joining, Stuck::no};  // it submits nothing more, and does without it
+    const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
+    // Nobody will submit it before what a caller waits for is done. If none of what is there is to be had from all
+    // ranks either, every rank reports the disagreement.
+    if (awaited != all.end() && all_callers_wait(deadline)) return {*awaited, Stuck::waits};
+    if (closing_) return {search.mine.task, Stuck::waits};
     changed_.wait_for(lock, between_looks);
     lock.unlock();
     group_->liveness().check();

@@ -17,6 +17,7 @@
 #include "carrier.h"
 #include "engine.h"
 #include "interfaces.h"
+#include "interruption.h"
 #include "kernels.h"
 #include "sha256.h"
 
@@ -159,6 +160,7 @@ std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
   task->operation.input = op.input;
   task->operation.output = op.output;
   task->operation.tag = op.tag;
+  task->operation.inner = op.inner != 0;
   return task;
 }
 
@@ -211,6 +213,15 @@ int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity) {
   return count;
 }
 
+void cc_watch_signals(int (*acquire)(), void (*release)(int), int (*run_handlers)(),
+                      void (*fetch)(void**, void**, void**)) {
+  cc::use_interpreter({acquire, release, run_handlers, fetch});
+}
+
+void cc_take_raised(void** type_value_traceback) {
+  cc::take_raised(type_value_traceback);
+}
+
 int32_t cc_interfaces(char* text, uint64_t capacity) {
   return guarded([&] {
     const std::string lines = cc::list_interfaces();
@@ -235,7 +246,7 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
 
 int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                    uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets,
-                   int32_t single_copy) {
+                   int32_t single_copy, int32_t semantics) {
   return guarded([&] {
     Process& state = process();
     refuse_forked();
@@ -243,6 +254,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     require(state.engines.count(process_set) == 0, "the engine is initialised already");
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0 && sockets >= 1,
             "wrong arguments of cc_connect");
+    require(semantics >= 0 && semantics < static_cast<int32_t>(cc::Semantics::count), "unknown semantics");
     std::vector<cc::Peer> table;
     for (int32_t i = 0; i < size; ++i) {
       const cc_peer& p = peers[i];
@@ -256,8 +268,9 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     group->warn_after(stall_warning);
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
-    state.engines[process_set] =
-        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.carriers);
+    const auto made = std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.carriers);
+    made->use(static_cast<cc::Semantics>(semantics));
+    state.engines[process_set] = made;
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
     state.owner = getpid();
@@ -459,6 +472,7 @@ int32_t cc_await_events(uint64_t from, double seconds, int32_t* on) {
 int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all) {
   return guarded([&] {
     Process& state = process();
+    refuse_forked();
     std::shared_ptr<cc::Engine> current;
     {
       const std::lock_guard<std::mutex> lock(state.mutex);

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 11;
+constexpr int32_t cc_abi = 13;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -44,7 +44,7 @@ struct cc_operation {
   int32_t device;         // where the caller's tensor lies, a number of types.h
   int32_t tag;            // of the caller's own, for cc_transfer; not 0
   uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape, or 0
-  uint32_t reserved;
+  uint32_t inner;  // 1: of the caller's own agreements: under Horovod's semantics, too, it runs while a rank has joined
 };
 
 CC_API int32_t cc_abi_version();
@@ -53,6 +53,12 @@ CC_API const char* cc_kernels();  // which instruction set sums
 CC_API const char* cc_last_error();
 CC_API int32_t cc_last_error_has_one_name();  // a disagreement on an operation that has one name on all ranks
 CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to blame for it; returns how many
+
+// How signals end waits of the main thread (interruption.h): functions of the interpreter. An operation whose wait was
+// ended has the fault `interrupted`; then cc_take_raised gives what the handler has raised, for PyErr_Restore.
+CC_API void cc_watch_signals(int (*acquire)(), void (*release)(int), int (*run_handlers)(),
+                             void (*fetch)(void**, void**, void**));
+CC_API void cc_take_raised(void** type_value_traceback);
 
 // "name address prefix-length" lines of this host's interfaces that are up.
 CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
@@ -64,10 +70,10 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
 // connections to each neighbour on the ring of hosts, the same on all ranks. `single_copy`: 0 when this rank does not
-// want the ranks of its host to reach each other's memory.
+// want the ranks of its host to reach each other's memory. `semantics`: a number of types.h, the same on all ranks.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
-                          int32_t sockets, int32_t single_copy);
+                          int32_t sockets, int32_t single_copy, int32_t semantics);
 // One transfer of data for a carrier (carrier.h). Ranks are those of the process set; rows as in cc_operation.
 struct cc_transfer {
   int32_t process_set;

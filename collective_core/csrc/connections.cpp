@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <exception>
+#include <future>
 #include <list>
 #include <set>
 #include <thread>
@@ -13,11 +14,13 @@
 
 #include "errors.h"
 #include "handshake.h"
+#include "interruption.h"
 
 namespace cc {
 namespace {
 
-constexpr int poll_ms = 20;  // between looks at the deadline
+constexpr auto between_signals = std::chrono::milliseconds(100);  // shorter than interruption.cpp's interval
+constexpr int poll_ms = 20;                                       // between looks at the deadline
 // Unproven connections held at once, beside those that are expected; the oldest is dropped for a newer one.
 constexpr size_t most_strangers = 256;
 // Calls taken before those that were taken get a look: a flood of strangers must not push out one that is expected.
@@ -211,9 +214,14 @@ Connections connect_all(const Topology& topology, Listeners listeners, const std
                         int sockets) {
   const Deadline deadline(seconds);
   const Expected calls = plan_calls(topology, sockets);
+  allow_descriptors(calls.outgoing.size() + calls.incoming.size());
   std::atomic<bool> stop{false};
   Acceptor acceptor(topology, std::move(listeners), secret, calls.incoming);
-  std::thread listening([&] { acceptor.run(deadline, stop); });
+  std::promise<void> ended;
+  std::thread listening([&] {
+    acceptor.run(deadline, stop);
+    ended.set_value();
+  });
 
   Connections called;
   std::exception_ptr error;
@@ -221,6 +229,12 @@ Connections connect_all(const Topology& topology, Listeners listeners, const std
     for (const Call& call : calls.outgoing) keep(&called, call, true, call_peer(topology, call, secret, deadline));
   } catch (...) {
     error = std::current_exception();
+    stop = true;
+  }
+  const std::future<void> end = ended.get_future();
+  while (end.wait_for(between_signals) != std::future_status::ready) {
+    if (stop || !is_interrupted()) continue;
+    error = std::make_exception_ptr(Failure(Fault::interrupted, "a signal has ended the start"));
     stop = true;
   }
   listening.join();

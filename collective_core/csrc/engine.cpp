@@ -8,10 +8,14 @@
 
 #include "collectives.h"
 #include "exact_floats.h"
+#include "interruption.h"
 
 namespace cc {
 namespace {
 
+constexpr auto between_signals = std::chrono::milliseconds(100);  // shorter than interruption.cpp's interval
+constexpr const char* in_handler =
+    "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
 }  // namespace
@@ -37,6 +41,10 @@ std::optional<Failure> Engine::end() {
     Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
+    if (is_in_handler() && busy_) {  // of the very thread that would have to end it: it does when the handler is done
+      group_->liveness().leave();
+      return {};
+    }
     const auto is_idle = [this] { return !busy_; };
     if (!changed_.wait_for(lock, farewell, is_idle)) {
       left = true;
@@ -66,9 +74,22 @@ void Engine::leave_because(const Failure& failure) {
 int64_t Engine::run(const std::shared_ptr<Task>& task) {
   task->blocking = true;
   Lock lock(mutex_);
-  if (busy_ || !queue_.empty()) {
+  if (is_in_handler()) {
+    settle(*task, Failure(Fault::invalid, in_handler));
+    return monotonic_ns();
+  }
+  if (busy_ || !queue_.empty() || task->operation.header.kind == Kind::join) {
     enqueue(task);
-    changed_.wait(lock, [&] { return task->done; });
+    bool interrupted = false;
+    while (!changed_.wait_for(lock, between_signals, [&] { return task->done; })) {
+      lock.unlock();
+      if (!interrupted && is_interrupted()) {
+        interrupted = true;
+        group_->liveness().interrupt();  // whoever runs it ends it
+      }
+      lock.lock();
+    }
+    if (interrupted) settle(*task, Failure(Fault::interrupted, "a signal has ended the wait", {topology().rank}));
     return monotonic_ns();
   }
   note_caller();
@@ -77,6 +98,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     return monotonic_ns();
   }
   busy_ = true;
+  in_caller_ = task.get();
   // While it is under way, another thread may submit what the other ranks want first.
   int64_t now = task->queued_ns;
   while (!task->done) {
@@ -87,6 +109,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     now = outcome.ended_ns;
   }
   busy_ = false;
+  in_caller_ = nullptr;
   changed_.notify_all();
   return now;
 }
@@ -112,11 +135,24 @@ void Engine::submit(const std::shared_ptr<Task>& task) {
 }
 
 void Engine::enqueue(const std::shared_ptr<Task>& task) {
+  refuse_name_in_flight(task->operation.header);
   note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
   changed_.notify_all();
+}
+
+void Engine::refuse_name_in_flight(const Header& header) const {
+  if (semantics_ != Semantics::horovod || !has_tensor(header.kind) || !header.name[0]) return;
+  const auto has_it = [&](const Task& task) {
+    return task.operation.header.name_hash == header.name_hash && task.operation.header.kind == header.kind;
+  };
+  const bool queued = std::any_of(queue_.begin(), queue_.end(), [&](const auto& task) { return has_it(*task); });
+  if (!queued && !(in_caller_ && has_it(*in_caller_))) return;
+  throw Failure(Fault::invalid, std::string("an ") + name_of(header.kind) + " with the name '" + header.name +
+                                    "' is in flight already: wait for it first, or give this one another name "
+                                    "(COLLECTIVE_SEMANTICS=engine runs them one after the other)");
 }
 
 bool Engine::is_done(const Task& task) {
@@ -127,6 +163,7 @@ bool Engine::is_done(const Task& task) {
 bool Engine::wait(Task& task, double seconds) {
   Lock lock(mutex_);
   if (task.done || seconds <= 0) return task.done;
+  if (is_in_handler()) throw Failure(Fault::invalid, in_handler);
   note_caller();
   const bool was_blocking = std::exchange(task.blocking, true);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done; });
@@ -145,13 +182,19 @@ void Engine::work() {
     changed_.wait(lock, [this] { return closing_ || (!queue_.empty() && !busy_); });
     if (closing_) return;
     busy_ = true;
-    const std::shared_ptr<Task> task = queue_.front();
+    const std::shared_ptr<Task> task = first_in_queue();
     lock.unlock();
     const Outcome outcome = perform(task, monotonic_ns());
     lock.lock();
     busy_ = false;
     conclude(outcome);
   }
+}
+
+std::shared_ptr<Task> Engine::first_in_queue() const {
+  const auto is_other = [](const auto& task) { return task->operation.header.kind != Kind::join; };
+  const auto other = std::find_if(queue_.begin(), queue_.end(), is_other);
+  return other == queue_.end() ? queue_.front() : *other;
 }
 
 Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t started_ns) {
@@ -165,28 +208,29 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
       throw Failure(Fault::peer_lost, text, stopped_->ranks);
     }
     Deadline deadline(group_->timeout(), started_ns);
-    if (task->operation.header.kind == Kind::join) {
-      join(*task, deadline);
-    } else {
-      agree(current, deadline);
-      event.agree(current->operation.header, current->queued_ns);
-      transfer(current->operation, deadline);
-    }
+    agree(current, deadline);
+    event.agree(current->operation.header, current->queued_ns);
+    transfer(current->operation, deadline);
   } catch (const Failure& failure) {
     failed = failure;
     if (is_fatal(failure.fault)) stop(failure);
   } catch (const std::exception& error) {
-    failed = Failure(Fault::internal, topology().describe(topology().rank) + ": " + error.what(), {topology().rank});
+    failed = internal(error);
     stop(*failed);
   }
   group_->set_current(nullptr);
   return {current, failed, event.end(!failed)};
 }
 
+Failure Engine::internal(const std::exception& error) const {
+  return {Fault::internal, topology().describe(topology().rank) + ": " + error.what(), {topology().rank}};
+}
+
 void Engine::stop(const Failure& failure) {
   if (stopped_) return;
-  group_->liveness().spread(failure);
-  stopped_ = failure;
+  const Fault told = failure.fault == Fault::interrupted ? Fault::peer_lost : failure.fault;
+  stopped_ = Failure(told, failure.what(), failure.ranks);
+  group_->liveness().spread(*stopped_);
 }
 
 void Engine::look_around() {
@@ -201,6 +245,10 @@ void Engine::look_around() {
   } catch (const Failure& failure) {
     stop(failure);
     found = std::current_exception();
+  } catch (const std::exception& error) {
+    const Failure failure = internal(error);
+    stop(failure);
+    found = std::make_exception_ptr(failure);
   }
   lock.lock();
   busy_ = false;
@@ -225,15 +273,20 @@ std::vector<int> Engine::global_ranks(const std::vector<int>& ranks) const {
 
 void Engine::transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
+  const bool some_joined = operation.contributors != topology().size;
+  if (semantics_ == Semantics::horovod) operation.contributors = topology().size;  // what an average divides by
   const size_t limit = group_->layout().inline_bytes;
   const std::unique_ptr<Carrier> carrier = carriers_->of(header.device, process_set_);
   if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
     if (!carrier) throw Failure(Fault::internal, "this rank has no carrier for the memory of GPUs", {topology().rank});
     return carrier->on_gpu(*group_, operation, headers_, deadline);
   }
+  if (scales_before_transfer(header, some_joined, limit)) return scale_and_transfer(operation, deadline);
   switch (header.kind) {
-    case Kind::barrier:
     case Kind::join:
+      operation.received = {joined_.take_last()};
+      return;
+    case Kind::barrier:
     case Kind::count:
       return;
     case Kind::allreduce: {
@@ -267,6 +320,42 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
       return gather(operation, carrier.get(), deadline);
     case Kind::alltoall:
       return alltoall(*group_, operation, splits_of_all(topology(), headers_), carrier.get(), deadline);
+  }
+}
+
+void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {
+  const Header& header = operation.header;
+  const Reduction reduction = reduction_of(header, operation.contributors);
+  const size_t accumulator = accumulator_size_of(header.dtype);
+  uint64_t kept = header.count;
+  if (header.kind == Kind::reducescatter) {
+    const auto rows = static_cast<uint64_t>(header.dims[0]);
+    kept = rows_of(rows, topology().rank, topology().size).length * (header.count / rows);
+  }
+  Operation plain;
+  plain.header = without_factors(header);
+  plain.contributors = operation.contributors;
+  std::unique_ptr<char[]> scaled = memory_for(header.count * accumulator), result = memory_for(kept * accumulator);
+  kernels().accumulate(reduction, scaled.get(), true, &operation.input, 1, header.count);
+  plain.input = scaled.get();
+  plain.output = result.get();
+  forget_places();
+  try {
+    transfer(plain, deadline);
+  } catch (...) {
+    static_cast<void>(scaled.release());  // a carrier may still be busy with them (carrier.h)
+    static_cast<void>(result.release());
+    throw;
+  }
+  kernels().finish(reduction, operation.output, result.get(), kept);
+}
+
+void Engine::forget_places() {
+  placeless_.clear();
+  for (const Header* header : headers_) placeless_.push_back(*header);
+  for (size_t rank = 0; rank < headers_.size(); ++rank) {
+    placeless_[rank].input_place = placeless_[rank].output_place = 0;
+    headers_[rank] = &placeless_[rank];
   }
 }
 

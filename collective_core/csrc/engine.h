@@ -50,8 +50,10 @@ class Engine {
   // to others that wait for this rank.
   void leave_because(const Failure& failure);
 
-  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task, never
-  // thrown. run returns when it was done, in nanoseconds of monotonic_ns().
+  // Before anything runs.
+  void use(Semantics semantics) { semantics_ = semantics; }
+  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task; thrown
+  // is only the refusal of a name that is in flight. run returns when it was done, in nanoseconds of monotonic_ns().
   int64_t run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);
@@ -78,18 +80,38 @@ class Engine {
   };
   // Runs `task` or, when another one goes first, that.
   Outcome perform(const std::shared_ptr<Task>& task, int64_t started_ns);
-  void enqueue(const std::shared_ptr<Task>& task);  // with mutex_ held
+  void enqueue(const std::shared_ptr<Task>& task);         // with mutex_ held
+  void refuse_name_in_flight(const Header& header) const;  // with mutex_ held
   // With mutex_ held: the outcome's task is done and no longer queued.
   void conclude(const Outcome& outcome);
+  // What this rank proposes in an exchange.
+  struct Proposal {
+    std::shared_ptr<Task> task;
+    Stuck stuck;
+  };
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
-  void ask(Task& task, Deadline& deadline);
-  // Takes part in what the other ranks do until all have joined.
-  void join(Task& task, Deadline& deadline);
-  // Until all want the same, which may be another task of this rank's than the one it came with.
+  void ask(const Proposal& proposal, Deadline& deadline);
+  // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
   void agree(std::shared_ptr<Task>& task, Deadline& deadline);
-  std::shared_ptr<Task> find_submitted(const Header& wanted, int first, const std::shared_ptr<Task>& task,
-                                       Deadline& deadline);
+  // As a rank that has joined, in what the latest exchange has agreed on.
+  void take_part(int contributors, Deadline& deadline);
+  std::shared_ptr<Task> first_in_queue() const;  // with mutex_ held: a join only where there is nothing else
+  // An agreement that this rank takes part in.
+  struct Search {
+    std::shared_ptr<Task> came_with;
+    Proposal mine;
+    std::vector<const Task*> tried;  // while it is this rank that decides: what it has proposed so far
+  };
+  // With mutex_ held: all that this rank can propose.
+  std::vector<std::shared_ptr<Task>> submitted(const Search& search) const;
+  // What this rank answers to who wants something else than it has proposed.
+  Proposal find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline);
+  // When this rank is stuck, and some others are without what it has proposed: something else.
+  Proposal find_other(Search* search);
   void transfer(Operation& operation, Deadline& deadline);
+  // As scales_before_transfer says; `take_part` is the other side of it.
+  void scale_and_transfer(Operation& operation, Deadline& deadline);
+  void forget_places();  // of tensors in the arena, in headers_: something else is transferred
   void reduce_inline(Operation& operation);
   // Whether every rank of this host has its tensor where the others reach it.
   bool all_in_arena() const;
@@ -101,6 +123,8 @@ class Engine {
   void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
   std::vector<int> global_ranks(const std::vector<int>& ranks) const;
+  // What the system refused this rank, as a failure.
+  Failure internal(const std::exception& error) const;
   // Tells the other ranks, and stops this engine.
   void stop(const Failure& failure);
 
@@ -110,15 +134,18 @@ class Engine {
   std::shared_ptr<Carriers> carriers_;
   Exchange exchange_;
   std::vector<const Header*> headers_;  // of the latest exchange, by rank
+  std::vector<Header> placeless_;       // what they point to instead after forget_places
   std::vector<const void*> sources_;    // of the latest reduction of small tensors
   Joined joined_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> queue_;
+  const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
+  std::thread::id first_caller_;
+  Semantics semantics_ = Semantics::engine;
   bool busy_ = false;
   bool closing_ = false;
-  std::thread::id first_caller_;
   bool several_callers_ = false;
   std::optional<Failure> stopped_;  // the first fatal failure
   std::thread worker_;

@@ -18,6 +18,8 @@ enum class Fault : int {
   invalid = 4,    // this rank asked for something impossible; nothing was sent
   internal = 5,   // the system refused something (memory, sockets); the engine is finished
   closed = 6,     // not initialised, or shut down
+  // A signal has ended this rank's wait, and the engine is finished; to the others this rank is lost.
+  interrupted = 7,
 };
 
 class Failure : public std::runtime_error {

@@ -90,6 +90,20 @@ int Joined::take_last() {
   return last_;
 }
 
+bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inline_bytes) {
+  if (!is_reduction(header.kind) || header.prescale == 1.0 || !some_joined) return false;
+  // Of small tensors only those of the others are summed; the carrier of GPUs applies the factor where the input is.
+  return header.bytes() > inline_bytes && header.device != Device::gpu_memory;
+}
+
+Header without_factors(const Header& header) {
+  Header plain = header;
+  if (accumulator_size_of(header.dtype) != size_of(header.dtype)) plain.dtype = DType::f32;
+  if (header.reduce == ReduceOp::average) plain.reduce = ReduceOp::sum;
+  plain.prescale = plain.postscale = 1.0;
+  return plain;
+}
+
 Ghost::Ghost(const Header& wanted, int size) {
   Header& header = operation.header;
   header = wanted;

@@ -22,6 +22,11 @@ class Joined {
   int last_ = 0;
 };
 
+// Whether a factor for the inputs would also hit the identity with which a rank that has joined takes part: then each
+// rank applies it to its own input before the transfer, which is one of accumulators without factors.
+bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inline_bytes);
+Header without_factors(const Header& header);
+
 // An operation that takes part in `wanted`, which the ranks that have not joined run, and its memory.
 struct Ghost {
   Ghost(const Header& wanted, int size);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "credible.h"
+#include "interruption.h"
 
 namespace cc {
 namespace {
@@ -94,6 +95,8 @@ Failure Liveness::departure_of(int rank) const {
 }
 
 void Liveness::check_host() {
+  if (is_interrupted()) interrupt();
+  throw_if_interrupted();
   throw_if_recorded();
   for (auto& entry : connections_.local) {
     if (left_.count(entry.first)) continue;
@@ -106,6 +109,12 @@ void Liveness::check_host() {
     }
     left_.insert(entry.first);
   }
+}
+
+void Liveness::throw_if_interrupted() const {
+  if (!interrupted_) return;
+  throw Failure(Fault::interrupted, topology_.describe(topology_.rank) + " was interrupted by a signal",
+                {topology_.rank});
 }
 
 bool Liveness::is_here(int rank) const {

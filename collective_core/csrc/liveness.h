@@ -63,10 +63,13 @@ class Liveness {
   void linger();
   // From another thread: ends the operation that this rank is waiting in.
   void leave() { leaving_ = true; }
+  // The same after a signal that wants this rank's waits to end.
+  void interrupt() { interrupted_ = true; }
   // A frame to `rank` was left unfinished: nothing more can be said on that connection.
   void mute(int rank) { muted_.insert(rank); }
 
  private:
+  void throw_if_interrupted() const;
   void check_control(const std::set<int>& in_mid_frame);
   // Takes the frames that have come, up to a block. Returns whether the connection has ended.
   bool take_all_news(int rank, int fd);
@@ -85,7 +88,7 @@ class Liveness {
   };
   std::map<int, Wait> waiting_;  // by leader, the exchange in which it last said so
   bool spread_ = false;
-  std::atomic<bool> leaving_{false};
+  std::atomic<bool> leaving_{false}, interrupted_{false};
 };
 
 }  // namespace cc

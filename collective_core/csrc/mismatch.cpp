@@ -49,11 +49,14 @@ size_t first_active(const std::vector<const Header*>& headers) {
   return 0;
 }
 
-// What a rank that has joined cannot stand in for: the root's data, and the factor 1 of a product that is scaled.
-bool needs_joined(const Header& header, const std::vector<const Header*>& headers) {
-  if (header.kind == Kind::broadcast) return !header.objects && headers[header.root]->kind == Kind::join;
-  if (!is_reduction(header.kind) || header.reduce != ReduceOp::product || header.prescale == 1.0) return false;
+bool any_joined(const std::vector<const Header*>& headers) {
   return std::any_of(headers.begin(), headers.end(), [](const Header* h) { return h->kind == Kind::join; });
+}
+
+// What a rank that has joined cannot stand in for: the root's data; and what shall not be done without it.
+bool needs_joined(const Header& header, const std::vector<const Header*>& headers) {
+  if (header.whole && any_joined(headers)) return true;
+  return header.kind == Kind::broadcast && !header.objects && headers[header.root]->kind == Kind::join;
 }
 
 }  // namespace
@@ -61,19 +64,18 @@ bool needs_joined(const Header& header, const std::vector<const Header*>& header
 Agreement compare(const std::vector<const Header*>& headers) {
   int first = -1;
   const size_t reference = first_active(headers);
-  bool agreed = !needs_joined(*headers[reference], headers), names_differ = false, stuck_apart = false;
+  bool agreed = !needs_joined(*headers[reference], headers), names_differ = false;
   for (size_t rank = reference; rank < headers.size(); ++rank) {
     const Header& header = *headers[rank];
     if (header.kind == Kind::join && headers[reference]->kind != Kind::join) continue;
     agreed = agreed && same_request(*headers[reference], header);
     names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
-    if (!header.stuck) continue;
-    if (first < 0) first = static_cast<int>(rank);
-    stuck_apart = stuck_apart || header.name_hash != headers[first]->name_hash;
+    if (first < 0 && header.stuck != Stuck::no) first = static_cast<int>(rank);
   }
   first = first < 0 ? static_cast<int>(reference) : first;
   if (agreed) return {Verdict::agreed, first, true};
-  return {names_differ && !stuck_apart ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
+  const bool in_vain = headers[first]->stuck == Stuck::tried;
+  return {names_differ && !in_vain ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
 }
 
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {
@@ -93,6 +95,9 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
   for (size_t i = 0; i < groups.size(); ++i) {
     if (i) text += "; ";
     text += topology.describe(groups[i].second) + ": " + groups[i].first;
+  }
+  if (headers[first_active(headers)]->whole && any_joined(headers)) {
+    text += " (with COLLECTIVE_SEMANTICS=horovod, allreduce and barrier alone go on while a rank has joined)";
   }
   if (groups.size() == 1) {
     const auto other = [&](const Header* header) { return header->shape_hash != headers[0]->shape_hash; };

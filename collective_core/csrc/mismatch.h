@@ -21,9 +21,9 @@ struct Agreement {
   bool one_name;  // whether the operations have the same name on all ranks that have not joined
 };
 
-// Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it, a scaled
-// product. The first rank whose caller is stuck in its operation decides what goes first, otherwise rank 0. Two ranks
-// that are stuck in operations of different names can never agree.
+// Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it. The first rank
+// that is stuck decides what goes first, otherwise rank 0: what all can agree on must be among what it has submitted.
+// Where the others are without each of its operations, they never agree.
 Agreement compare(const std::vector<const Header*>& headers);
 // Who asked for what, for the error: ranks with the same request are listed together.
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology);

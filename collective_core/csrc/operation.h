@@ -47,6 +47,13 @@ inline bool is_reduction(Kind kind) {
   return kind == Kind::allreduce || kind == Kind::reducescatter;
 }
 
+// Whether this rank may still submit what the others want.
+enum class Stuck : uint8_t {
+  no,
+  waits,  // its caller waits for one of its operations, and submits nothing before that is done
+  tried   // and the others have been asked in vain for each of them
+};
+
 constexpr int max_dims = 8;        // dimensions spelt out in error messages; PyTorch tensors rarely have more
 constexpr size_t name_bytes = 72;  // of the tensor's name kept for messages; the whole name is in name_hash
 
@@ -57,10 +64,11 @@ struct Header {
   DType dtype;
   ReduceOp reduce;
   uint8_t ndim;
-  uint8_t stuck;  // this rank's caller waits on this very operation, and nothing else is queued: it cannot be reordered
-  Device device;  // where the caller's tensor lies
+  Stuck stuck;
+  Device device;         // where the caller's tensor lies
   uint8_t objects;       // this rank cannot run it: the inline payload is a sentence that says why
-  uint8_t timeline;      // this rank records one, and will merge it with the others' if all ranks do
+  uint8_t timeline : 1;  // this rank records one, and will merge it with the others' if all ranks do
+  uint8_t whole : 1;     // it is an error while a rank has joined
   int32_t root;          // as a rank of the process set
   uint32_t shape_hash;   // of the dimensions from max_dims on, and of what the tensor is made of; or 0
   uint64_t count;        // elements on this rank
@@ -104,6 +112,7 @@ struct Operation {
   uint64_t gathered_bytes = 0;
   std::vector<int64_t> received;  // allgather, alltoall: rows from each rank; join: the rank that joined last
   int32_t tag = 0;                // of the caller's own
+  bool inner = false;             // an agreement of the caller's, no operation of the program's
   int contributors = 0;           // ranks that have not joined: by so many an average divides
   std::string describe() const {
     std::string text = name_of(header.kind);

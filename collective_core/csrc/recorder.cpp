@@ -22,6 +22,10 @@ int64_t nanoseconds_of(clockid_t clock) {
   return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
+bool is_running(const Event& event) {
+  return event.state.load(std::memory_order_relaxed) == static_cast<uint32_t>(EventState::running);
+}
+
 }  // namespace
 
 int64_t monotonic_ns() {
@@ -79,7 +83,8 @@ void Recorder::introduce(int rank, int size, const std::string& host_name) {
 }
 
 Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns) {
-  const uint64_t number = recording_->events.fetch_add(1) + 1;
+  uint64_t number = recording_->events.fetch_add(1) + 1;
+  while (is_running(recording_->ring[(number - 1) % most_events])) number = recording_->events.fetch_add(1) + 1;
   Event& event = recording_->ring[(number - 1) % most_events];
   event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // who sees anything of what follows sees this, too: copy()
@@ -103,7 +108,8 @@ Recorder::Copied Recorder::copy(uint64_t number, void* target) const {
   const bool finished =
       state == static_cast<uint32_t>(EventState::done) || state == static_cast<uint32_t>(EventState::failed);
   const uint64_t found = event.number.load(std::memory_order_relaxed);
-  if (found > number) return Copied::lost;
+  const bool left_out = state == static_cast<uint32_t>(EventState::running) && found < number;
+  if (found > number || left_out) return Copied::lost;
   if (found < number || !finished) return Copied::waits;
   std::memcpy(target, static_cast<const void*>(&event), sizeof event);
   std::atomic_thread_fence(std::memory_order_acquire);

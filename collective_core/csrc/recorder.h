@@ -62,6 +62,8 @@ class Recorder {
   ~Recorder();
 
   void introduce(int rank, int size, const std::string& host_name);
+  // The event keeps its place in the ring until its end, however many others come meanwhile: numbers that would lie
+  // there are left out.
   Event& begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns);
   void add_wait(int64_t nanoseconds) { recording_->waited_ns.fetch_add(static_cast<uint64_t>(nanoseconds)); }
   const Recording& recording() const { return *recording_; }

@@ -3,6 +3,7 @@
 //   build/collective_core_selftest
 // Each rank has its own connections and its own mapping of the shared memory, as processes have. Exit status 0: all
 // well.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,9 @@
 
 #include "connections.h"
 #include "engine.h"
+#include "recorder.h"
 #include "rounds.h"
+#include "sockets.h"
 
 namespace {
 
@@ -195,6 +198,34 @@ std::string check_rounds(int hosts) {
   return {};
 }
 
+// More than one part of the table that a forked child closes; every one is closed in the end.
+std::string check_descriptors() {
+  constexpr int many = 9000;
+  cc::allow_descriptors(many);
+  std::vector<cc::Fd> open_ones;
+  open_ones.reserve(many);
+  for (int i = 0; i < many; ++i) open_ones.emplace_back(dup(0));
+  const int last = open_ones.back().get();
+  if (last < many) return "the limit was not raised: only so many descriptors as " + std::to_string(last);
+  open_ones.clear();
+  return fcntl(last, F_GETFD) == -1 ? "" : "a descriptor was left open";
+}
+
+// An operation that lasts while others come round to its place.
+std::string check_long_operation() {
+  cc::Recorder recorder;
+  const auto task = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "long");
+  const auto other = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "other");
+  cc::Event& event = recorder.begin(task->operation.header, 0, 0, 0);
+  for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
+  event.agree(task->operation.header, 0);
+  event.end(true);
+  if (event.number != 1 || std::string(event.name) != "long") return "it lost its place";
+  std::vector<char> copy(sizeof(cc::Event));
+  if (recorder.copy(cc::most_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
+  return {};
+}
+
 // Many ranks take their time under the sanitizers: no large tensors there.
 void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
   std::vector<cc::Listeners> listeners;
@@ -249,6 +280,10 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
 }  // namespace
 
 int main() {
+  for (const std::string& error : {check_descriptors(), check_long_operation()}) {
+    if (!error.empty()) std::printf("%s\n", error.c_str());
+    failures += error.empty() ? 0 : 1;
+  }
   for (int hosts = 2; hosts <= 300; ++hosts) {
     const std::string error = check_rounds(hosts);
     if (!error.empty()) std::printf("rounds of %d hosts: %s\n", hosts, error.c_str());

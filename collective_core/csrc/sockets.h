@@ -34,6 +34,9 @@ class Fd {
   int fd_ = -1;
 };
 
+// Raises this process's own limit, where the system lets it, so that there is room for so many beside the program's.
+void allow_descriptors(size_t count);
+
 // Listens on `address` (numeric) at a port that the system chooses.
 Fd listen_tcp(const std::string& address, int* port);
 // Listens on an abstract unix socket: it has no file, so nothing is left behind. `name` receives a random name.

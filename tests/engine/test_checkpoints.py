@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -137,9 +138,19 @@ def test_a_folder_without_a_valid_checkpoint_is_one_error(tmp_path, task):
 
 def test_wrong_use_and_a_full_disk_are_one_error_on_every_rank_and_nothing_is_lost(launch, folder):
     reports = launch("checkpoints.py", 2, 1, (str(folder), "wrong")).must_succeed().reports()
-    expected = ("at least 1, not 0", "has no state_dict", "not JSON serializable", "holds model, optimizer, sampler", "has 24", "-1")
+    refused = "holds another job's of the same or later steps (step-000000000004.checkpoint, step-000000000003.checkpoint)"
+    expected = (
+        "at least 1, not 0",
+        "has no state_dict",
+        refused,
+        "not JSON serializable",
+        "File name too long",
+        "holds model, optimizer, sampler",
+        "has 24",
+        "-1",
+    )
     for report in reports.values():
-        for said, part in zip(report["said"], expected, strict=False):
+        for said, part in zip(report["said"][:-1], expected, strict=True):
             assert part in said, said
         assert "invalid: the checkpoint of step 9 cannot be written on" in report["said"][-1]
         assert "File too large" in report["said"][-1]
@@ -192,3 +203,58 @@ else:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000200.checkpoint", "step-000000000300.checkpoint"]
+
+
+class Touches:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_runs_nothing_unless_it_is_trusted(tmp_path):
+    torch = pytest.importorskip("torch")
+    from collective_core.torch import checkpoint
+
+    from collective_core import CollectiveError
+
+    content = io.BytesIO()
+    torch.save({"model": Touches(tmp_path / "ran")}, content)
+    with pytest.raises(CollectiveError, match="if you trust whoever wrote it"):
+        checkpoint._load(content.getvalue(), False)
+    assert not (tmp_path / "ran").exists()
+    checkpoint._load(content.getvalue(), True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_another_jobs_checkpoints_are_deleted_only_on_request(tmp_path):
+    script = """
+import sys
+import collective_core.torch as hvd
+import torch
+hvd.init()
+model = torch.nn.Linear(1, 1)
+def save(*steps, **options):
+    checkpoints = hvd.Checkpoints(sys.argv[1], keep=1, model=model, **options)
+    for step in steps:
+        checkpoints.save(step)
+def refused(step):
+    try:
+        save(step)
+    except hvd.CollectiveError as error:
+        return "overwrite=True" in str(error)
+"""
+    jobs = (
+        ("save(100), save(200)", [200]),
+        ("assert refused(10) and refused(200)", [200]),
+        ("save(300, 310)", [200, 310]),  # what is earlier is left alone
+        ("hvd.Checkpoints(sys.argv[1], model=model).restore(), save(250)", [250]),  # it was restored: one line
+        ("save(10, 20, overwrite=True)", [20]),
+    )
+    for job, left in jobs:
+        done = subprocess.run([sys.executable, "-c", f"{script}\n{job}", str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:012d}.checkpoint" for step in left], job

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from collective_core.elastic import line
 from collective_core.elastic.assembly import Assembly
-from collective_core.elastic.cooldown import FORGIVEN, Cooldown
+from collective_core.elastic.cooldown import FORGIVEN, Cooldown, Exceptions
 from collective_core.elastic.roll import Roll, Seat
 from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts
@@ -28,7 +28,7 @@ from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import processes_with
 
-from collective_core import Runner, flight, recorder, store
+from collective_core import RankFailedError, Runner, flight, recorder, store
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -249,9 +249,74 @@ def test_a_job_whose_ranks_may_not_change_ends_when_they_do(job):
     assert out.rstrip().splitlines()[-1] == "collective_core.launch: the ranks of the job have changed more than 0 times (reset-limit)"
 
 
-def test_a_program_that_fails_by_itself_ends_the_job_and_is_named(job):
+def test_a_job_begins_with_all_that_are_there_and_new_slots_of_a_host_cost_one_reset(job, tmp_path):
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    list_hosts(hosts, "localhost:2")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    running = job("-np", "1", "--max-np", "4", "--host-discovery-script", str(script))
+    running.wait_for_size(2)
+    list_hosts(hosts, "localhost:4")
+    running.wait_for_size(4)
+    running.finish()
+    assert list(dict.fromkeys(note["size"] for note in running.notes())) == [2, 4]
+    running.must_have_lost_nothing()
+
+
+def test_a_worker_that_ends_with_an_exception_is_replaced(job):
     running = job("-np", "2", "--min-np", "1", failing=5)
-    out, _ = running.process.communicate(timeout=PATIENCE)
+    last = running.wait_for_size(2)
+    (first,) = {note["pid"] for note in running.notes() if note["rank"] == 1 and note["step"] < 5}
+    running.wait_for_size(2, without=frozenset({first}))
+    out = running.finish()
+    assert "[1] ValueError: the data of this step are broken" in out
+    assert "host localhost: its worker ended with exit code 1; another worker is started in its place" in out
+    assert last[0] == running.notes()[-1]["pid"] or last[0] in {note["pid"] for note in running.notes("end")}
+    running.must_have_lost_nothing()
+
+
+def test_what_a_function_raised_is_shown_when_its_worker_is_replaced(tmp_path, capfd):
+    def train(mark):
+        import os
+
+        import collective_core.torch as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def go(state):
+            while state.step < 40 or hvd.size() < 2:
+                if hvd.rank() == 1 and not os.path.exists(mark):
+                    open(mark, "x").close()
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                state.step += 1
+                hvd.barrier()
+                state.commit()
+            return hvd.size()
+
+        return go(hvd.elastic.ObjectState(step=0))
+
+    assert Runner(np=2, min_np=1).run(train, str(tmp_path / "mark")) == [2, 2]
+    said = capfd.readouterr().err
+    assert "[1] RuntimeError: CUDA error: an illegal memory access was encountered\n" in said
+    assert "host localhost: its worker raised RuntimeError: CUDA error" in said
+
+
+def test_a_mistake_that_every_worker_makes_ends_the_job_at_once():
+    def train():
+        import collective_core.torch as hvd
+
+        hvd.init()
+        raise ValueError(f"there is no such layer on rank {hvd.rank()}")
+
+    with pytest.raises(RankFailedError, match="raised ValueError: there is no such layer") as caught:
+        Runner(np=2, min_np=1).run(train)
+    assert "raise ValueError(f" in caught.value.remote_traceback
+
+
+def test_a_program_that_fails_again_ends_the_job_and_is_named(job):
+    running = job("-np", "2", "--min-np", "1", "-x", "TEST_FAILS=again", failing=5)
+    out, _ = running.process.communicate(timeout=2 * PATIENCE)  # two starts of a worker, one after the other
     assert running.process.returncode == 1
     assert "ValueError: the data of this step are broken" in out
     assert out.rstrip().splitlines()[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 1"
@@ -432,14 +497,32 @@ def test_the_first_generation_waits_for_all_that_were_started_and_then_for_enoug
     assert [seat.size for seat in come(late, 1, now=11.0)] == [2, 2]
 
 
-def test_the_first_generation_does_not_wait_for_more_than_it_is_to_begin_with():
-    roll = Roll(1, patience=10.0, enough=2)
-    for worker in range(4):
-        roll.start(worker, "a", now=0.0, slot=worker)
-    assert come(roll, 3) == []
-    assert [seat.size for seat in come(roll, 1)] == [2, 2]
-    assert come(roll, 0, 2) == []
-    assert roll.should_change(), "the others join at the next commit"
+def test_the_first_generation_waits_for_as_many_as_it_needs_to_begin():
+    roll = Roll(1, patience=10.0, begin=2)
+    roll.start(0, "a", now=0.0)
+    assert come(roll, 0) == [], "another host may be found"
+    roll.start(1, "b", now=5.0)
+    assert [seat.size for seat in come(roll, 1, now=6.0)] == [2, 2]
+    alone = Roll(1, patience=10.0, begin=2)
+    alone.start(0, "a", now=0.0)
+    assert come(alone, 0) == []
+    assert [seat.size for seat in alone.form(10.5)] == [1]
+
+
+def test_newcomers_wait_for_those_that_were_started_with_them_but_not_for_long():
+    roll = roll_of(1, "a")
+    come(roll, 0)
+    roll.start(1, "b", now=2.0, slot=0)
+    roll.start(2, "b", now=2.0, slot=1)
+    assert come(roll, 1, now=3.0) == []
+    assert not roll.should_change(3.0)
+    assert roll.should_change(33.5), "the other one hangs"
+    come(roll, 2, now=4.0)
+    assert roll.should_change(4.0)
+    assert [seat.size for seat in come(roll, 0, now=5.0)] == [3, 3, 3]
+    roll.start(3, "c", now=6.0)
+    roll.send_away(2)
+    assert roll.should_change(6.0), "who has to leave does not wait for who is to come"
 
 
 def test_a_generation_ends_when_all_its_members_have_come_or_gone():
@@ -462,7 +545,7 @@ def test_hosts_that_have_been_there_for_longest_come_first():
     roll.come(3, 3.0)
     assert [seat.worker for seat in come(roll, 1, now=3.0)] == [1, 3]
     roll.come(2, 4.0)
-    assert roll.should_change()
+    assert roll.should_change(4.0)
     assert [seat.worker for seat in come(roll, 1, 3, now=5.0)] == [1, 2, 3]
 
 
@@ -510,7 +593,7 @@ def test_a_worker_that_is_sent_away_is_dismissed_when_it_comes():
     roll = roll_of(1, "a", "a")
     come(roll, 0, 1)
     roll.send_away(1)
-    assert roll.should_change()
+    assert roll.should_change(1.0)
     roll.come(1, 2.0)
     assert [seat.worker for seat in come(roll, 0)] == [0]
     assert roll.dismissed() == [1]
@@ -545,21 +628,40 @@ def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
     assert cooldown.until("a") == 0.0
 
 
+def test_exceptions_of_a_host_are_tolerated_and_those_of_a_program_are_not():
+    found = Exceptions()
+    for host, generation in (("a", 1), ("a", 1), ("b", 1)):
+        found.note(host, generation, now=float(generation))
+    assert not found.is_set_aside("a", 1.0), "several GPUs of one host fail with their driver"
+    assert not found.are_too_many(["a", "b"], 1.0)
+    found.note("a", 2, now=50.0)
+    assert found.is_set_aside("a", 50.0)
+    assert not found.is_set_aside("b", 50.0)
+    assert (found.are_too_many(["a"], 50.0), found.are_too_many(["a", "b"], 50.0)) == (True, False)
+    for generation, host in enumerate("cd", 3):
+        assert not found.are_too_many("abcd", 50.0)
+        found.note(host, generation, now=60.0)
+    assert found.are_too_many("abcd", 60.0), "in four generations, on three hosts"
+    assert not found.is_set_aside("a", 51.0 + FORGIVEN)
+    found.note("a", 5, now=61.0 + FORGIVEN)
+    assert not found.are_too_many("a", 61.0 + FORGIVEN), "all before is forgiven"
+
+
 @pytest.mark.parametrize(("np", "least", "most"), [(2, 3, None), (5, None, 4), (None, 0, None), (None, 4, 3)])
 def test_numbers_that_make_no_sense(np, least, most):
     with pytest.raises(CollectiveError, match="1 <= min-np <= np <= max-np"):
         limits_of(np, least, most, 60.0)
 
 
-def test_with_how_many_ranks_a_job_begins_and_how_many_it_may_have():
+def test_how_many_ranks_a_job_needs_to_begin_and_how_many_it_may_have():
     assert limits_of(2, 1, 4, 60.0)[:3] == (1, 4, 2)
     assert limits_of(3, 2, None, 60.0)[:3] == (2, 3, 3)
-    assert limits_of(None, 2, 5, 60.0)[:3] == (2, 5, 5)
+    assert limits_of(None, 2, 5, 60.0)[:3] == (2, 5, 2)
     assert limits_of(4, None, None, 60.0) is None
     # As Horovod has it: at least np where nothing else is said, and with a script no limit.
     assert limits_of(2, None, 4, 60.0)[:3] == (2, 4, 2)
     assert limits_of(2, None, None, 60.0, unlimited=True)[:3] == (2, UNLIMITED, 2)
-    assert limits_of(None, None, None, 60.0, unlimited=True)[:3] == (1, UNLIMITED, UNLIMITED)
+    assert limits_of(None, None, None, 60.0, unlimited=True)[:3] == (1, UNLIMITED, 1)
     assert limits_of(2, 1, 4, 60.0, waiting=5.0, resets=3)[4:] == (5.0, 3)
 
 
@@ -605,7 +707,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
         mine = line.call(place, 0, b"the job's own secret", 5.0)
         mine.send(kind="ready", port=1234, lost=[])
         wait_until(lambda: settled)
-        roll._started.clear()  # nobody is waited for any more
+        roll._opened -= 20.0  # nobody is waited for any more
         assert [seat.worker for seat in assembly.settle()[0]] == [0]
         answer = mine.receive()
         assert answer is not None

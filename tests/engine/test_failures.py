@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from collective_core import timeline_file
+
+WORKERS = Path(__file__).parent / "workers"
 
 #: Seconds in which a death must be noticed.
 NOTICE = 2.0
@@ -73,6 +80,30 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
             assert f"pid {reports[rank_absent]['pid']}" in entry["error"]
     for rank in absent:
         assert reports[rank]["kind"] == "timeout", "a rank that comes too late learns that it did"
+
+
+def test_a_program_that_catches_a_stall_and_shuts_down_has_succeeded(launch):
+    reports = launch("survives_stall.py", 2, env={"COLLECTIVE_TIMEOUT": "2"}).must_succeed().reports()
+    assert {entry["kind"] for entry in reports.values()} == {"timeout"}
+
+
+@pytest.mark.parametrize("case", ["allreduce", "prepared", "barrier", "allgather", "join", "queued"])
+def test_ctrl_c_ends_a_blocking_operation_and_the_others_are_told_whose(launch, case):
+    reports = launch("interrupted.py", 2, 1, [case], keep_going=True, limit=60).reports()
+    assert reports[0]["waited"] < 10, "it took effect when the operation ended"
+    assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
+    assert "rank 0 (host " in reports[1]["error"]
+    assert "interrupted" in reports[1]["error"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank, tmp_path):
+    store = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": "2", "COLLECTIVE_STORE": f"local:{tmp_path.name}-{os.getpid()}"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
+    program = [sys.executable, str(WORKERS / "interrupted.py"), "init"]
+    done = subprocess.run(program, env={**kept, **store}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"waited": ' in done.stdout
 
 
 @pytest.mark.parametrize(("n", "hosts"), [(4, 2), (10, 9)])

@@ -28,6 +28,29 @@ def test_join(launch, n, hosts):
     assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
 
 
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 3)])
+def test_join_with_operations_of_ones_own_outstanding(launch, n, hosts):
+    everyone(launch, "join_with_outstanding.py", n, hosts, arguments=["25"], env={"COLLECTIVE_TIMEOUT": "30"})
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_horovods_semantics_where_they_are_chosen(launch, n, hosts):
+    everyone(launch, "horovod_semantics.py", n, hosts)
+
+
+def test_ranks_with_different_semantics_are_told_so(launch):
+    reports = everyone(launch, "horovod_semantics.py", 3, arguments=["one"])
+    for entry in reports.values():
+        assert (entry["kind"], entry["ranks"]) == ("invalid", [1])
+        assert "COLLECTIVE_SEMANTICS must be the same on all ranks, and is horovod on rank 0, 2; engine on rank 1" in entry["error"]
+
+
+@pytest.mark.parametrize(("n", "hosts", "semantics", "least"), [(2, 1, "engine", 2000), (3, 2, "engine", 2000), (3, 2, "horovod", 1000)])
+def test_reductions_with_factors_while_a_rank_has_joined(launch, n, hosts, semantics, least):
+    reports = everyone(launch, "joined_reductions.py", n, hosts, env={"COLLECTIVE_SEMANTICS": semantics})
+    assert all(reports[rank]["checked"] > least for rank in range(n - 1))
+
+
 @pytest.mark.parametrize(("n", "hosts", "short"), [(1, 1, []), (3, 1, []), (4, 2, [2, 3])])
 def test_uneven_data_is_reported_and_weighed_by_sample(launch, n, hosts, short):
     reports = everyone(launch, "uneven.py", n, hosts)

@@ -24,7 +24,7 @@ import numpy
 import collective_core as cc
 cc.init()
 secret = [name for name in os.environ if name == "COLLECTIVE_SECRET"]
-place = " ".join(os.environ[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_RANK", "CROSS_RANK"))
+place = " ".join(os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK"))
 total = cc.allreduce(numpy.ones(1), op=cc.Sum)[0]
 print(f"{place} {total:g} {os.environ['FRUIT']} {os.getcwd()} {sys.stdin.read()!r} {secret}", flush=True)
 print("a complaint", file=sys.stderr, flush=True)
@@ -59,6 +59,7 @@ def python(mark: str, *words: str) -> list[str]:
 def test_where_a_rank_sits_in_horovods_variables():
     hosts = ["a", "a", "b", "b", "b", "c"]
     assert seats.variables(3, hosts) == {
+        "HOROVOD_HOSTNAME": "b",
         "HOROVOD_RANK": "3",
         "HOROVOD_SIZE": "6",
         "HOROVOD_LOCAL_RANK": "1",
@@ -71,7 +72,11 @@ def test_where_a_rank_sits_in_horovods_variables():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "places"), [("localhost:3", ["0 0 0", "1 1 0", "2 2 0"]), ("localhost:1,other:2", ["0 0 0", "1 0 1", "2 1 0"])]
+    ("hosts", "places"),
+    [
+        ("localhost:3", ["localhost 0 0 0", "localhost 1 1 0", "localhost 2 2 0"]),
+        ("localhost:1,other:2", ["localhost 0 0 0", "other 1 0 1", "other 2 1 0"]),
+    ],
 )
 def test_all_ranks_get_what_they_need_and_their_output_is_tagged(ssh, hosts, places, mark, tmp_path):
     done = launch("--tag-output", "-H", hosts, "-x", "FRUIT", "--wdir", str(tmp_path), *python(mark), ssh=ssh, FRUIT="a pear")

@@ -206,6 +206,17 @@ def test_a_recorded_start_cannot_be_played_again():
             again.result()
 
 
+def test_ctrl_c_in_the_last_thing_that_the_store_had_to_do_stays_one():
+    """A handler runs within whatever Python does at the time, here within the only task, which is over then."""
+
+    class Interrupted(store.Place):
+        def listen(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.enter(0, 2, Interrupted(("127.0.0.1", 0)), SHARED.encode(), 5.0)
+
+
 def test_the_secret_of_a_session_never_travels(monkeypatch):
     travelled, kept = b"", []
 

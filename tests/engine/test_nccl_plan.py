@@ -131,6 +131,23 @@ def test_allreduce_and_broadcast():
     assert all(np.array_equal(target.view(np.float32), inputs[1]) for target in targets)
 
 
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "REDUCESCATTER"])
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 60_000.0), ("float32", 3e38), ("float64", 7.0)])
+def test_an_average_of_large_halves_does_not_overflow(dtype, value, kind):
+    """Two of three ranks, the third has joined: what the carrier puts in, and what it makes of the sum."""
+    more = {"sent": [2, 2, 2], "row_bytes": np.dtype(dtype).itemsize} if kind == "REDUCESCATTER" else {}
+    agreed = asked(getattr(_native, kind), dtype, reduce=_native.AVERAGE, contributors=2, count=6, **more)
+    before, after = nccl_plan.factors(agreed, 0.5, 2.0)
+    inputs = [np.full(6, value if rank < 2 else 0.0, dtype) for rank in range(3)]
+    sources = [(part * np.dtype(dtype).type(before)).view(np.uint8) for part in inputs]
+    targets = [np.zeros((6 if kind == "ALLREDUCE" else 2) * np.dtype(dtype).itemsize, np.uint8) for _ in inputs]
+    simulate([nccl_plan.calls(agreed)] * 3, sources, targets)
+    for target in targets:
+        result = target.view(dtype) * np.dtype(dtype).type(after)
+        assert (result == np.dtype(dtype).type(value)).all(), result
+    assert nccl_plan.factors(asked(_native.ALLREDUCE, dtype, contributors=2), 0.5, 2.0) == (0.5, 2.0)
+
+
 def test_what_has_to_be_connected():
     def routes(sent, received):
         return nccl_plan.routes(nccl_plan.calls(asked(_native.ALLTOALL, sent=sent, received=received, row_bytes=1)))

@@ -37,6 +37,8 @@ def test_every_actor_is_a_rank_and_ranks_of_one_node_stand_together(cluster, cap
 
         cc.init()
         print("hello from rank", cc.rank())
+        assert [os.environ[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_SIZE")] == [str(cc.rank()), "2"]
+        assert os.environ["HOROVOD_HOSTNAME"]
         return cc.rank(), os.environ["RAY_RAYLET_PID"], (cc.allreduce(numpy.ones(2), op=cc.Sum) * scale).tolist()
 
     found = Runner(np=4, ray=True).run(train, scale=2)

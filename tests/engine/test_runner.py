@@ -21,6 +21,7 @@ from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, place, read
 from collective_core.launch.outcomes import Outcomes
 from collective_core.launch.processes import rank_settings, start_code
+from collective_core.launch.remote import SSH
 from processes import GONE, processes_with, wait_for, wait_until_gone
 
 from collective_core import NotSendableError, RankFailedError, Runner, run
@@ -62,17 +63,21 @@ def test_run_as_in_horovod():
     assert run(lambda a, b: a + b, args=(1,), kwargs={"b": 2}, np=2) == [3, 3]
 
 
-def test_a_host_that_a_script_names_later_is_reached_as_the_cluster_does(tmp_path, monkeypatch):
+def test_hosts_of_the_cluster_are_reached_as_the_toolkit_has_left_it_unless_the_user_says_how(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cluster.reached(Host("node2", 1)).way == ()
+    assert cluster.reached([Host("node2", 1)], SSH) == [Host("node2", 1)]
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/provision_config").write_text("Host node2 10.0.0.2\n    HostName 10.0.0.2\nHost *\n    BatchMode yes\n")
-    assert cluster.reached(Host("10.0.0.2", 1)) == Host("10.0.0.2", 1, ("-F", f"{tmp_path}/.ssh/provision_config", "10.0.0.2"))
-    for other in (Host("localhost", 1), Host("elsewhere", 2), Host("node2", 1, ("-p", "2", "node2"))):
-        assert cluster.reached(other) == other
+    config = ("-F", f"{tmp_path}/.ssh/provision_config")
+    hosts = [Host("10.0.0.2", 1), Host("localhost", 1), Host("elsewhere", 2), Host("two", 1, ("-F", "mine", "-p", "2", "node2"))]
+    ways = [(*config, "10.0.0.2"), (), (), (*config, "-F", "mine", "-p", "2", "node2")]  # of two files ssh reads the last
+    for ssh in (SSH, [*SSH, "-p", "22"]):
+        assert [host.way for host in cluster.reached(hosts, ssh)] == ways
+    for own in (["ssh"], [*SSH, "-F", "mine"], ["kubectl", "exec"]):
+        assert cluster.reached(hosts, own) == hosts
 
 
-#: Every argument of horovod.run (0.28), in its order, with a value that it has nowhere by default.
+#: Every argument of horovod.run (0.28.1), in its order, with a value that it has nowhere by default.
 HOROVODS = {
     "num_proc": 2,
     "min_num_proc": 1,
@@ -82,6 +87,7 @@ HOROVODS = {
     "cooldown_range": (6, 7),
     "hosts": "a,b:2",
     "hostfile": None,
+    "host_discovery_script": None,
     "start_timeout": 8,
     "ssh_port": 9,
     "ssh_identity_file": "key",
@@ -92,6 +98,7 @@ HOROVODS = {
     "use_mpi": None,
     "mpi_args": "--x",
     "network_interface": "eth0",
+    "network_interfaces": None,
     "executable": "/py",
     "np": None,
     "min_np": None,
@@ -111,7 +118,7 @@ def test_the_arguments_of_horovods_run(monkeypatch, tmp_path):
             return [function(*args, **kwargs)]
 
     monkeypatch.setattr(horovod_run, "Runner", Noted)
-    assert list(inspect.signature(run).parameters)[:25] == ["func", "args", "kwargs", *HOROVODS]
+    assert list(inspect.signature(run).parameters)[:27] == ["func", "args", "kwargs", *HOROVODS]
     with pytest.warns(UserWarning, match="mpi_args has no effect"):
         assert run(lambda *words: words, (1,), {}, *HOROVODS.values()) == [(1,)]
     assert (seen["np"], seen["min_np"], seen["max_np"], seen["reset_limit"], seen["cooldown_range"]) == (2, 1, 4, 5, (6, 7))
@@ -121,10 +128,28 @@ def test_the_arguments_of_horovods_run(monkeypatch, tmp_path):
     run(max, (1, 2), np=3, min_np=2, max_np=5, network_interfaces=["eth0", "eth1"], elastic_timeout=4)
     assert (seen["np"], seen["min_np"], seen["max_np"], seen["elastic_timeout"]) == (3, 2, 5, 4)
     assert seen["env"] == {"COLLECTIVE_NETWORK": "eth0,eth1"}
+    run(max, (1, 2), num_proc=3, max_num_proc=5)
+    assert (seen["min_np"], seen["max_np"]) == (None, None), "elastic is what has a minimum or a script"
     for wrong in ({"hosts": "a", "hostfile": "b"}, {"use_gloo": True, "use_mpi": True}, {"hostfile": str(tmp_path / "none")}):
         with pytest.raises(CollectiveError) as error:
             run(max, (1, 2), **wrong)
         assert error.value.kind == "invalid"
+
+
+def test_run_with_a_script_that_says_where(tmp_path):
+    def train():
+        import collective_core.torch as hvd
+
+        hvd.init()
+        return hvd.elastic.run(lambda _: (hvd.rank(), hvd.size()))(hvd.elastic.ObjectState(step=0))
+
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/sh\necho localhost\n")
+    script.chmod(0o755)
+    assert run(train, num_proc=2, slots=2, host_discovery_script=str(script)) == [(0, 2), (1, 2)]
+    assert run(train, num_proc=2, min_num_proc=1, slots=2, host_discovery_script=str(script)) == [(0, 2)], "as many as it has at least"
+    with pytest.raises(CollectiveError, match="the script that lists the hosts failed"):
+        run(train, host_discovery_script=str(tmp_path / "none"))
 
 
 def test_what_ranks_print_is_kept_by_rank(tmp_path):
@@ -616,6 +641,7 @@ def test_without_any_word_the_ranks_are_on_all_slots_of_this_hosts_cluster(ssh, 
     manifest = {"host": {"name": "node1", "slots": 2}, "members": {"other": {"slots": 1}, "node1": {"slots": 2}}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert Runner().run(train) == [(3, True), (3, False), (3, False)]
+    assert Runner(hosts="localhost:1,other:1").run(train) == [(2, False), (2, True)]
     (tmp_path / "manifest.json").write_text(json.dumps({"host": {"name": "node1", "slots": 2}}))
     assert Runner().run(train) == [(2, False), (2, False)]
 
@@ -673,7 +699,7 @@ def test_an_agent_that_hears_nothing_of_its_controller_ends_its_ranks(tmp_path):
     def train(mark):
         subprocess.run([sys.executable, "-c", f"import time; time.sleep(600)  # {mark}"], check=False)
 
-    settings = rank_settings({"COLLECTIVE_RANK": "0", "COLLECTIVE_SIZE": "1", "COLLECTIVE_STORE": "local:x"}, sys.path)
+    settings = rank_settings({"COLLECTIVE_RANK": "0", "COLLECTIVE_SIZE": "1", "COLLECTIVE_STORE": "local:x"}, sys.path, 1)
     plan = {"ranks": {"0": settings.decode()}, "environment": {}, "directory": None, "program": []}
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         call = function.pack_call(train, (mark,), {})

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from types import SimpleNamespace
+
 import pytest
 
-pytest.importorskip("torch")
+from collective_core import context, cores
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(("n", "hosts"), [(1, 1), (3, 1), (4, 2)])
@@ -30,3 +36,45 @@ def test_two_runs_and_other_buckets_agree(launch):
     """Of three ranks: the sum of two is the same in any order."""
     digests = {digest_of(launch("training.py", 3, env={"COLLECTIVE_FUSION_MB": size}), 3) for size in ("0.002", "25")}
     assert len(digests) == 1
+
+
+def test_what_compilers_of_pytorch_do_not_look_into(launch):
+    reports = launch("compiled.py", 2).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+def test_work_that_was_never_begun_ends_silently(monkeypatch):
+    from collective_core.torch.ops import handles
+
+    monkeypatch.setitem(handles._kept, -1, None)
+    handles.Work.__new__(handles.Work).__del__()
+
+
+def test_an_infinity_on_one_rank_has_all_skip_the_step_of_a_grad_scaler(launch):
+    reports = launch("scaled_gradients.py", 2).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+def test_the_methods_of_a_grad_scaler_are_wrapped_once():
+    from collective_core.torch import gradient_scaling
+
+    wrapped = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
+    importlib.reload(gradient_scaling).reduce_before_looking()
+    assert (torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step) == wrapped
+
+
+@pytest.mark.parametrize(("quota", "ranks", "overlaps"), [(1.0, 1, False), (2.0, 1, True), (2.0, 2, False), (4.0, 2, True)])
+def test_sums_beside_the_backward_pass_need_a_core_that_computes_nothing(monkeypatch, quota, ranks, overlaps):
+    from collective_core.torch import reducer
+
+    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
+    monkeypatch.setattr(cores, "quota", lambda _process: quota)
+    assert reducer._can_overlap() is overlaps
+
+
+def test_a_commit_waits_for_what_is_under_way_and_saves_nothing_of_a_failure(launch, tmp_path):
+    reports = launch("committed_in_flight.py", 2, arguments=(str(tmp_path),)).must_succeed().reports()
+    assert set(reports) == {0, 1}

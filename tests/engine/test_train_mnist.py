@@ -5,6 +5,7 @@ It must pass as it is, and must fail when the engine, the data or a rank is sabo
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,10 +142,20 @@ def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str
     assert sorted(path.name for path in outcome.folder.iterdir()) == ["checkpoint.pt", "hostfile", "report.json"]
 
 
+def test_the_same_seed_trains_the_same_model(train) -> None:
+    """Two runs measure one rank's speed for as long as it takes; what they train is the same to the last bit."""
+    first, again = (train("--epochs=2", "--bar=0").report for _ in range(2))
+    assert first["parameter_digest"] == again["parameter_digest"]
+    figures = [[(one["loss"], one["test_loss"], one["test_accuracy_percent"]) for one in report["epochs"]] for report in (first, again)]
+    assert figures[0] == figures[1]
+
+
 def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     outcome = train(np=1)
     assert outcome.code == 0, outcome.output
     assert judged(outcome, digits["bar"], np=1) == []
+    assert (outcome.report["speedup"], outcome.report["efficiency"]) == (None, None), "there is nothing to be faster than"
+    assert "speed-up" not in outcome.output + smoke.summary(outcome.report)
 
 
 def test_four_ranks_with_half_precision_gradients_stay_identical(train, digits: dict[str, Any]) -> None:
@@ -209,6 +221,14 @@ def test_adasum_is_refused_with_a_reason(train) -> None:
 @pytest.fixture(scope="module")
 def script():
     return load("train_mnist", SCRIPT)
+
+
+def test_measuring_one_rank_uses_up_no_random_numbers(script) -> None:
+    args = SimpleNamespace(lr=0.01, momentum=0.5, batch_size=8)
+    images, labels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64)
+    model, before = script.Net(), torch.get_rng_state()
+    assert script.one_rank_rate(args, model, images, labels, contextlib.nullcontext, measure=False) is None
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 2), (10, 3), (1442, 4), (3, 7), (1, 16), (60000, 7)])

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 11  # of csrc/c_api.h
+ABI = 13  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -24,6 +24,9 @@ QUEUED, BLOCKING, ALONE = range(3)
 
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
+
+#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/types.h.
+SEMANTICS = {"engine": 0, "horovod": 1}
 
 #: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
 DTYPES = {
@@ -39,6 +42,8 @@ DTYPES = {
 #: What an operation calls the type of a tensor that cannot be sent; it has an objection.
 STAND_IN = "uint8"
 
+#: The fault of csrc/errors.h that is none of the engine's own.
+INTERRUPTED = 7
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2
 #: Ranks that one error can name.
@@ -83,7 +88,7 @@ class Operation(ctypes.Structure):
         ("device", c_int32),
         ("tag", c_int32),
         ("fused", c_uint32),
-        ("reserved", c_uint32),
+        ("inner", c_uint32),
     ]
 
 
@@ -141,6 +146,8 @@ def library() -> ctypes.CDLL:
         _declare(opened)
         if opened.cc_abi_version() != ABI:
             raise CollectiveError(f"{path} has interface {opened.cc_abi_version()}, this package needs {ABI}; reinstall collective-core")
+        names = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+        opened.cc_watch_signals(*(ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in names))
         _library = opened
     return _library
 
@@ -150,7 +157,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, c_int32, c_int32]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, *[c_int32] * 3]
+    lib.cc_watch_signals.argtypes = [c_void_p] * 4
+    lib.cc_watch_signals.restype = lib.cc_take_raised.restype = None
+    lib.cc_take_raised.argtypes = [POINTER(c_void_p)]
     lib.cc_record.argtypes = [c_char_p]
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
     lib.cc_await_events.argtypes = [c_uint64, c_double, POINTER(c_int32)]
@@ -175,8 +185,27 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_hmac_sha256.restype = None
 
 
+def _raise_interruption() -> None:
+    """Raises what the handler of a signal has raised, KeyboardInterrupt for instance, while the engine waited."""
+    raised = (c_void_p * 3)()
+    library().cc_take_raised(raised)
+    restore = ctypes.PYFUNCTYPE(None, c_void_p, c_void_p, c_void_p)(("PyErr_Restore", ctypes.pythonapi))
+    try:
+        restore(*raised)
+    except BaseException as error:
+        error.__dict__["ended_engine"] = True
+        raise
+
+
+def has_ended_engine(error: BaseException) -> bool:
+    """Whether this came out of a wait that the handler of a signal has ended: then the operation is over, too, and the engine."""
+    return "ended_engine" in getattr(error, "__dict__", {})
+
+
 def check(fault: int) -> None:
-    """Raises :class:`CollectiveError` with the library's sentence unless ``fault`` is 0."""
+    """Raises :class:`CollectiveError` with the library's sentence unless ``fault`` is 0; after a signal what its handler has raised."""
+    if fault == INTERRUPTED:
+        _raise_interruption()
     if fault:
         lib = library()
         ranks = (c_int32 * MOST_RANKS)()
@@ -214,15 +243,19 @@ def connect(
     stall_warning: float = 0.0,
     sockets: int = 1,
     single_copy: bool = True,
+    semantics: int = 0,
 ) -> None:
-    """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds."""
+    """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds.
+
+    ``semantics``: a number of :data:`SEMANTICS`, the same on all ranks.
+    """
     table = (Peer * len(peers))()
     for number, (row, peer) in enumerate(zip(table, peers)):
         row.rank, row.global_rank, row.port, row.pid = number, peer.rank, peer.port, peer.pid
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
     times = timeout, start_timeout, stall_warning
-    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy))
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy, semantics))
 
 
 def record_to(path: str | None) -> None:
@@ -285,15 +318,18 @@ def operation(
     objection: str = "",
     device: int = 0,
     fused: int = 0,
+    inner: bool = False,
 ) -> Operation:
     """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done.
 
     ``splits``: rows for each rank of the process set. ``objection``: why this rank cannot run it; then every rank raises it.
-    ``fused``: a checksum of the tensors that the caller has put into this one, compared like the shape.
+    ``fused``: a checksum of the tensors that the caller has put into this one, compared like the shape. ``inner``: it is no operation of
+    the program's, and goes on without ranks that have joined under Horovod's semantics, too.
     """
     dims = (c_int64 * max(len(shape), 1))(*shape)
     op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
     op.prescale, op.postscale, op.name, op.device, op.fused = prescale, postscale, name.encode(), device, fused
+    op.inner = inner
     op.objection = objection.encode() or None
     if splits is not None:
         op.splits = (c_int64 * len(splits))(*splits)

@@ -32,7 +32,7 @@ def run(operation: _native.Operation, *memory: Any) -> None:
     """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
     try:
         _native.run(operation)
-    except CollectiveError as error:
+    except BaseException as error:
         context.note_failure(error, (operation, memory))
         raise
 
@@ -44,7 +44,9 @@ def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
     """
     try:
         return _native.wait(handle, seconds)
-    except CollectiveError as error:
+    except BaseException as error:
+        if not isinstance(error, CollectiveError) and not _native.has_ended_engine(error):
+            raise
         context.note_failure(error, memory)
         _native.release(handle)
         raise
@@ -62,12 +64,14 @@ def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[in
     return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
 
 
-def objection_to_reduction(op: Any, dtype: str) -> str:
-    """Why ``op`` makes no sense for this type; empty if it does."""
+def objection_to_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> str:
+    """Why ``op`` or its factors make no sense for this type; empty if they do."""
     if op not in REDUCTIONS:
         return f"op={op!r} is not possible here; choose from {', '.join(REDUCTIONS)}"
     if dtype == "bool" and op == Average:
         return "the average of booleans is not defined; cast the tensor first"
+    if dtype == "bool" and (prescale != 1.0 or postscale != 1.0):
+        return "booleans cannot be scaled; cast the tensor first, or leave prescale_factor and postscale_factor away"
     return ""
 
 
@@ -158,7 +162,7 @@ def allreduce(
             return out  # type: ignore[return-value]  # which is array
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or objection_to_reduction(op, dtype) or _objection_to_out(out, source)
+    problem = problem or objection_to_reduction(op, dtype, prescale_factor, postscale_factor) or _objection_to_out(out, source)
     result = np.empty_like(source) if out is None or problem else out
     # Without a name: blocking operations follow each other in the order of the calls, and a repeated one has no other.
     operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
@@ -181,7 +185,8 @@ def reducescatter(
     """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one row more."""
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or objection_to_reduction(op, dtype) or objection_to_rows(source.shape, "reducescatter")
+    problem = problem or objection_to_reduction(op, dtype, prescale_factor, postscale_factor)
+    problem = problem or objection_to_rows(source.shape, "reducescatter")
     result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
     number = reduction_number(op)
     more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
@@ -216,6 +221,21 @@ def alltoall(
     chosen, other_problem = choose_splits(source.shape, splits, who)
     objection = problem or other_problem
     return _received(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=objection), source, who)
+
+
+def allgather_without_joined(array: np.ndarray[Any, Any], name: str, process_set: ProcessSet | None) -> np.ndarray[Any, Any]:
+    """An :func:`allgather` for agreements of our own: ranks that have joined are left out whatever the semantics."""
+    who = members(process_set)
+    return _received(_operation("allgather", array, array.dtype.name, who, name, inner=True), array, who)[0]
+
+
+def alltoall_without_joined(
+    array: np.ndarray[Any, Any], name: str, process_set: ProcessSet | None
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """An :func:`alltoall` of as many rows to each rank, for what is made of it: goes on as :func:`allgather_without_joined` does."""
+    who = members(process_set)
+    splits, _ = choose_splits(array.shape, None, who)
+    return _received(_operation("alltoall", array, array.dtype.name, who, name, splits=splits, inner=True), array, who)
 
 
 def _received(operation: _native.Operation, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:

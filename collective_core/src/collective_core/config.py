@@ -9,6 +9,7 @@ COLLECTIVE_SOCKETS             TCP connections to each neighbour over which larg
 COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
+COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
 COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (nccl.py)
 COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
@@ -33,7 +34,7 @@ from __future__ import annotations
 import os
 from typing import Mapping, NamedTuple
 
-from collective_core import horovod_environment
+from collective_core import _native, horovod_environment
 from collective_core.errors import CollectiveError
 
 #: Long enough for a rank that compiles, evaluates or saves alone. Dead ranks are noticed at once, and waits are reported after
@@ -51,6 +52,8 @@ DEFAULT_STALL_WARNING = 10.0
 
 #: The folder from whose last valid checkpoint a job goes on; set by its launcher (``--restart-from``).
 RESTART_FROM = "COLLECTIVE_RESTART_FROM"
+#: Whose rules hold; the package ``horovod`` (collective_core/horovod) sets it.
+SEMANTICS = "COLLECTIVE_SEMANTICS"
 #: More than any link has been seen to need.
 MOST_SOCKETS = 64
 #: Who may carry the tensors.
@@ -64,6 +67,7 @@ class Config(NamedTuple):
     single_copy: bool
     fusion_bytes: int
     backend: str
+    semantics: str
     autotune: bool
     autotune_cache: str | None
     address: str | None
@@ -110,16 +114,20 @@ def from_environment() -> Config:
     def text(name: str) -> str | None:
         return environment.get(name, "").strip() or None
 
-    backend = (text("COLLECTIVE_BACKEND") or BACKENDS[0]).lower()
-    if backend not in BACKENDS:
-        raise CollectiveError(f"COLLECTIVE_BACKEND={backend!r} is not one of {', '.join(BACKENDS)}", "invalid")
+    def one_of(name: str, choices: tuple[str, ...]) -> str:
+        chosen = (text(name) or choices[0]).lower()
+        if chosen not in choices:
+            raise CollectiveError(f"{name}={chosen!r} is not one of {', '.join(choices)}", "invalid")
+        return chosen
+
     return Config(
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         sockets=_sockets(environment),
         single_copy=_switch(environment, "COLLECTIVE_SINGLE_COPY", default=True),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
-        backend=backend,
+        backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
+        semantics=one_of(SEMANTICS, tuple(_native.SEMANTICS)),
         autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),
         autotune_cache=text("COLLECTIVE_AUTOTUNE_CACHE"),
         address=text("COLLECTIVE_ADDRESS"),

@@ -19,6 +19,8 @@ MOST_MEETINGS = 20
 #: Seconds that the end of a process waits for the other ranks to end, too, for what they do together then. A program that ends alone,
 #: with sys.exit(1), say, looks no different from here.
 EXIT_PATIENCE = 300.0
+#: The same after a rank did not come in time, which no longer matters to the program: it may come yet, or stand still for good.
+STALLED_PATIENCE = 30.0
 
 
 class Membership(NamedTuple):
@@ -40,6 +42,8 @@ _membership: Membership | None = None
 _launcher: Any | None = None
 _pid = 0  # the process that met the others: not a child that was forked from it
 _healthy = True
+_all_live = True  # as far as failures tell
+_failure: BaseException | None = None  # that ended the engine: an error of its own, or what a signal's handler raised in a wait
 _generation = 0
 _joins: dict[int, int] = {}
 _changes = 0
@@ -54,8 +58,25 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
     """
-    global _membership, _launcher, _generation, _changes
     _refuse_forked()
+    try:
+        _join(comm, process_sets)
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C: the others must not wait for this rank, neither now nor at its end
+        _give_up()
+        raise
+
+
+def _give_up() -> None:
+    global _healthy, _all_live
+    _healthy = _all_live = False
+    _leave(together=False)
+    _forget_launcher()
+
+
+def _join(comm: Any | None, process_sets: Any | None) -> None:
+    global _membership, _launcher, _generation, _changes, _healthy, _all_live, _failure
     with _lock:
         if _membership is not None:
             return
@@ -71,6 +92,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
         _counters.clear()
         _generation += 1
         _changes += 1
+        _healthy, _all_live, _failure = True, True, None  # of these ranks none has failed
         _membership = _place(_rank_of(_launcher), peers, settings)
     from collective_core import clocks, in_place  # which need a membership
     from collective_core import process_sets as sets
@@ -129,7 +151,7 @@ def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
 def _forget_launcher() -> None:
     global _launcher
     if _launcher is not None:
-        _launcher.finish(False)
+        _launcher.finish(0.0)
         _launcher = None
 
 
@@ -170,10 +192,10 @@ def rejoin(lost: Sequence[int] = ()) -> None:
 
     Raises :class:`CollectiveError` as ``init`` does, of kind ``closed`` when the job is over.
     """
-    global _healthy, _lost
+    global _lost
     _leave(together=False)
     _forget_launcher()
-    _healthy, _lost = True, tuple(lost)
+    _lost = tuple(lost)
     init()
 
 
@@ -189,7 +211,7 @@ def shutdown() -> None:
 
 
 def _leave(together: bool, patience: float = math.inf) -> None:
-    global _membership, _healthy
+    global _membership, _healthy, _all_live
     if _membership is None:
         return
     if _pid != os.getpid():
@@ -199,7 +221,7 @@ def _leave(together: bool, patience: float = math.inf) -> None:
     from collective_core import timeline
 
     if together and not timeline.end_with_engine(patience):
-        _healthy = False
+        _healthy = _all_live = False
     with _lock:
         sets.end()
         _native.close()
@@ -207,17 +229,24 @@ def _leave(together: bool, patience: float = math.inf) -> None:
     timeline.keep()
 
 
-def note_failure(error: CollectiveError, memory: Any = None) -> None:
+def note_failure(error: BaseException, memory: Any = None) -> None:
     """After a failure that ended the engine, the end of the process must not wait for the other ranks.
 
     ``memory``: what the operation that failed reads and writes, which MPI may still do.
     """
-    global _healthy
-    if is_fatal(error):
-        _healthy = False
+    global _healthy, _all_live, _failure
+    own = error if isinstance(error, CollectiveError) else None
+    if is_fatal(own) if own else _native.has_ended_engine(error):
+        _healthy, _all_live = False, _all_live and own is not None and own.kind == "timeout"
+        _failure = _failure or error
         mpi_carrier.keep(memory)
         for told in after_failure:
             told()
+
+
+def failure() -> BaseException | None:
+    """What has ended the engine, if anything has."""
+    return _failure
 
 
 def _at_exit() -> None:
@@ -225,9 +254,10 @@ def _at_exit() -> None:
     if _launcher is None or _pid != os.getpid():
         return
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
-    well = _healthy and not hasattr(sys, "last_value")
-    _leave(together=well, patience=EXIT_PATIENCE)
-    _launcher.finish(well and _healthy)
+    crashed = hasattr(sys, "last_value")
+    _leave(together=_healthy and not crashed, patience=EXIT_PATIENCE)
+    patience = math.inf if _healthy else STALLED_PATIENCE if _all_live and not mpi_carrier.is_chosen() else 0.0
+    _launcher.finish(0.0 if crashed else patience)
 
 
 def current() -> Membership:

@@ -43,6 +43,7 @@ WITHOUT_MEANING = {
     "HOROVOD_NUM_NCCL_STREAMS": "it concerns Horovod's own use of NCCL",
     "HOROVOD_THREAD_AFFINITY": "no thread of the engine is bound to a core",
     "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to mark",
+    "HOROVOD_TORUS_ALLREDUCE": "NCCL chooses the way of a sum itself",
 }
 
 

@@ -7,7 +7,6 @@ import weakref
 from typing import Any, Callable, Tuple
 
 from collective_core import _native, context
-from collective_core.errors import CollectiveError
 
 #: What was prepared for an array: reduction and element type; the library's call and its argument; and what must live as long.
 Prepared = Tuple[str, Any, Callable[[Any], int], ctypes.c_void_p, Any]
@@ -27,6 +26,6 @@ def fail(fault: int, array: Any) -> None:
     """Raises what a prepared call has returned."""
     try:
         _native.check(fault)
-    except CollectiveError as error:
+    except BaseException as error:
         context.note_failure(error, array)
         raise

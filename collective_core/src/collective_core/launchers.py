@@ -1,6 +1,7 @@
 """Which launcher started this process, from the variables that it sets, and how its ranks meet.
 
-A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), one collective, ``exchange``, and ``finish``. In this order:
+A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), one collective, ``exchange``, and ``finish``, which
+is told for how many seconds it may wait for the other ranks. In this order:
 
 1. ``init(comm=…)``: mpi4py;
 2. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0, or local:NAME in one host): any launcher;
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from typing import Any, Mapping, NamedTuple
 
 from collective_core import store
@@ -31,6 +33,10 @@ MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORL
 LEAST_SECRET = 16
 #: Ports for jobs of Slurm, by their number: below those that systems give to outgoing connections.
 FIRST_SLURM_PORT, SLURM_PORTS = 15000, 15000
+#: Seconds between looks whether all ranks have told what they had to tell.
+EXCHANGE_INTERVAL = 0.0005
+#: Seconds between looks whether all ranks have come to their end.
+FINISH_INTERVAL = 0.005
 
 
 class NoMpiError(CollectiveError):
@@ -48,14 +54,34 @@ class Single:
     def exchange(self, mine: bytes) -> list[bytes]:
         return [mine]
 
-    def finish(self, healthy: bool) -> None:
+    def finish(self, patience: float) -> None:
         """Nothing to finish."""
 
 
-def _communicator_of(ranks: list[int]) -> Any:
-    from mpi4py import MPI
+def _open_mpi() -> tuple[Any, bool]:
+    """mpi4py's MPI, initialised, and whether that was our doing: then it is for us to finalize it."""
+    # MPI_Finalize waits for all ranks, so after a failure it would turn an error into a hang. We call it ourselves, and only where
+    # they can come; unless the script has initialised MPI first and so taken charge.
+    first = "mpi4py.MPI" not in sys.modules
+    try:
+        import mpi4py
 
-    world = MPI.COMM_WORLD
+        if first:
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        raise NoMpiError(
+            f"this process was started by mpirun, but mpi4py cannot be used: {error}. Install it next to the engine: pip install mpi4py"
+        ) from error
+    if MPI.Is_finalized():
+        raise CollectiveError("MPI has been finalized already: call init() before MPI.Finalize()", "closed")
+    if MPI.Is_initialized():
+        return MPI, first
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)  # the script has told mpi4py to leave that to others, as scripts for Horovod do
+    return MPI, True
+
+
+def _communicator_of(ranks: list[int], world: Any) -> Any:
     if world.Get_rank() not in ranks:
         raise CollectiveError(f"init(comm={ranks}) was called by rank {world.Get_rank()}, which is not in the list", "invalid")
     return world.Create_group(world.Get_group().Incl(ranks))
@@ -68,25 +94,9 @@ class Mpi:
 
     def __init__(self, communicator: Any | None = None) -> None:
         self._finalize = False
-        if communicator is None:
-            # MPI_Finalize waits for all ranks, so after a failure it would turn an error into a hang. We call it ourselves, and
-            # only if all is well; unless the script has imported mpi4py.MPI first and so taken charge.
-            ours = "mpi4py.MPI" not in sys.modules
-            try:
-                import mpi4py
-
-                if ours:
-                    mpi4py.rc.finalize = False
-                from mpi4py import MPI
-            except ImportError as error:
-                raise NoMpiError(
-                    f"this process was started by mpirun, but mpi4py cannot be used: {error}. "
-                    "Install it next to the engine: pip install mpi4py"
-                ) from error
-            self._finalize = ours
-            communicator = MPI.COMM_WORLD
-        elif not hasattr(communicator, "Get_rank"):
-            communicator = _communicator_of(list(communicator))
+        if communicator is None or not hasattr(communicator, "Get_rank"):
+            mpi, self._finalize = _open_mpi()
+            communicator = mpi.COMM_WORLD if communicator is None else _communicator_of(list(communicator), mpi.COMM_WORLD)
         self.communicator = communicator
         self.secret = read_secret(os.environ)
         self.rank = int(communicator.Get_rank())
@@ -97,21 +107,36 @@ class Mpi:
         import numpy as np
 
         lengths = np.zeros(self.size, dtype=np.int64)
-        self.communicator.Allgather(np.array([len(mine)], dtype=np.int64), lengths)
+        self._complete(self.communicator.Iallgather(np.array([len(mine)], dtype=np.int64), lengths))
         longest = int(lengths.max())
         padded = np.frombuffer(mine.ljust(longest, b"\0"), dtype=np.uint8)
         everyone = np.zeros((self.size, longest), dtype=np.uint8)
-        self.communicator.Allgather(padded, everyone)
+        self._complete(self.communicator.Iallgather(padded, everyone))
         return [everyone[i, : int(lengths[i])].tobytes() for i in range(self.size)]
 
-    def finish(self, healthy: bool) -> None:
-        """Finalizes MPI at the end of a healthy process."""
-        if not (self._finalize and healthy):
+    @staticmethod
+    def _complete(request: Any) -> None:
+        """As MPI's own wait, but Ctrl-C works meanwhile."""
+        while not request.Test():
+            time.sleep(EXCHANGE_INTERVAL)
+
+    def finish(self, patience: float) -> None:
+        """Finalizes MPI at the end of the process, if all ranks come to theirs within so many seconds.
+
+        mpirun's own exit status is 1 where a rank ends without.
+        """
+        if not self._finalize or patience <= 0:
             return
         from mpi4py import MPI
 
-        if MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.Finalize()
+        if not MPI.Is_initialized() or MPI.Is_finalized():
+            return
+        end, everyone = time.monotonic() + patience, MPI.COMM_WORLD.Ibarrier()
+        while not everyone.Test():
+            if time.monotonic() > end:
+                return
+            time.sleep(FINISH_INTERVAL)
+        MPI.Finalize()
 
 
 class Told(NamedTuple):

@@ -17,7 +17,7 @@ _BYTE = nccl.TYPES["uint8"]
 _TYPES = {number: nccl.TYPES[name] for name, number in _native.DTYPES.items() if name in nccl.TYPES}
 REDUCTIONS = {
     _native.SUM: nccl.SUM,
-    _native.AVERAGE: nccl.SUM,  # the division comes after it: ranks that have joined do not count
+    _native.AVERAGE: nccl.SUM,  # the division is ours (`factors`): ranks that have joined do not count
     _native.PRODUCT: nccl.PRODUCT,
     _native.MIN: nccl.MIN,
     _native.MAX: nccl.MAX,
@@ -61,6 +61,18 @@ def calls(asked: Agreed) -> list[nccl.Call]:
     if asked.kind == _native.ALLGATHER:
         return _allgather(asked)
     return _alltoall(asked)
+
+
+def factors(asked: Agreed, prescale: float, postscale: float) -> tuple[float, float]:
+    """What each input is multiplied by before the calls, and the result after them.
+
+    NCCL adds float16 in float16, where a sum can overflow though the average does not: its inputs are divided, not the sum.
+    """
+    if asked.reduce != _native.AVERAGE:
+        return prescale, postscale
+    if asked.dtype == _native.DTYPES["float16"]:
+        return prescale / asked.contributors, postscale
+    return prescale, postscale / asked.contributors
 
 
 def _reducescatter(asked: Agreed) -> list[nccl.Call]:

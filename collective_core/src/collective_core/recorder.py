@@ -66,10 +66,7 @@ def read_file(path: str) -> Recording:
     if len(content) < _head.size or content[:8] != MAGIC:
         raise CollectiveError(f"{path} is not a flight recorder of this version", "invalid")
     _, rank, size, pid, monotonic, real, begun, _, host = _head.unpack_from(content)
-    events = []
-    for number in range(max(1, begun - RING + 1), begun + 1):
-        at = _head.size + (number - 1) % RING * _event.size
-        event = unpack(content[at : at + _event.size])
-        if event.number == number and event.state != "none":
-            events.append(event)
-    return Recording(rank, size, pid, host.split(b"\0", 1)[0].decode("utf-8", "replace"), monotonic, real, begun, events)
+    events = [unpack(content[at : at + _event.size]) for at in range(_head.size, _head.size + RING * _event.size, _event.size)]
+    # What still runs keeps its place, however long ago it began.
+    known = sorted((e for e in events if e.state == "running" or (e.state != "none" and e.number > begun - RING)), key=lambda e: e.number)
+    return Recording(rank, size, pid, host.split(b"\0", 1)[0].decode("utf-8", "replace"), monotonic, real, begun, known)

@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, mpi_carrier
-from collective_core.config import Config
+from collective_core.config import SEMANTICS, Config
 from collective_core.errors import CollectiveError
 from collective_core.network import choose_address, interfaces_of
 
@@ -60,11 +60,11 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         "host_name": socket.gethostname(),
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
-        "backend": config.backend,
+        "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics},
         "sockets": config.sockets,
     }
     everyone = exchange_documents(launcher, mine)
-    _refuse_different_backends(everyone)
+    _refuse_different_settings(everyone)
     ranks = list(range(launcher.size)) if members is None else members
     included = launcher.rank in ranks
     first_of_host: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,7 @@ def _connect(
     """Why this rank could not connect to the others, if so: it has yet to tell them. Ranks in it are numbers in the job."""
     try:
         how = config.timeout, config.start_timeout, process_set, config.stall_warning, sockets, config.single_copy
-        _native.connect(rank, peers, secret, *how)
+        _native.connect(rank, peers, secret, *how, _native.SEMANTICS[config.semantics])
     except CollectiveError as failure:
         return CollectiveError(str(failure), failure.kind, [peers[number].rank for number in failure.ranks])
     return None
@@ -139,15 +139,18 @@ def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, An
     return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
 
 
-def _refuse_different_backends(everyone: list[dict[str, Any]]) -> None:
-    """Raises the same on all ranks, when COLLECTIVE_BACKEND is set on some of them only."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, info in enumerate(everyone):
-        ranks_of.setdefault(info["backend"], []).append(rank)
-    if len(ranks_of) > 1:
-        wishes = "; ".join(f"{backend} on rank {', '.join(map(str, ranks))}" for backend, ranks in ranks_of.items())
-        text = f"COLLECTIVE_BACKEND must be the same on all ranks, and is {wishes}: set it on all hosts or on none"
-        raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
+def _refuse_different_settings(everyone: list[dict[str, Any]]) -> None:
+    """Raises the same on all ranks, when a setting that must be the same is set on some of them only."""
+    for name in everyone[0]["settings"]:
+        ranks_of: dict[str, list[int]] = {}
+        for rank, info in enumerate(everyone):
+            ranks_of.setdefault(info["settings"][name], []).append(rank)
+        if len(ranks_of) > 1:
+            wishes = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
+            text = f"{name} must be the same on all ranks, and is {wishes}: set it on all hosts or on none"
+            if name == SEMANTICS:
+                text += " (the package horovod sets it: import that on all ranks or on none)"
+            raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
 
 
 def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:

@@ -154,7 +154,7 @@ class Host:
         self._visitors: list[asyncio.StreamWriter] = []
         self._is_local = isinstance(place.where, str)
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._gather_guests(place))
+        self._run(self._gather_guests(place))
 
     async def _gather_guests(self, place: Place) -> None:
         self._complete = asyncio.Event()
@@ -210,7 +210,20 @@ class Host:
 
         ``spent``: seconds since all ranks were together, by which it waits less.
         """
-        return self._loop.run_until_complete(self._exchange(mine, max(0.0, self._timeout - spent) + GRACE))
+        parts: list[bytes] = self._run(self._exchange(mine, max(0.0, self._timeout - spent) + GRACE))
+        return parts
+
+    def _run(self, coroutine: Any) -> Any:
+        """Its result. Ctrl-C ends what is under way in good order, so that who waits here is not left waiting."""
+        try:
+            return self._loop.run_until_complete(coroutine)
+        except (KeyboardInterrupt, SystemExit):
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:  # none, where the handler ran in the last of them
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            raise
 
     async def _exchange(self, mine: bytes, patience: float) -> list[bytes]:
         parts = {0: mine}
@@ -264,7 +277,7 @@ class Host:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*here, return_exceptions=True), GRACE)
 
-    def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
+    def finish(self, patience: float) -> None:  # noqa: ARG002 - what launchers are told
         for _, writer, _ in self._guests.values():
             writer.transport.abort()
         self._loop.run_until_complete(asyncio.sleep(0))  # for these to be gone
@@ -339,7 +352,7 @@ class Guest:
         said = json.loads(text)
         return CollectiveError(said["error"], said["kind"], said["ranks"])
 
-    def finish(self, healthy: bool) -> None:  # noqa: ARG002 - what launchers are told
+    def finish(self, patience: float) -> None:  # noqa: ARG002 - what launchers are told
         self._connection.close()
 
 

@@ -1,5 +1,7 @@
 """What a program may do to gradients, parameters and process sets between steps: the replicas stay equal, and sums are of all ranks."""
 
+import itertools
+
 import collective_core.torch as hvd
 import common
 import torch
@@ -116,6 +118,48 @@ for width in (4, 600):  # small gradients, and some of more than 1 MiB
     step(optimizer, first, second)
     assert (first.weight != 1).any()
     assert (second.weight != 1).any()
+
+# What no rank has used is not moved by momentum and weight decay; what some have used is moved alike by all.
+COMPRESSIONS = (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16)
+for compression, as_views, op in itertools.product(COMPRESSIONS, (True, False), (hvd.Average, hvd.Sum)):
+    parts = [layer(4), layer(600), layer(3)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for part in parts for p in part.parameters()], lr=1e-3, momentum=0.9, weight_decay=0.1),
+        compression=compression,
+        op=op,
+        gradient_as_bucket_view=as_views,
+    )
+    before = []
+    for used in ((0, 1, 2), (0,), (0, 1), (0,), (1, 2), ()):  # by all; the next one by the last rank alone
+        optimizer.zero_grad()
+        alone = {number + 1 for number in used[-1:]} & {1, 2}
+        for number in {*used, *(alone if rank == size - 1 else ())}:
+            parts[number](torch.full((1, parts[number].in_features), 1e-3)).sum().backward()
+        before = [part.weight.detach().clone() for part in parts]
+        optimizer.step()
+        for number, part in enumerate(parts):
+            somebody = number in {*used, *alone}
+            assert (part.weight.grad is not None) == somebody, (number, used)
+            assert torch.equal(part.weight, before[number]) != somebody, (number, used)
+            if number in alone and number not in used:
+                torch.testing.assert_close(part.bias.grad, torch.full_like(part.bias, 1 / (size if op == hvd.Average else 1)))
+            everywhere = hvd.allgather(part.weight.detach().view(1, -1))
+            assert torch.equal(everywhere, everywhere[:1].expand(size, -1)), "the replicas differ"
+
+# With gradients of its own the program may keep one; and one that it zeroes stays where it is.
+part = layer(600)
+optimizer = distributed(part, gradient_as_bucket_view=False)
+step(optimizer, part)
+kept, values = part.weight.grad, part.weight.grad.clone()
+step(optimizer, part)
+assert part.weight.grad is not kept
+assert torch.equal(kept, values)
+kept = part.weight.grad
+optimizer.zero_grad(set_to_none=False)
+((rank + 1.0) * part(torch.ones(1, 600))).sum().backward()
+optimizer.step()
+assert part.weight.grad is kept
+assert torch.allclose(kept, torch.full_like(kept, mean))
 
 # The same process set, removed and added again.
 everyone = hvd.add_process_set(list(range(size - 1))) if size > 2 else None

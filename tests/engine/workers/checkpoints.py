@@ -80,7 +80,9 @@ elif task == "wrong":
     for act in (
         lambda: hvd.Checkpoints(folder, keep=0),
         lambda: hvd.Checkpoints(folder, model=7),
+        lambda: hvd.Checkpoints(folder, model=model).save(3),
         lambda: hvd.Checkpoints(folder, model=model).save(1, bad=object()),
+        lambda: hvd.Checkpoints(folder / ("long" * 100), model=model).save(1),
         lambda: hvd.Checkpoints(folder, model=model, optimizer=optimizer).restore(),
         lambda: sampler.load_state_dict({"epoch": 0, "behind": 0, "samples": 5}),
         lambda: sampler.advance(-1),

@@ -42,18 +42,19 @@ def sum_in_rank_order(parts):
     return total
 
 
-def reduce_in_rank_order(parts, op):
-    dtype = parts[0].dtype
+def reduce_in_rank_order(parts, op, divisor=None):
+    """``divisor``: of an average, where it is not the number of parts."""
+    dtype, divisor = parts[0].dtype, divisor or len(parts)
     with np.errstate(over="ignore"):
         if op == "Sum":
             return sum_in_rank_order(parts).astype(dtype)
         if op == "Average":
             total = sum_in_rank_order(parts)
             if np.issubdtype(dtype, np.floating):
-                return (total / total.dtype.type(len(parts))).astype(dtype)
+                return (total / total.dtype.type(divisor)).astype(dtype)
             total = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
-            towards_zero = (total < 0) & (total % len(parts) != 0)
-            return (total // len(parts) + towards_zero).astype(dtype)
+            towards_zero = (total < 0) & (total % divisor != 0)
+            return (total // divisor + towards_zero).astype(dtype)
         wide = np.float32 if dtype == np.float16 else dtype
         function = {"Min": np.minimum, "Max": np.maximum, "Product": np.multiply}[op]
         total = parts[0].astype(wide)

@@ -7,6 +7,7 @@ import time
 import common
 
 import collective_core as cc
+from collective_core import _native
 
 cc.init()
 cc.barrier()
@@ -19,11 +20,16 @@ if cc.rank() == 1:
         except cc.CollectiveError as error:
             message = str(error)
         try:
+            _native.end_timeline(0.0)
+            ended = "no error"
+        except cc.CollectiveError as error:
+            ended = str(error)
+        try:
             cc.init()
             again = "no error"
         except cc.CollectiveError as error:
             again = str(error)
-        common.report(child=True, message=message, again=again)
+        common.report(child=True, message=message, ended=ended, again=again)
         time.sleep(6)  # outlives the parent
         os._exit(0)
     time.sleep(1.0)

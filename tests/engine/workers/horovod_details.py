@@ -31,6 +31,9 @@ mine = torch.eye(3)[me % 3].to_sparse()
 whole = sum(torch.eye(3)[r % 3] for r in range(n))
 assert torch.equal(hvd.sparse_allreduce_async(mine, "called", hvd.Sum)().to_dense(), whole)
 assert torch.equal(synchronize(hvd.sparse_allreduce_async(mine, "synchronized", hvd.Sum)).to_dense(), whole)
+# Half types are summed in float32: of a rank's own values with one index, and of the ranks', whose sum would overflow.
+halves = torch.sparse_coo_tensor([[0, 0, 0, 1]], torch.tensor([2048.0, 1.0, 1.0, 60_000.0], dtype=torch.float16), (3,))
+assert hvd.sparse_allreduce_async(halves, "halves")().to_dense().equal(torch.tensor([2050.0, 60_000.0, 0.0], dtype=torch.float16))
 received, rows = synchronize(hvd.alltoall_async(torch.full((2 * n,), float(me))))
 assert received.tolist() == [float(r) for r in range(n) for _ in range(2)]
 assert rows.tolist() == [2] * n

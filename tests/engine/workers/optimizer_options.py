@@ -276,6 +276,47 @@ if size > 1:
     with wrapped.skip_synchronize():
         wrapped.step()
 
+# Classes that programs make of Horovod's: with its constructor, from its dictionary, with methods of their own, and further subclasses.
+Base = hvd.optimizer._DistributedOptimizer
+
+
+class Counting(Base):
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        return Base.step(self, closure)
+
+
+class Inherited(Counting, torch.optim.SGD):
+    pass
+
+
+def constructed(kind, model):
+    options = [{"params": list(model.parameters()), "lr": 0.5, "momentum": 0.9}]
+    return kind(options, model.named_parameters(), hvd.Compression.none, 1, hvd.Sum, 1.0, None, False, hvd.global_process_set)
+
+
+copied = type("SGD", (torch.optim.SGD,), dict(Base.__dict__))
+merged = type("SGD", (torch.optim.SGD,), {**Base.__dict__, **Counting.__dict__})
+for kind in (copied, type("Further", (copied,), {}), merged, Inherited, type("Further", (Inherited,), {})):
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    wrapped = constructed(kind, model)
+    for _ in range(2):
+        wrapped.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        wrapped.step()
+    torch.testing.assert_close(model.weight.detach(), torch.full((1, 2), 1 - 0.5 * size * (1 + 1.9)), **TOLERANCE)
+    assert getattr(wrapped, "steps", 2) == 2, kind
+    wrapped.load_state_dict(wrapped.state_dict())
+model = nn.Linear(2, 1)
+expect(ValueError, lambda: copied(model.parameters(), None, hvd.Compression.none, 1, hvd.Adasum), "DistributedOptimizer")
+wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+wrapped.__class__ = type("Further", (type(wrapped),), {})  # as libraries do that add a method to an optimizer
+model(torch.ones(1, 2)).sum().backward()
+wrapped.step()
+
 
 # Adasum: the tree of pairs, in float64.
 def adasum(vectors):

@@ -67,7 +67,7 @@ class Assembly:
             for seat in seats:
                 told = {"rank": seat.rank, "size": seat.size, "store": place, "among": variables(seat.rank, hosts)}
                 self._say(seat.worker, kind="seat", **told, generation=self._roll.generation)
-            if self._roll.should_change() and self._told_to_change != self._roll.generation:
+            if self._roll.should_change(now) and self._told_to_change != self._roll.generation:
                 self._told_to_change = self._roll.generation
                 for worker in self._roll.working:
                     self._say(worker, kind="change")

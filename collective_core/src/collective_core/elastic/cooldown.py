@@ -1,6 +1,8 @@
-"""Which hosts are set aside after failures, and for how long. Pure."""
+"""Which hosts are set aside after failures, for how long, and how many exceptions a job survives. Pure."""
 
 from __future__ import annotations
+
+from typing import Iterable
 
 #: Seconds a host is set aside after its second failure; each further one doubles it, up to the longest.
 FIRST, LONGEST = 2.0, 120.0
@@ -31,3 +33,34 @@ class Cooldown:
         """When the host may be used again."""
         count, last = self._failures.get(host, (0, 0.0))
         return last + min(self._first * 2.0 ** (count - 2), self._longest) if count > 1 else 0.0
+
+
+#: Generations in which workers of one host may end with an exception, and in which those of all hosts may, before it is too much.
+MOST_OF_HOST, MOST_OF_JOB = 2, 4
+
+
+class Exceptions:
+    """Workers that ended by themselves. A fault of a GPU is an exception as a mistake of the program is: only where it happens again tells.
+
+    A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in four
+    generations, or on all hosts. Workers of one host that end in the same generation count once, and nothing counts any more after
+    ``FORGIVEN`` seconds without another.
+    """
+
+    def __init__(self) -> None:
+        self._when: dict[tuple[str, int], float] = {}  # host, generation
+
+    def note(self, host: str, generation: int, now: float) -> None:
+        """A worker of this host ended by itself in this generation."""
+        if self._when and now > max(self._when.values()) + FORGIVEN:
+            self._when.clear()
+        self._when[host, generation] = now
+
+    def is_set_aside(self, host: str, now: float) -> bool:
+        """Whether the host gets no new workers."""
+        own = [when for (name, _), when in self._when.items() if name == host]
+        return len(own) >= MOST_OF_HOST and now <= max(own) + FORGIVEN
+
+    def are_too_many(self, hosts: Iterable[str], now: float) -> bool:
+        """Whether the program, or all the job's hosts, are to blame."""
+        return len({generation for _, generation in self._when}) >= MOST_OF_JOB or all(self.is_set_aside(host, now) for host in hosts)

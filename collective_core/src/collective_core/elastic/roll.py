@@ -16,22 +16,26 @@ class Seat(NamedTuple):
 class Roll:
     """Keeps workers by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
 
-    ``fewest``: ranks without which the job waits. ``patience``: seconds for which workers that were started, but have not come yet, are
-    waited for before the first generation; ``enough``: with so many it does not wait for more. ``suspicion``: seconds for which one is
-    waited for that the others have lost, but that has not gone yet: it may be busy with the end of its own work.
+    ``fewest``: ranks without which the job waits. ``begin``: ranks without which it does not begin while ``patience`` lasts, seconds from
+    the first start of a worker; so long it also waits for all others that were started, who would else change the ranks again at once.
+    ``gathering``: seconds for which newcomers wait for those that were started with them, for the same reason, while the others work.
+    ``suspicion``: seconds for which one is waited for that the others have lost, but that has not gone yet: it may be busy with the end
+    of its own work.
     """
 
-    def __init__(self, fewest: int, patience: float, suspicion: float = 30.0, enough: int | None = None) -> None:
+    def __init__(self, fewest: int, patience: float, suspicion: float = 30.0, begin: int = 1, gathering: float = 30.0) -> None:
         self.generation = 0
         self._fewest = fewest
         self._patience = patience
         self._suspicion = suspicion
-        self._enough = enough
+        self._begin = begin
+        self._gathering = gathering
         self._host_of: dict[int, str] = {}
         self._ready: set[int] = set()
         self._seated: list[int] = []  # by rank, of the generation that works now
         self._suspected: dict[int, float] = {}  # until when they may still come
-        self._started: dict[int, float] = {}
+        self._opened: float | None = None
+        self._newcomers: dict[int, float] = {}  # since when they wait to join
         self.leaving: set[int] = set()
         self.closed = False  # some have finished: nobody new may join, who would begin the work again
         self._slot_of: dict[int, int] = {}
@@ -40,7 +44,7 @@ class Roll:
         """A worker was started in a slot of a host; it has not come yet."""
         self._host_of[worker] = host
         self._slot_of[worker] = slot
-        self._started[worker] = now
+        self._opened = now if self._opened is None else self._opened
 
     def come(self, worker: int, now: float, lost: tuple[int, ...] = ()) -> None:
         """A worker asks for its rank: for the first time, or again because the generation ended for it. ``lost``: ranks it blames."""
@@ -48,7 +52,9 @@ class Roll:
             return
         self._ready.add(worker)
         self._suspected.pop(worker, None)
-        if worker in self._seated:
+        if worker not in self._seated:
+            self._newcomers.setdefault(worker, now)
+        else:
             for rank in lost:
                 if rank < len(self._seated) and self._seated[rank] not in self._ready:
                     self._suspected.setdefault(self._seated[rank], now + self._suspicion)
@@ -61,7 +67,7 @@ class Roll:
 
     def go(self, worker: int) -> None:
         """A worker is gone."""
-        for place in (self._host_of, self._suspected, self._started):
+        for place in (self._host_of, self._suspected, self._newcomers):
             place.pop(worker, None)
         self._ready.discard(worker)
         self.leaving.discard(worker)
@@ -94,10 +100,19 @@ class Roll:
         """Slot → worker, of those of a host that are to stay."""
         return {self._slot_of[each]: each for each, there in self._host_of.items() if there == host and each not in self.leaving}
 
-    def should_change(self) -> bool:
-        """Whether the generation that works now should end at its next chance: somebody waits to join it, or has to leave it."""
+    def should_change(self, now: float) -> bool:
+        """Whether the generation that works now should end at its next chance: somebody has to leave it, or newcomers wait to join it."""
         working = set(self.working) - self._ready
-        return not self.closed and bool(working) and bool((self._ready - set(self._seated) - self.leaving) or (working & self.leaving))
+        if self.closed or not working:
+            return False
+        waiting = [since for worker, since in self._newcomers.items() if worker in self._ready - self.leaving]
+        gathered = not self._on_their_way or (bool(waiting) and now >= min(waiting) + self._gathering)
+        return bool(working & self.leaving) or (bool(waiting) and gathered)
+
+    @property
+    def _on_their_way(self) -> set[int]:
+        """Workers that were started and have not come for the first time."""
+        return set(self._host_of) - set(self._newcomers) - set(self._seated) - self.leaving
 
     def waits_for(self) -> int:
         """How many workers more it would take to go on; 0 when there are enough."""
@@ -107,7 +122,7 @@ class Roll:
         """The seats of a new generation, or none while it is not time for one.
 
         It is when all that worked in the last one have come or gone and there are enough; before the first one, also all that were
-        started, or as many as it is to begin with, for as long as patience lasts. Hosts stand together, those that have been there for
+        started, and as many as it is to begin with, for as long as patience lasts. Hosts stand together, those that have been there for
         longest first; on a host the order is that of the slots, so that a worker's place on its host stays as far as it can.
         """
         ready = self._ready - self.leaving
@@ -117,14 +132,15 @@ class Roll:
             return []
         if set(self.working) - self._ready:
             return []
-        may_come = any(now < begun + self._patience for worker, begun in self._started.items() if worker not in ready)
-        if self.generation == 0 and may_come and (self._enough is None or len(ready) < self._enough):
+        patient = self.generation == 0 and self._opened is not None and now < self._opened + self._patience
+        if patient and (self._on_their_way or len(ready) < self._begin):
             return []
         oldest: dict[str, int] = {}
         for worker in sorted(ready):
             oldest.setdefault(self._host_of[worker], worker)
         self._seated = sorted(ready, key=lambda worker: (oldest[self._host_of[worker]], self._slot_of[worker], worker))
         self._ready -= ready
+        self._newcomers.clear()
         self.generation += 1
         return [Seat(worker, rank, len(self._seated)) for rank, worker in enumerate(self._seated)]
 

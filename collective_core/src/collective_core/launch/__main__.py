@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
-    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, with which it begins)")
+    parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, which it needs to begin)")
     parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks (-np, with a script all slots)")
     parser.add_argument("--host-discovery-script", dest="script", help="an elastic job: a program that prints host:slots, a line each")
     parser.add_argument("--slots-per-host", type=int, help="slots of hosts for which the script names none (1)")
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
     parser.add_argument("--restart-from", metavar="DIR", help="go on from the last valid checkpoint there (hvd.Checkpoints, hvd.elastic)")
     parser.add_argument("--wdir", help="where ranks work; the home on other hosts by default")
-    parser.add_argument("--ssh-config", help="a configuration file for ssh")
+    parser.add_argument("--ssh-config", help="a configuration file for ssh, instead of what `provision up` has left on its hosts")
     parser.add_argument("--start-timeout", type=float, help="seconds for hosts to answer and ranks to meet (60)")
     parser.add_argument("--tag-output", action="store_true", help="begin lines with [1,RANK]<stdout>: as mpirun does")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments; `python` is this interpreter")
@@ -59,8 +59,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[Frame], None]) -> program.Verdict:
     environment = _environment(arguments)
-    hosts = read(arguments.hosts) or [Host("localhost", arguments.most or arguments.np or 1)]
     ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
+    hosts = cluster.reached(read(arguments.hosts), ssh) or [Host("localhost", arguments.most or arguments.np or 1)]
     script, timeout = arguments.script, timeouts.start() if arguments.start_timeout is None else arguments.start_timeout
     limits = limits_of(
         arguments.np,
@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
         return program.run(job, command, show)
     return program.run_elastic(
         Driver(
-            (lambda: [cluster.reached(host) for host in ask(script, arguments.slots_per_host)]) if script else None,
+            (lambda: cluster.reached(ask(script, arguments.slots_per_host), ssh)) if script else None,
             limits,
             show,
             program=command,

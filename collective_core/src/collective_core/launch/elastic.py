@@ -1,12 +1,14 @@
 """Runs an elastic job from where it was started: workers on the hosts that are there, new ones in the place of those that died.
 
 Every worker is a process of its own, here (launch/processes.py) or behind an agent over ssh (launch/remote.py), and is known by a number;
-which rank it is, the assembly says. A worker that was killed, or whose host is gone, is replaced; a program that fails by itself, with an
-exception or an exit code, would fail again: that ends the job.
+which rank it is, the assembly says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself, with an
+exception or an exit code, while the others go on: it may be a fault of its GPU. Where that happens again it is the host, and where it
+happens again and again the program, which ends the job (cooldown.py).
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 import threading
@@ -15,7 +17,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
 from collective_core.elastic.assembly import Assembly
-from collective_core.elastic.cooldown import Cooldown
+from collective_core.elastic.cooldown import Cooldown, Exceptions
 from collective_core.elastic.roll import Roll
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames, this_host, timeouts
@@ -47,8 +49,9 @@ Discover = Callable[[], Sequence[Host]]
 
 
 class Limits(NamedTuple):
-    """``least`` and ``most`` ranks, and with how many it begins; seconds for hosts to answer, and for which fewer than ``least`` wait.
+    """``least`` and ``most`` ranks, and how many it needs to ``begin``, for which it waits for ``start_timeout`` seconds.
 
+    ``waiting``: seconds for which fewer than ``least`` wait for more.
     ``resets``: how often the ranks may change; None: as often as they do.
     """
 
@@ -70,7 +73,7 @@ def limits_of(
     waiting: float | None = None,
     resets: int | None = None,
 ) -> Limits | None:
-    """Of an elastic job that begins with ``np`` ranks; None if it is none. As Horovod has it, ``least`` is ``np`` where it is not given.
+    """Of an elastic job that needs ``np`` ranks to begin; None if it is none. As Horovod has it, ``least`` is ``np`` where it is not given.
 
     ``unlimited``: without ``most`` it has as many as the hosts have slots, and not only ``np``: their number may change.
     ``waiting``, ``resets``: as of :class:`Limits`. Raises :class:`CollectiveError` for numbers that make no sense.
@@ -79,7 +82,7 @@ def limits_of(
         return None
     utmost = most or (None if unlimited else np) or UNLIMITED
     fewest = (np or 1) if least is None else least
-    limits = Limits(fewest, utmost, np or utmost, start_timeout, timeouts.elastic() if waiting is None else waiting, resets)
+    limits = Limits(fewest, utmost, np or fewest, start_timeout, timeouts.elastic() if waiting is None else waiting, resets)
     if not 0 < limits.least <= limits.begin <= limits.most:
         text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {limits.begin}, {limits.most}"
         raise CollectiveError(text, "invalid")
@@ -130,10 +133,12 @@ class Driver:
         self._python, self._directory, self._ssh = python, directory, ssh
         self._secret = secrets.token_hex(32)
         self._mailbox = Mailbox()
-        self._roll = Roll(limits.least, limits.start_timeout, enough=limits.begin)
+        self._roll = Roll(limits.least, limits.start_timeout, begin=limits.begin)
         only_here = discover is None and all(host.is_here for host in hosts)
         self._assembly = Assembly(self._roll, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
+        self._exceptions = Exceptions()
+        self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
         self._formed = 0  # generations so far
         self._groups: dict[int, Group] = {}
         self._starting = threading.Lock()  # of `_groups` and `_ended`
@@ -295,15 +300,40 @@ class Driver:
         host = self._host_of[number]
         killed = code < 0 or FIRST_SIGNAL < code <= LAST_SIGNAL
         # A newcomer that cannot even begin says something about its host, while the others work.
-        if not killed and (number in self._rank_of or not self._seated):
-            self._failed = number if self._failed is None else self._failed
+        by_itself = not killed and (number in self._rank_of or not self._seated)
+        if by_itself and not self._can_do_without(number, code):
+            self._failed = self._ended_by_itself.get(self._formed, number) if self._failed is None else self._failed
             return False
-        reason = self._reasons.get(host) or ("its worker was killed" if killed else f"its worker ended with exit code {code}")
-        self._tell(f"host {host}: {reason}; another worker is started in its place")
+        reason = self._reasons.get(host) or ("its worker was killed" if killed else self._last_words(number, code))
+        aside = self._exceptions.is_set_aside(host, time.monotonic())
+        self._tell(f"host {host}: {reason}; {'it gets no new workers' if aside else 'another worker is started in its place'}")
         self._cooldown.note(host, time.monotonic())
         if code == LOST and not self._seated and self._is_hopeless(host):
             raise CollectiveError(f"host {host} cannot be used: {reason}", "peer_lost")
         return True
+
+    def _can_do_without(self, number: int, code: int) -> bool:
+        """Whether the others can go on after this worker has ended by itself, and shall."""
+        if not self._seated or self._finished or code == 0:
+            return False
+        now, host = time.monotonic(), self._host_of[number]
+        self._exceptions.note(host, self._formed, now)
+        self._ended_by_itself.setdefault(self._formed, number)
+        with self._assembly.holding():
+            working, there = self._roll.working, list(self._roll.workers.values())
+        if not working or self._exceptions.are_too_many([each.name for each in self._hosts], now):
+            return False
+        possible = sum(there.count(each.name) if self._exceptions.is_set_aside(each.name, now) else each.slots for each in self._hosts)
+        return self._discover is not None or possible >= self._limits.least
+
+    def _last_words(self, number: int, code: int) -> str:
+        """How a worker ended by itself, in short; what a function's traceback says is shown as if it had printed it."""
+        raised = next((json.loads(frame.body) for frame in self._last[number] if frame.kind == "raised"), None)
+        if raised is None:
+            return f"its worker ended with exit code {code}"
+        for line in raised["traceback"].splitlines():
+            self._show(self._with_rank(Frame("err", number, line.encode() + b"\n")))
+        return f"its worker raised {raised['type']}: {raised['text']}"
 
     def _is_hopeless(self, host: str) -> bool:
         """Whether the job cannot begin without a host that has failed more than once, and never worked."""
@@ -326,8 +356,11 @@ class Driver:
             taken = {host.name: self._roll.slots_of(host.name) for host in hosts}
         for each in hosts:
             for slot in range(each.slots):
-                if slot not in taken[each.name] and len(staying) < self._limits.most and now >= self._cooldown.until(each.name):
+                if slot not in taken[each.name] and len(staying) < self._limits.most and self._may_start(each.name, now):
                     staying[self._start(each, slot, now)] = each.name
+
+    def _may_start(self, host: str, now: float) -> bool:
+        return now >= self._cooldown.until(host) and not self._exceptions.is_set_aside(host, now)
 
     def _start(self, host: Host, slot: int, now: float) -> int:
         number = self._next
@@ -340,8 +373,8 @@ class Driver:
         starting.start()
         return number
 
-    def _start_here(self, _: Host, number: int) -> None:
-        settings = {number: self._settings(number, "127.0.0.1", sys.path)}
+    def _start_here(self, host: Host, number: int) -> None:
+        settings = {number: self._settings(host, number, "127.0.0.1", sys.path)}
         try:
             started = Processes(settings, self._call, self._mailbox, self._environment, self._directory, self._python, self._program)
         except CollectiveError as error:
@@ -370,12 +403,12 @@ class Driver:
                 raise CollectiveError(f"it has Python {met['python']}, this one is {this_host.python()}: pass python=…", "mismatch")
             if not met["controller"]:
                 raise CollectiveError("it does not know the address of this machine, where its ranks must ask for their seats", "invalid")
-            settings = {number: self._settings(number, met["controller"], None)}
+            settings = {number: self._settings(host, number, met["controller"], None)}
             remote.start(settings, self._call, self._mailbox, self._environment, self._directory, self._program)
         except (CollectiveError, ValueError) as error:  # ValueError: the job has ended meanwhile
             self._could_not_start(number, error)
 
-    def _settings(self, number: int, address: str, path: Sequence[str] | None) -> bytes:
+    def _settings(self, host: Host, number: int, address: str, path: Sequence[str] | None) -> bytes:
         place = f"[{address}]" if ":" in address else address
         variables = {
             worker.ASSEMBLY: f"{place}:{self._assembly.port}",
@@ -383,7 +416,7 @@ class Driver:
             "COLLECTIVE_SECRET": self._secret,
             "COLLECTIVE_START_TIMEOUT": self._environment.get("COLLECTIVE_START_TIMEOUT", str(MEETING)),
         }
-        return rank_settings(variables, path)
+        return rank_settings(variables, path, min(host.slots, self._limits.most))
 
     def _could_not_start(self, number: int, error: Exception) -> None:
         self._mailbox.put(Frame("lost", number, str(error).encode()))

@@ -59,7 +59,7 @@ class Job:
         meeting = self._meeting_point(remotes, equal_pythons=not program)
         for host, ranks in self._ranks_of.items():
             path = None if host in self._ways else sys.path
-            settings = {rank: rank_settings(self._variables(rank, meeting), path) for rank in ranks}
+            settings = {rank: rank_settings(self._variables(rank, meeting), path, len(ranks)) for rank in ranks}
             if host in remotes:
                 remotes[host].start(settings, call, mailbox, self._environment, self._directory, program)
             else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Sequence
 
 import collective_core
-from collective_core import seats
+from collective_core import cores, seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.frames import Frame
@@ -184,9 +184,10 @@ class Processes:
         mine = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in FOREIGN_NAMES}
         try:
             for rank, wanted in settings.items():
-                variables = {**mine, **(environment or {})}
+                variables, told = {**mine, **(environment or {})}, json.loads(wanted)
+                cores.limit(variables, told["local_size"])
                 if program:
-                    variables.update(self._hide_secret(json.loads(wanted)["environment"]))
+                    variables.update(self._hide_secret(told["environment"]))
                 child = self._start(rank, python, program, variables, directory)
                 if not program:
                     threading.Thread(target=child.hand_over, args=(wanted, call), daemon=True).start()
@@ -257,7 +258,11 @@ class Processes:
                     end.close()
 
 
-def rank_settings(environment: Mapping[str, str], path: Any) -> bytes:
-    """What a rank gets besides the call. ``path``: a search path for modules, None for the rank's own."""
+def rank_settings(environment: Mapping[str, str], path: Any, local_size: int) -> bytes:
+    """What a rank gets besides the call.
+
+    ``path``: a search path for modules, None for the rank's own. ``local_size``: ranks of its host, which share its cores.
+    """
     own = [entry for entry in path if isinstance(entry, str)] if path is not None else None
-    return json.dumps({"environment": dict(environment), "path": own, "argv": [str(word) for word in sys.argv] or [""]}).encode()
+    argv = [str(word) for word in sys.argv] or [""]
+    return json.dumps({"environment": dict(environment), "path": own, "argv": argv, "local_size": local_size}).encode()

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any, Mapping
 
+from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames, this_host
 from collective_core.launch.frames import Frame
@@ -45,7 +46,8 @@ class Place:
 
     def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str]) -> None:
         """Starts the rank; its search path for modules is the worker's, which has what the user gave to Ray."""
-        self._processes = Processes({rank: rank_settings(variables, sys.path)}, call, self._mailbox, environment)
+        settings = rank_settings(variables, sys.path, int(variables[seats.LOCAL_SIZE]))
+        self._processes = Processes({rank: settings}, call, self._mailbox, environment)
 
     def follow(self) -> list[Any]:
         """What has happened since the last call, after a moment at most."""
@@ -125,6 +127,7 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
     nodes = list(dict.fromkeys(one["node"] for one in met))
     # Ranks of one node stand together.
     by_rank = [number for node in nodes for number, one in enumerate(met) if one["node"] == node]
+    hosts = [met[number]["node"] for number in by_rank]
     first = met[by_rank[0]]
     meeting = {
         "COLLECTIVE_SIZE": str(len(places)),
@@ -136,7 +139,9 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
     shared = ray.put(call)
     asked: dict[Any, int] = {}
     for rank, number in enumerate(by_rank):
-        started = places[number].start.remote(rank, {**meeting, "COLLECTIVE_RANK": str(rank)}, shared, dict(environment))
+        sits = {**seats.variables(rank, hosts), seats.HOSTNAME: str(met[number]["address"])}
+        variables = {**meeting, **sits, "COLLECTIVE_RANK": str(rank)}
+        started = places[number].start.remote(rank, variables, shared, dict(environment))
         asked[started] = rank
     end: float | None = None
     while not outcomes.complete and (end is None or time.monotonic() < end):

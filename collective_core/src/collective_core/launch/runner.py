@@ -33,20 +33,20 @@ MOST_NUMBERED = 1000
 class Runner:
     """Runs functions on the ranks of a job.
 
-    ``np``: how many ranks. Negative: so many processes of this machine, whatever ``hosts`` says. Without it: one per slot of the
-    hosts; without hosts, too, all slots of the cluster that this host belongs to (cluster.py). ``hosts``: ``"a:2,b:2"``, a dictionary,
-    a list, a host file, or an inventory of Ansible's (inventory.py); with ``np`` alone all ranks are on this machine. ``env``: variables
-    for all ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this
-    machine, the home elsewhere). ``ssh``: the command that reaches a host. ``start_timeout``: seconds for hosts to answer and ranks to
-    meet. ``prefix``: whether each line of output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one
-    barrier stage (spark.py); ``np`` is then how many, by default as many as Spark runs at once.
-    ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are actors of the Ray cluster that this process has
-    joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an elastic job, whose ranks come and go between
-    these numbers (collective_core.torch.elastic); ``np`` is with how many it begins, and the most where ``max_np`` is not given; ``hosts``
-    may then be a function without arguments, which is asked every second, and the most is all of their slots. ``elastic_timeout``:
-    seconds for which such a job waits with fewer than ``min_np`` ranks; ``reset_limit``: after how many changes of its ranks it ends;
-    ``cooldown_range``: seconds for which a host that fails again is set aside, at first and at most. ``output_filename``: a folder for
-    what each rank prints (kept_output.py). ``verbose``: say which ranks are started where.
+    ``np``: how many ranks. Negative: so many processes of this machine, whatever ``hosts`` says. Without it: one per slot of the hosts;
+    without hosts, too, all slots of the cluster that this host belongs to (cluster.py). ``hosts``: ``"a:2,b:2"``, a dictionary, a list, a
+    host file, or an inventory of Ansible's (inventory.py); with ``np`` alone all ranks are on this machine. ``env``: variables for all
+    ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this machine,
+    the home elsewhere). ``ssh``: the command that reaches a host; without it hosts that ``provision up`` has introduced to each other are
+    reached by what it has left here. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``prefix``: whether each line of
+    output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one barrier stage (spark.py); ``np`` is then
+    how many, by default as many as Spark runs at once. ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are
+    actors of the Ray cluster that this process has joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an
+    elastic job, whose ranks come and go between these numbers (collective_core.torch.elastic); ``np`` is how many it needs to begin, and
+    the most where ``max_np`` is not given; ``hosts`` may then be a function without arguments, which is asked every second, and the most
+    is all of their slots. ``elastic_timeout``: seconds for which such a job waits with fewer than ``min_np`` ranks; ``reset_limit``: after
+    how many changes of its ranks it ends; ``cooldown_range``: seconds for which a host that fails again is set aside, at first and at
+    most. ``output_filename``: a folder for what each rank prints (kept_output.py). ``verbose``: say which ranks are started where.
 
     Raises :class:`CollectiveError` (kind ``invalid``) for numbers and hosts that make no sense.
     """
@@ -84,17 +84,16 @@ class Runner:
             raise CollectiveError("an elastic job (min_np, max_np) needs hosts, not Spark or Ray", "invalid")
         if callable(hosts) and self._limits is None:
             raise CollectiveError("hosts as a function is for elastic jobs: pass min_np", "invalid")
-        self._discover = (lambda: read(hosts())) if callable(hosts) else None
+        self._discover = (lambda: cluster.reached(read(hosts()), ssh)) if callable(hosts) else None
         named = read(hosts() if callable(hosts) else hosts) if np is None or np > 0 else []
         if np is None and not named and not spark and not ray:
-            known = cluster.find()
-            if known is None:
+            named = cluster.find() or []
+            if not named:
                 raise CollectiveError("say how many ranks (np) or on which hosts", "invalid")
-            named, ssh = known.hosts, [*ssh, *known.ssh_options]
         self._spark = spark if np is None or np > 0 else None
         self._ray = ray if np is None or np > 0 else None
         self._np = np
-        self._hosts = named or [Host(THIS_MACHINE, self._limits.most if self._limits else abs(np or 1))]
+        self._hosts = cluster.reached(named, ssh) or [Host(THIS_MACHINE, self._limits.most if self._limits else abs(np or 1))]
         self._ranks_of = {} if self._limits else place(self._hosts, None if np is None else abs(np))
         self._environment = {str(name): str(value) for name, value in (env or {}).items()}
         self._python = python

@@ -14,6 +14,7 @@ import time
 import uuid
 from typing import Any, Iterable, Iterator, Mapping
 
+from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
 from collective_core.launch.frames import Frame
@@ -35,17 +36,19 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     infos = context.getTaskInfos()
     # Spark itself refuses executors with another Python.
     ports = context.allGather(str(this_host.free_port()))
-    address = infos[0].address.rpartition(":")[0] or infos[0].address
+    hosts = [info.address.rpartition(":")[0] or info.address for info in infos]
     variables = {
+        **seats.variables(rank, hosts),
         "COLLECTIVE_RANK": str(rank),
         "COLLECTIVE_SIZE": str(len(infos)),
-        "COLLECTIVE_STORE": f"{address}:{ports[0]}",
+        "COLLECTIVE_STORE": f"{hosts[0]}:{ports[0]}",
         "COLLECTIVE_SECRET": secret,
         "COLLECTIVE_START_TIMEOUT": str(start_timeout),
     }
     mailbox = Mailbox()
     # The worker's search path has the files that the user gave to Spark.
-    processes = Processes({rank: rank_settings(variables, sys.path)}, call, mailbox, environment)
+    settings = rank_settings(variables, sys.path, hosts.count(hosts[rank]))
+    processes = Processes({rank: settings}, call, mailbox, environment)
     output: list[Frame] = []
     kept = 0
     try:

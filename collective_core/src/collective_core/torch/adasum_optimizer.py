@@ -13,6 +13,7 @@ import torch
 
 from collective_core import context
 from collective_core.process_sets import ProcessSet, global_process_set
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.allreduce import allreduce_
@@ -20,6 +21,9 @@ from collective_core.torch.ops.allreduce import allreduce_
 
 class _AdasumOptimizer(torch.optim.Optimizer):
     """Methods that are mixed into the class of the wrapped optimizer."""
+
+    #: A GradScaler calls ``step`` whether or not this rank's gradients are finite: the others wait there.
+    _step_supports_amp_scaling = True
 
     def _distribute(
         self,
@@ -53,11 +57,26 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
+    def _is_finite(self) -> bool:
+        """Whether this rank makes a step; unscales its gradients where a GradScaler leaves that to the optimizer."""
+        found_inf = getattr(self, "found_inf", None)  # a GradScaler's, like the scale
+        if found_inf is None or "_step_supports_amp_scaling" in self.__dict__:  # the wrapped one, which is fused, does it
+            return True
+        scale = getattr(self, "grad_scale", None)
+        self.found_inf = self.grad_scale = None  # the wrapped one refuses them
+        if found_inf.item():
+            return False
+        if scale is not None:
+            for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                p.grad.div_(scale)
+        return True
+
+    @not_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         listed = [p for group in self.param_groups for p in group["params"]]
         self._trained.update(p for p in listed if p.requires_grad)
         before = {place: p.detach().clone() for place, p in enumerate(listed) if p in self._trained}
-        result = super(self.__class__, self).step(closure)
+        result = super(self.__class__, self).step(closure) if self._is_finite() else None
         if self._generation != context.generation():  # an elastic job
             self._generation, self._alone = context.generation(), is_alone(self.process_set)
         if not self._alone:

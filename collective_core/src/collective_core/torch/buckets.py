@@ -7,6 +7,10 @@ on all ranks without asking each other.
 A bucket is one flat tensor in the memory that the ranks of a host share (arena.py), where it is reduced without a copy. The
 gradients of parameters in host memory are views of it: ``p.grad`` is moved there, unless it is there already because the last
 step's gradient was zeroed and not set to None. A large one is moved when it is ready, from a cache; small ones together.
+With ``gradient_as_bucket_view=False`` they stay the program's own tensors, and the sums are copied into them.
+
+Behind the gradients there is a mark for each of them: 1 where this rank has one. What no rank has used has a sum of 0 there, at no other
+cost, and such a parameter is left without a gradient, so that the optimizer does not move it.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class Bucket:
         dtype: torch.dtype,
         compression: Any = Compression.none,
         uses_nccl: bool = False,
+        as_views: bool = True,
     ) -> None:
         # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
         layouts = [p.stride() for p in parameters if not p.is_contiguous()]
@@ -63,7 +68,12 @@ class Bucket:
         self.arrived: list[torch.nn.Parameter] = []  # whose gradients have come
         self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
         self.unfilled_bytes = 0
+        self.missing: list[torch.nn.Parameter] = []  # for which this rank has no gradient, and others may
+        self.as_views = as_views
+        # A compressor of the user's own may choose a type that a mark does not survive.
+        self.has_marks = compression in (Compression.none, Compression.fp16, Compression.bf16)
         self.flat: torch.Tensor = torch.empty(0)
+        self.marks: torch.Tensor = torch.empty(0)
         self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
         self.addresses: dict[torch.nn.Parameter, int] = {}  # where the slots are
         self.contexts: dict[torch.nn.Parameter, Any] = {}
@@ -74,7 +84,8 @@ class Bucket:
         for parameter in parameters:
             self.places[parameter] = (begin, begin + parameter.numel())
             begin += parameter.numel()
-        self.elements = begin
+        self.gradients = begin
+        self.elements = begin + (len(parameters) if self.has_marks else 0)
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Notes that the parameter's gradient has come; says whether to :meth:`fill` now."""
@@ -95,15 +106,22 @@ class Bucket:
             self.arrived = list(self.parameters)
 
     def fill(self) -> None:
-        """Brings the (compressed) gradients of those that have come, and are not there, into their slots."""
+        """Brings the (compressed) gradients of those that have come, and are not there, into their slots; zeros where there is none."""
         parameters = self.unfilled
         gradients = [p.grad for p in parameters]
+        without = [p for p, gradient in zip(parameters, gradients) if gradient is None]
+        if without:
+            self.missing += without
+            zeros = {p: torch.zeros_like(p) for p in without}
+            gradients = [zeros[p] if gradient is None else gradient for p, gradient in zip(parameters, gradients)]
         if self._is_plain():
             self._provide(self.dtype)
             slots = [self._view(p) for p in parameters]
             _copy_all(slots, gradients)
-            for parameter, slot in zip(parameters, slots):
-                parameter.grad = slot
+            if self.as_views:
+                for parameter, slot in zip(parameters, slots):
+                    if parameter.grad is not None:
+                        parameter.grad = slot
         else:
             with torch.no_grad():
                 one_type = reduce(torch.promote_types, (p.dtype for p in self.parameters))  # of a model that was converted in part
@@ -122,6 +140,7 @@ class Bucket:
         if self.flat.dtype == dtype and self.flat.numel() == self.elements and self.slots:
             return
         self.flat = gradient_memory(self.elements, dtype, self.device)
+        self.marks = self.flat[self.gradients :]
         self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items()}
         self.addresses = {p: slot.data_ptr() for p, slot in self.slots.items()}
 
@@ -149,19 +168,43 @@ class Bucket:
 
     def start_sum(self, how: dict[str, Any]) -> None:
         """``how``: the keyword arguments of an allreduce."""
+        self._mark()
         self.handle = allreduce.allreduce_async_(self.flat, name=self.name, **how)
 
     def sum_here(self, how: dict[str, Any]) -> None:
         """In this thread."""
+        self._mark()
         # A process set that was removed and added again has another number; tensors in torch's shared memory have moved.
         key = how, members(how["process_set"]).id, self.flat.data_ptr()
         if self._sum is None or self._sum[0] != key or self._sum[1] is not self.flat:
             self._sum = key, self.flat, allreduce.prepare_(self.flat, self.name, **how)
         self._sum[2]()
 
+    def _mark(self) -> None:
+        self.marks.fill_(1.0)
+        if self.missing and self.has_marks:
+            without = set(self.missing)
+            self.marks[[number for number, p in enumerate(self.parameters) if p in without]] = 0.0
+
+    def _take_from_others(self) -> set[torch.nn.Parameter]:
+        """Gives parameters that only other ranks have used a gradient, to be filled; returns those that no rank has used."""
+        is_used = (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
+        without, unused = set(self.missing), set()
+        for parameter, used in zip(self.parameters, is_used):
+            if parameter in without and not used:
+                unused.add(parameter)
+                self.contexts.pop(parameter, None)
+            elif parameter in without:
+                is_view = self.as_views and self._is_plain()
+                parameter.grad = self._view(parameter) if is_view else torch.empty_like(parameter, requires_grad=False)
+        return unused
+
     def empty(self) -> None:
         """Brings the reduced gradients back to where they are not views."""
+        unused = self._take_from_others() if self.missing else ()
         for parameter in self.parameters:
+            if parameter in unused:
+                continue
             slot = self.slots[parameter]
             if parameter in self.contexts:
                 with torch.no_grad():
@@ -175,9 +218,9 @@ class Bucket:
         if self.handle:
             # Nobody has waited for it: the engine may go on using that memory.
             handles.abandon(self.handle)
-            self.flat, self.handle, self._sum = torch.empty(0), 0, None
+            self.flat, self.marks, self.handle, self._sum = torch.empty(0), torch.empty(0), 0, None
         self.contexts.clear()
-        self.arrived, self.unfilled, self.unfilled_bytes = [], [], 0
+        self.arrived, self.unfilled, self.unfilled_bytes, self.missing = [], [], 0, []
 
 
 def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -241,6 +284,7 @@ def make_buckets(
     prefix: str,
     compression: Any = Compression.none,
     uses_nccl: bool = False,
+    as_views: bool = True,
 ) -> list[Bucket]:
     """Groups parameters of one type, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one parameter).
 
@@ -264,4 +308,4 @@ def make_buckets(
         open_bytes[dtype] += size
     place = {parameter: number for number, parameter in enumerate(parameters)}
     parts.sort(key=lambda part: max(place[parameter] for parameter in part))
-    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl) for number, part in enumerate(parts)]
+    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl, as_views) for number, part in enumerate(parts)]

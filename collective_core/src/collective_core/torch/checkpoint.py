@@ -32,7 +32,7 @@ import torch
 from collective_core import context
 from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
-from collective_core.torch.functions import broadcast_object, load_in_place
+from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
 
 SCHEMA = 1
 ROOT = 0
@@ -40,27 +40,35 @@ ROOT = 0
 MOST_HEADER = 1 << 20
 
 
+#: Names of checkpoints that this job has written, or has found when it restored, by folder: those it may delete.
+_own: dict[str, set[str]] = {}
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged; an earlier one is used."""
 
 
 class _Found(NamedTuple):
-    """A valid checkpoint, or why none can be used."""
+    """A valid checkpoint, or why none can be used; neither where there is none."""
 
     header: dict[str, Any]
     content: bytes
     error: str
+    names: frozenset[str] = frozenset()  # of all that are in the folder
 
 
 class Checkpoints:
-    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only, and is this job's alone:
-    what was saved for a later step than the newest one goes with the next ``save``.
+    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only.
+
+    What this job has written or restored from is a line: when it goes on from an earlier step, its later checkpoints go with the next
+    ``save``. Another job's are left alone, and where they are as late as what is saved, so that they would be restored instead of it, they
+    are an error. With ``overwrite`` they go.
 
     ``parts``: what is saved, by name: anything with ``state_dict`` and ``load_state_dict`` (model, optimizer, scheduler, ShardSampler).
     Raises ValueError for a part without them, and for ``keep`` below 1.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], keep: int = 3, **parts: Any) -> None:
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 3, overwrite: bool = False, **parts: Any) -> None:
         if keep < 1:
             raise ValueError(f"keep is the number of checkpoints to keep: at least 1, not {keep}")
         for name, part in parts.items():
@@ -69,23 +77,24 @@ class Checkpoints:
         self._folder = Path(folder)
         self._restart = restart_folder()  # until something is saved or restored
         self._keep = keep
+        self._overwrite = overwrite
         self._parts = parts
 
     def save(self, step: int, **more: Any) -> None:
         """Writes the parts' states after ``step`` steps. ``more``: plain values, which ``restore`` returns. Collective.
 
         Raises TypeError for values that are not plain, and on every rank :class:`CollectiveError` (kind ``invalid``) naming the host when
-        rank 0 cannot write; the earlier checkpoints are there then as before.
+        rank 0 cannot write, or the folder holds another job's checkpoints of the same or later steps; what is there stays then.
         """
         header = {"schema": SCHEMA, "step": int(step), "more": more}
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
+        own = self._agree_on_own(int(step))
         error = ""
         if context.rank() == ROOT:
             try:
-                self._write(header)
+                self._write(header, own)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
-                why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
-                error = f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
+                error = self._objection(int(step), failure)
         error = broadcast_object(error, ROOT)
         if error:
             raise CollectiveError(error, "invalid", (ROOT,))
@@ -98,11 +107,12 @@ class Checkpoints:
         them than tensors and plain values, too; reading these can run any code. Raises :class:`CollectiveError` on every rank when the
         files cannot be read, or hold other parts than these, and when a job that was started with ``--restart-from`` finds none there.
         """
-        found = broadcast_object(self._last_valid() if context.rank() == ROOT else None, ROOT)
-        if found is None:
-            return {}
+        found: _Found = broadcast_object(self._last_valid() if context.rank() == ROOT else None, ROOT)
+        _own_in(self._restart or self._folder).update(found.names)
         if found.error:
             raise CollectiveError(found.error, "invalid", (ROOT,))
+        if not found.header:
+            return {}
         states = _load(found.content, trust)
         if set(states) != set(self._parts):
             folder, asked_for = self._restart or self._folder, ", ".join(sorted(self._parts))
@@ -116,13 +126,46 @@ class Checkpoints:
         self._restart = None
         return {"step": found.header["step"], **found.header["more"]}
 
-    def _write(self, header: dict[str, Any]) -> None:
+    def _agree_on_own(self, step: int) -> set[str]:
+        """Names of the checkpoints that are this job's, with the one that is to be written. Raises where another job's are in the way.
+
+        In an elastic job rank 0 may have come after the others had written or restored.
+        """
+        own = _own_in(self._folder)
+        late, error = [], ""
+        if context.rank() == ROOT:
+            try:
+                late = [path.name for path in _files(self._folder) if _step_of(path) >= step]
+            except Exception as failure:  # noqa: BLE001 - as in save
+                error = self._objection(step, failure)
+        everyone = allgather_object((own, socket.gethostname(), late, error), "checkpoint.own")
+        own |= set().union(*(names for names, _, _, _ in everyone))
+        _, host, late, error = everyone[ROOT]
+        if error:
+            raise CollectiveError(error, "invalid", (ROOT,))
+        others = [name for name in late if name not in own]
+        if others and not self._overwrite:
+            named = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+            text = (
+                f"the checkpoint of step {step} is not written: {self._folder} on {host} holds another job's of the same or later steps "
+                f"({named}). Call restore() before save() to go on from them, choose another folder, or pass overwrite=True to "
+                "Checkpoints to delete them"
+            )
+            raise CollectiveError(text, "invalid", (ROOT,))
+        own.add(_name_of(step))
+        return own
+
+    def _objection(self, step: int, failure: Exception) -> str:
+        why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
+        return f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
+
+    def _write(self, header: dict[str, Any], own: set[str]) -> None:
         packed = io.BytesIO()
         torch.save({name: part.state_dict() for name, part in self._parts.items()}, packed)
         content = packed.getbuffer()
         line = json.dumps({**header, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
         self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / f"step-{header['step']:012d}.checkpoint"
+        target = self._folder / _name_of(header["step"])
         draft = target.with_name(f".{target.name}.part")
         try:
             with draft.open("wb") as file:
@@ -136,17 +179,19 @@ class Checkpoints:
                 draft.unlink()
             raise
         _bring_to_disk(self._folder)
-        # Those of later steps are of a line that was given up: they were passed over, or another job's.
-        others = [path for path in _files(self._folder) if path != target]
+        # Those of later steps are of a line that was given up, or were passed over.
+        others = [path for path in _files(self._folder) if path != target and (self._overwrite or path.name in own)]
         older = [path for path in others if _step_of(path) < header["step"]]
         drafts = self._folder.glob(".step-*.checkpoint.part")  # of a process that was killed
         for old in {*others, *drafts} - {*older[: self._keep - 1]}:
             old.unlink(missing_ok=True)
 
-    def _last_valid(self) -> _Found | None:
+    def _last_valid(self) -> _Found:
         passed_over = []
         try:
-            for path in _files(self._restart or self._folder):
+            files = _files(self._restart or self._folder)
+            names = frozenset(path.name for path in files)
+            for path in files:
                 try:
                     found = _read(path)
                 except ValueError as error:
@@ -155,11 +200,11 @@ class Checkpoints:
                 else:
                     if self._restart:
                         print(f"collective_core: goes on from {path} (step {found.header['step']})", file=sys.stderr, flush=True)
-                    return found
+                    return found._replace(names=names)
         except OSError as error:
             return _Found({}, b"", f"the checkpoints cannot be read on {socket.gethostname()}: {error}")
         if self._restart is None:
-            return None
+            return _Found({}, b"", "", names)
         why = "; ".join(passed_over) or ("it holds none" if self._restart.is_dir() else "there is no such folder")
         return _Found({}, b"", f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}")
 
@@ -174,6 +219,14 @@ def _files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the last first."""
     named = [path for path in folder.glob("step-*.checkpoint") if re.fullmatch(r"step-\d+\.checkpoint", path.name)]
     return sorted(named, key=_step_of, reverse=True)
+
+
+def _own_in(folder: Path) -> set[str]:
+    return _own.setdefault(os.path.abspath(folder), set())
+
+
+def _name_of(step: int) -> str:
+    return f"step-{int(step):012d}.checkpoint"
 
 
 def _step_of(path: Path) -> int:

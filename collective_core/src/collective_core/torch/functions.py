@@ -13,6 +13,7 @@ import torch
 
 from collective_core import context
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_
 from collective_core.torch.ops.handles import synchronize
@@ -147,6 +148,7 @@ def _give_back_types(optimizer: torch.optim.Optimizer, state: Any, same_model: b
                 loaded[name] = value.to(loaded[name].device)
 
 
+@not_compiled
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
     name = name or context.next_name("broadcast_object", members(process_set).id)
@@ -164,6 +166,7 @@ def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
+@not_compiled
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """Every rank's object, by rank."""
     name = name or context.next_name("allgather_object", members(process_set).id)

@@ -84,7 +84,7 @@ def _compare_gpus(device: torch.device, who: Members) -> None:
     mine = str(getattr(torch.cuda.get_device_properties(device), "uuid", f"unknown, of rank {who.rank}"))
     row = np.frombuffer(mine.encode()[:GPU_NAME].ljust(GPU_NAME), dtype=np.uint8).reshape(1, GPU_NAME)
     try:
-        rows = arrays.allgather(row, f"the first CUDA tensor of process set {who.id}", process_set=process_set_by_id(who.id))
+        rows = arrays.allgather_without_joined(row, f"the first CUDA tensor of process set {who.id}", process_set_by_id(who.id))
     except CollectiveError as error:
         if error.kind != "mismatch":
             raise

@@ -152,9 +152,11 @@ def _launch(own: Set, asked: Agreed, calls: list[nccl.Call]) -> None:
 
 def _put_on_stream(library: nccl.Library, own: Set, asked: Agreed, calls: list[nccl.Call], launch: Launch | None) -> None:
     """With the stream as PyTorch's current one, so that what is allocated here is the stream's own memory."""
+    before = after = 1.0
     if launch is None:
         source, target = _stand_ins(own, asked)
     else:
+        before, after = nccl_plan.factors(asked, launch.prescale, launch.postscale)
         own.stream.wait_event(launch.ready)
         source = launch.source
         if launch.target is None:
@@ -163,13 +165,12 @@ def _put_on_stream(library: nccl.Library, own: Set, asked: Agreed, calls: list[n
         # PyTorch gives memory back when the caller lets go of it; the stream may still be at work on it then.
         source.record_stream(own.stream)
         target.record_stream(own.stream)
-        if launch.prescale != 1.0:
-            source = source * launch.prescale
+        if before != 1.0:
+            source = source * before
     library.put(calls, source.data_ptr(), target.data_ptr(), own.communicator, own.stream.cuda_stream)
     if launch is not None:
-        factor = launch.postscale / (asked.contributors if asked.reduce == _native.AVERAGE else 1)
-        if factor != 1.0:
-            target.mul_(factor)
+        if after != 1.0:
+            target.mul_(after)
         launch.done.record(own.stream)
         launch.is_under_way = True
 

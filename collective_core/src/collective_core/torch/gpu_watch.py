@@ -33,6 +33,14 @@ def see_to(process_set: int, end: Any) -> None:
             _watcher.start()
 
 
+def finish() -> None:
+    """Waits until GPUs have done what was put on their streams, or a failure has ended it."""
+    with _turn:
+        ends = [end for _, end in _last.values()]
+    while context.failure() is None and not all(end.query() for end in ends):
+        time.sleep(0.001)
+
+
 def forget(process_set: int) -> None:
     """What was under way for the set is nobody's any more."""
     with _turn:

@@ -11,13 +11,47 @@ import torch
 
 from collective_core.process_sets import ProcessSet, global_process_set
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
+from collective_core.torch.gradient_scaling import reduce_before_looking
 from collective_core.torch.ops import allreduce
 from collective_core.torch.reducer import Reducer
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """Methods that :func:`DistributedOptimizer` mixes into the class of the optimizer that it wraps."""
+    """Methods that :func:`DistributedOptimizer` mixes into the class of the optimizer that it wraps.
+
+    Programs written for Horovod do that themselves, with its constructor: ``type(name, (kind,), dict(_DistributedOptimizer.__dict__))``,
+    or with the dictionary of a class that inherits from this one. A class of both, ``class Mine(_DistributedOptimizer, SGD)``, works, too.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+        compression: Any = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: str = allreduce.Average,
+        gradient_predivide_factor: float = 1.0,
+        groups: Any = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        if op == allreduce.Adasum:
+            raise ValueError("an optimizer with op=Adasum is made by DistributedOptimizer(optimizer, op=Adasum)")
+        _check_options(op, gradient_predivide_factor, backward_passes_per_step)
+        _wrapped(self).__init__(params)
+        self._distribute(
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            groups,
+            0,
+            sparse_as_dense,
+            process_set,
+        )
 
     def _distribute(
         self,
@@ -30,10 +64,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         num_groups: int,
         sparse_as_dense: bool,
         process_set: ProcessSet | None,
+        gradient_as_bucket_view: bool = True,
     ) -> None:
         self._compression = compression
         self._predivide_factor = gradient_predivide_factor
         self._should_synchronize = True
+        self._reduced_for_scaler = False
         how = {
             "op": op,
             # Average divides in the engine; the factor is taken out before the sum and put back after it.
@@ -52,6 +88,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             num_groups,
             sparse_as_dense,
             wants_sparse,
+            gradient_as_bucket_view,
         )
 
     def _listed(self) -> list[torch.nn.Parameter]:
@@ -97,15 +134,44 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._reducer.passes = passes
         self._reducer.begin_anew()
 
+    @not_compiled
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero."""
+        """Waits until all gradients are reduced and writes them into ``p.grad``.
+
+        A rank without one counts as zero; where no rank has one it stays None, and the optimizer leaves the parameter alone.
+        """
         self._reducer.synchronize(self._listed())
+        self._reduced_for_scaler = False
+
+    def _reduce_for_scaler(self) -> None:
+        """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
+        # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
+        if self._should_synchronize and (self._reduced_for_scaler or self._are_gradients_own()):
+            self.synchronize()
+            self._reduced_for_scaler = True
+
+    def _are_gradients_own(self) -> bool:
+        """Whether some have come since they were last reduced: the program may have reduced those of a step and then left it out."""
+        return self._reducer.is_under_way() or not self._reducer.is_done
+
+    @contextmanager
+    def _step_of_scaler(self) -> Iterator[None]:
+        """In which gradients have been reduced, once, whether the GradScaler looks at them first or the program has had it do so."""
+        should_synchronize = self._should_synchronize
+        if should_synchronize and self._are_gradients_own():
+            self.synchronize()
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = should_synchronize
+            self._reducer.is_done = self._reduced_for_scaler = False  # it may have skipped the step
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""
         self._reducer.begin_anew()
         self._reducer.is_done = False
-        super(self.__class__, self).load_state_dict(*args, **kwargs)
+        _wrapped(self).load_state_dict(*args, **kwargs)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -116,6 +182,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
+    @not_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes at every call.
 
@@ -134,7 +201,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if closure is not None:
                 closure = partial(self._evaluate, closure)
         try:
-            return super(self.__class__, self).step(closure)
+            return _wrapped(self).step(closure)
         finally:
             self._reducer.is_done = False
 
@@ -142,7 +209,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Calls the closure of a step and reduces what it leaves."""
         loss = closure()
         # One that only returns a loss leaves nothing: its gradients came before the step.
-        if self._reducer.is_under_way() or not self._reducer.is_done:
+        if self._are_gradients_own():
             self.synchronize()
             self._reducer.is_done = False  # of another call's gradients
         is_number = isinstance(loss, (int, float)) or (torch.is_tensor(loss) and loss.numel() == 1)
@@ -151,17 +218,35 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         number = loss.detach().clone() if torch.is_tensor(loss) else torch.tensor(float(loss), dtype=torch.float64)
         return self._reducer.reduced(number, "loss")
 
+    @not_compiled
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._reducer.is_under_way():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."
             )
-        super(self.__class__, self).zero_grad(*args, **kwargs)
+        self._reducer.is_done = False
+        _wrapped(self).zero_grad(*args, **kwargs)
+
+
+def _wrapped(optimizer: Any) -> Any:
+    """The wrapped optimizer's own methods: of the class behind that which these here are in, by inheritance or because they were copied."""
+    last = [kind for kind in type(optimizer).__mro__ if "_distribute" in kind.__dict__][-1]
+    return super(last, optimizer)
+
+
+def _check_options(op: str, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
+    if op not in (allreduce.Average, allreduce.Sum, allreduce.Adasum):
+        raise ValueError(f"DistributedOptimizer takes op Average, Sum or Adasum, not {op!r}")
+    if gradient_predivide_factor != 1.0 and op != allreduce.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be at least 1")
 
 
 # PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
 _DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
+reduce_before_looking()
 
 
 def DistributedOptimizer(
@@ -175,6 +260,7 @@ def DistributedOptimizer(
     groups: Any | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet | None = None,
+    gradient_as_bucket_view: bool = True,
 ) -> Any:
     """The optimizer, with gradients that are averaged (``op``) over all ranks before every step.
 
@@ -184,14 +270,10 @@ def DistributedOptimizer(
     parameters, or a number of groups (``num_groups`` is its old name), that are summed together; other parameters are, in
     buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense to be summed, otherwise rows
     are gathered; the optimizer finds sparse ones. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not
-    the gradients.
+    the gradients. ``gradient_as_bucket_view``: ``p.grad`` is a view of memory that the next step writes to, so clone what is to be kept;
+    with False, as in DDP, gradients are tensors of their own, which costs a copy more.
     """
-    if op not in (allreduce.Average, allreduce.Sum, allreduce.Adasum):
-        raise ValueError(f"DistributedOptimizer takes op Average, Sum or Adasum, not {op!r}")
-    if gradient_predivide_factor != 1.0 and op != allreduce.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if backward_passes_per_step < 1:
-        raise ValueError("backward_passes_per_step must be at least 1")
+    _check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if op == allreduce.Adasum:
         return distribute_with_adasum(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
@@ -208,5 +290,6 @@ def DistributedOptimizer(
         num_groups,
         sparse_as_dense,
         process_set,
+        gradient_as_bucket_view,
     )
     return wrapped

@@ -7,8 +7,8 @@ from zlib import crc32
 
 import torch
 
+from collective_core import arrays
 from collective_core.process_sets import ProcessSet
-from collective_core.torch.ops.allgather import allgather
 
 
 class Plan(NamedTuple):
@@ -45,6 +45,6 @@ def agree(
     ever_sparse = [was or now for was, now in zip(last.is_sparse, is_sparse)]
     has_come = [p.grad is not None for p in parameters]
     mine = torch.tensor([[[*order], ever_sparse, has_come]], dtype=torch.int64)
-    plans = allgather(mine, name, process_set)
+    plans = torch.from_numpy(arrays.allgather_without_joined(mine.numpy(), name, process_set))
     unseen = (plans[:, 2].amax(0) == 0).nonzero().flatten().tolist()
     return Plan(plans[0, 0].tolist(), plans[:, 1].amax(0).bool().tolist(), frozenset(unseen))

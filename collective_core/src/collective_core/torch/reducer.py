@@ -9,7 +9,6 @@ host compute on all its cores, there is nothing to overlap with either (:func:`_
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from functools import partial
@@ -18,11 +17,12 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from collective_core import context
+from collective_core import context, cores
 from collective_core.elastic import worker
 from collective_core.process_sets import ProcessSet
 from collective_core.torch import gpu
 from collective_core.torch.buckets import Bucket, groups_of, make_buckets
+from collective_core.torch.compiling import is_traced
 from collective_core.torch.compression import Compression
 from collective_core.torch.hooks import on_gradient
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
@@ -41,6 +41,7 @@ class Reducer:
         passes: backward passes whose gradients are added up before they are reduced.
         how: the keyword arguments of an allreduce.
         wants_sparse: whether gradients become sparse in the end, also where they came as dense ones.
+        as_views: whether gradients are views of buckets.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Reducer:
         num_groups: int,
         sparse_as_dense: bool,
         wants_sparse: bool,
+        as_views: bool = True,
     ) -> None:
         self.passes = passes
         self.is_done = False  # whether what is in p.grad has been reduced; the optimizer takes it back when it has used that
@@ -62,6 +64,7 @@ class Reducer:
         self.process_set: ProcessSet = how["process_set"]
         self.sparse_as_dense = sparse_as_dense
         self._wants_sparse = wants_sparse
+        self._as_views = as_views
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
         self.is_alone = is_alone(self.process_set)
@@ -88,7 +91,9 @@ class Reducer:
     # --- what the optimizer calls
 
     def synchronize(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Waits until all gradients are reduced and writes them into ``p.grad``. Parameters without one count as zero.
+        """Waits until all gradients are reduced and writes them into ``p.grad``.
+
+        A rank without one counts as zero; where no rank has one it stays None.
 
         Args:
             parameters: the optimizer's as they are now: some may have been added, or made to be trained.
@@ -136,6 +141,8 @@ class Reducer:
 
     def _gradient_ready(self, hook: int, parameter: torch.nn.Parameter) -> None:
         """Called for every gradient of every step, when the caches are full of other things: every line of it counts."""
+        if is_traced():  # which knows no locks; what nobody has noted is taken when the pass has ended
+            return
         with self._lock:
             if self._changes_seen != context.changes():
                 self._notice_others()
@@ -167,9 +174,7 @@ class Reducer:
     def _fill(self, bucket: Bucket) -> None:
         for parameter in bucket.unfilled:
             gradient = parameter.grad
-            if gradient is None:
-                parameter.grad = torch.zeros_like(parameter)  # unused on this rank: it counts as zero
-            elif gradient.is_sparse:
+            if gradient is not None and gradient.is_sparse:
                 self._note_late(parameter)
                 parameter.grad = gradient.to_dense()
         if bucket.unfilled:
@@ -213,7 +218,8 @@ class Reducer:
                 self._launch_complete()
 
         def finish_sparse(parameter: torch.nn.Parameter, handle: int) -> None:
-            parameter.grad = handles.synchronize(handle)
+            total = handles.synchronize(handle)
+            parameter.grad = total if total._nnz() else None  # no rank has rows of it: as if none had used it
 
         def forget_handles() -> None:
             for bucket in self.buckets:
@@ -232,7 +238,7 @@ class Reducer:
             bucket.empty()
         # There are optimizers that want sparse ones. Only by what all ranks know: dense and sparse steps round differently.
         for parameter in self._trained if self._wants_sparse else self._sparse:
-            if not parameter.grad.is_sparse:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_sparse(1)
         if self._plan.unseen:
             self._agree_anew_for_late_ones()
@@ -282,7 +288,7 @@ class Reducer:
             most_bytes, groups = 0, []
         uses_nccl = not self.is_alone and gpu.is_used(self.process_set)
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
-        self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl)
+        self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl, self._as_views)
         self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
         bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self._bucket_of = [bucket_of.get(p) for p in self._trained]  # None: its gradient goes as sparse
@@ -318,7 +324,11 @@ class Reducer:
 
     def _reduce_alone(self, newcomers: list[torch.nn.Parameter]) -> None:
         """Their first gradients, where the ranks had agreed on a plan without them."""
-        for number, parameter in enumerate(newcomers):
+        used = torch.tensor([parameter.grad is not None for parameter in newcomers], dtype=torch.uint8)
+        allreduce.allreduce_(used, name=f"{self._prefix}.new.used", op=allreduce.Max, process_set=self.process_set)
+        for number, (parameter, is_used) in enumerate(zip(newcomers, used.tolist())):
+            if not is_used:
+                continue
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             parameter.grad = self.reduced(dense, f"new.{number}")
@@ -343,6 +353,5 @@ def _can_overlap() -> bool:
 
     Two threads of a rank would only take the core from each other, and those of other ranks wait for both.
     """
-    member, cores, allowed = context.current(), os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    own = allowed if allowed < cores else cores // member.local_size
-    return member.cross_size > 1 or torch.get_num_threads() < own
+    member = context.current()
+    return member.cross_size > 1 or torch.get_num_threads() < cores.share(member.local_size, cores.launcher())

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from collective_core.arrays import Sum
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
 
@@ -38,9 +39,14 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         use_batch = self.training or self.running_mean is None
-        if not use_batch or members(self.process_set).size == 1:
-            result: torch.Tensor = super().forward(input)
-            return result
+        normalised: torch.Tensor = self._normalise_together(input) if use_batch else super().forward(input)
+        return normalised
+
+    @not_compiled
+    def _normalise_together(self, input: torch.Tensor) -> torch.Tensor:
+        if members(self.process_set).size == 1:
+            alone: torch.Tensor = super().forward(input)
+            return alone
         output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps, self.process_set)
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))

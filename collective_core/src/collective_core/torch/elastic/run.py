@@ -11,6 +11,7 @@ from collective_core.errors import CollectiveError
 from collective_core.torch import names
 from collective_core.torch.checkpoint import restart_folder
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, State
+from collective_core.torch.ops import handles
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
 SURVIVABLE = ("peer_lost", "timeout", "internal", "closed")
@@ -47,6 +48,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 pass
             names.forget_made_after(made)
             context.rejoin(lost)
+            handles.forget_all()
             state.on_reset()
 
     return wrapped

@@ -9,15 +9,17 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
+from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
+from collective_core.torch import gpu_watch
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
 from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
 from collective_core.torch.elastic.handlers import handler_of
 from collective_core.torch.elastic.handlers import set_handler_registry as set_handler_registry
 from collective_core.torch.functions import allgather_object, broadcast_object
-from collective_core.torch.ops import allreduce
+from collective_core.torch.ops import allreduce, handles
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -52,7 +54,16 @@ class State:
         self.reset()
 
     def commit(self) -> None:
-        """Saves the state, and lets the ranks change where they are to. Collective. Not in every step, if it takes long."""
+        """Saves the state, and lets the ranks change where they are to. Collective. Not in every step, if it takes long.
+
+        Operations that are under way are waited for, and when one has failed, nothing is saved and its error is raised: on a GPU an
+        operation counts as done when it has begun, and what a failure leaves of it must not become the state.
+        """
+        handles.finish()
+        gpu_watch.finish()
+        failure = context.failure()
+        if failure is not None:
+            raise failure
         self.save()
         self.check_host_updates()
 

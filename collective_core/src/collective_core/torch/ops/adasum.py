@@ -53,10 +53,10 @@ def combine(
     flat[:length] = source.reshape(-1).to(flat.dtype) * prescale  # the zeros after it change no dot product
     if length == 0:
         return
-    slices, rows = arrays.alltoall(flat.numpy(), None, f"{name}.adasum.slices", process_set)
+    slices, rows = arrays.alltoall_without_joined(flat.numpy(), f"{name}.adasum.slices", process_set)
     if 0 in rows:
         # A rank has joined: it would drop its slice. The others do all the work on whole vectors.
-        everyone = torch.from_numpy(arrays.allgather(flat.numpy(), f"{name}.adasum.vectors", process_set))
+        everyone = torch.from_numpy(arrays.allgather_without_joined(flat.numpy(), f"{name}.adasum.vectors", process_set))
         whole = _tree(list(everyone.split(len(flat))), lambda dots, _: dots)
     else:
 
@@ -65,7 +65,7 @@ def combine(
             return torch.from_numpy(arrays.allreduce(dots.numpy(), name_of_level, arrays.Sum, process_set=process_set))
 
         mine = _tree(list(torch.from_numpy(slices).split(share)), over_ranks)
-        whole = torch.from_numpy(arrays.allgather(mine.contiguous().numpy(), f"{name}.adasum.whole", process_set))
+        whole = torch.from_numpy(arrays.allgather_without_joined(mine.contiguous().numpy(), f"{name}.adasum.whole", process_set))
     with torch.no_grad():
         target.copy_((whole[:length] * postscale).view(target.shape))
 

@@ -10,6 +10,7 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import Group, Mapped, Work, handle_of
 from collective_core.torch.ops.rows import start_rows
@@ -49,17 +50,20 @@ class _Allgather(torch.autograd.Function):
         return None, None, *mine
 
 
+@not_compiled
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
     """All ranks' tensors one after the other along the first dimension, which may differ between ranks."""
     output: torch.Tensor = _Allgather.apply(name, process_set, tensor)[0]
     return output
 
 
+@not_compiled
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts an :func:`allgather`; ``synchronize`` returns the new tensor."""
     return handle_of(Mapped(start(tensor, name, process_set), itemgetter(0)))
 
 
+@not_compiled
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[torch.Tensor]:
@@ -67,6 +71,7 @@ def grouped_allgather(
     return list(_Allgather.apply(name, process_set, *tensors)) if tensors else []
 
 
+@not_compiled
 def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`grouped_allgather`; ``synchronize`` returns the list."""
     works = [Mapped(start(tensor, n, process_set), itemgetter(0)) for tensor, n in zip(tensors, names_of_group(name, len(tensors)))]

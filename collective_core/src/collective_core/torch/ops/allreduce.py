@@ -12,6 +12,7 @@ from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch import gpu
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
@@ -52,7 +53,7 @@ class _Request:
             prescale=self.prescale,
             postscale=self.postscale,
             process_set=members(self.process_set).id,
-            objection=objection or arrays.objection_to_reduction(self.op, dtype),
+            objection=objection or arrays.objection_to_reduction(self.op, dtype, self.prescale, self.postscale),
             device=device,
             fused=fused,
         )
@@ -117,6 +118,7 @@ def _require_gradient(request: _Request) -> None:
         raise CollectiveError(f"an allreduce with op={request.op} has no gradient; use Sum or Average", "invalid")
 
 
+@not_compiled
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -138,6 +140,7 @@ def allreduce(
     return result
 
 
+@not_compiled
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -169,6 +172,7 @@ def prepare_(
     return partial(arrays.run, request.operation(tensor, name, place, place, device_number(tensor)), tensor)
 
 
+@not_compiled
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -183,6 +187,7 @@ def allreduce_async(
     return handle_of(_start(tensor, new_like(tensor), name, request))
 
 
+@not_compiled
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -226,6 +231,7 @@ class _GroupedAllreduce(torch.autograd.Function):
         return None, None, *_start_group(gradients, [new_like(g) for g in gradients], None, ctx.request).result()
 
 
+@not_compiled
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -243,6 +249,7 @@ def grouped_allreduce(
     return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
 
 
+@not_compiled
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -256,6 +263,7 @@ def grouped_allreduce_(
     return _start_group(tensors, tensors, name, _Request(average, op, prescale_factor, postscale_factor, process_set)).result()
 
 
+@not_compiled
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -270,6 +278,7 @@ def grouped_allreduce_async(
     return handle_of(_start_group(tensors, [new_like(t) for t in tensors], name, request))
 
 
+@not_compiled
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

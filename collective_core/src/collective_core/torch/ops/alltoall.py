@@ -8,6 +8,7 @@ import torch
 
 from collective_core import _native, arrays, context
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.handles import Mapped, handle_of
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import objection_to_tensor
@@ -58,6 +59,7 @@ class _Alltoall(torch.autograd.Function):
         return returned, None, None, None
 
 
+@not_compiled
 def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """Sends ``splits[r]`` rows to every rank r; returns what came from all ranks, in rank order.
 
@@ -68,6 +70,7 @@ def alltoall(tensor: torch.Tensor, splits: Splits = None, name: str | None = Non
     return received if splits is None else (received, rows)
 
 
+@not_compiled
 def alltoall_async(tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts an :func:`alltoall`; ``synchronize`` returns the received tensor and the rows from each rank, also without ``splits``."""
     return handle_of(_start(tensor, splits, name, process_set))

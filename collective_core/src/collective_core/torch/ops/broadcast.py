@@ -10,6 +10,7 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch import gpu
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.handles import Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like, objection_to_tensor
@@ -102,23 +103,27 @@ class _Broadcast(torch.autograd.Function):
         return gradient, None, None, None
 
 
+@not_compiled
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
     """The root's tensor on every rank, as a new tensor. ``root_rank`` is a rank of the job, also with a process set."""
     output: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return output
 
 
+@not_compiled
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
     """Overwrites ``tensor`` with the root's, and returns it."""
     result: torch.Tensor = _start(tensor, tensor, root_rank, name, process_set, blocking=True).result()
     return result
 
 
+@not_compiled
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`broadcast`; ``synchronize`` returns the new tensor."""
     return handle_of(_start(tensor, new_like(tensor), root_rank, name, process_set))
 
 
+@not_compiled
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> int:
     """Starts a :func:`broadcast_`."""
     return handle_of(_start(tensor, tensor, root_rank, name, process_set))

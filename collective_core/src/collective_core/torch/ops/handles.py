@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from functools import partial
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, arrays
 from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.torch.compiling import not_compiled
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
 #: done with it, whether or not anybody still waits.
@@ -49,7 +51,8 @@ class Work:
             _kept[engine_handle] = keep
 
     def __del__(self) -> None:
-        if _kept and self._engine_handle in _kept:  # None at the end of the interpreter, after an error
+        # One that was never begun has no handle; at the end of the interpreter, after an error, there is nothing kept.
+        if _kept and getattr(self, "_engine_handle", 0) in _kept:
             _abandoned.append(self._engine_handle)
 
     def is_done(self) -> bool:
@@ -82,6 +85,28 @@ def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     if error is not None:
         raise error
     return results
+
+
+def finish() -> None:
+    """Waits for all that is under way, and raises the first failure of it; results are still to be synchronised."""
+
+    def wait(handle: int) -> None:
+        try:
+            arrays.wait(handle, _kept.get(handle))
+        except CollectiveError:
+            _kept.pop(handle, None)
+            raise
+
+    results_of([partial(wait, handle) for handle in list(_kept) if handle not in _abandoned])
+
+
+def forget_all() -> None:
+    """After the end of the engine that had them: it uses no memory any more, and the next one does not know them."""
+    for handle in list(_kept):
+        _native.release(handle)
+    _kept.clear()
+    _under_way.clear()
+    _abandoned.clear()
 
 
 class Group:
@@ -126,6 +151,7 @@ def abandon(handle: int) -> None:
     _under_way.pop(handle, None)
 
 
+@not_compiled
 def poll(handle: int) -> bool:
     """Whether the operation is done, so that :func:`synchronize` will not wait."""
     if handle not in _under_way:
@@ -133,6 +159,7 @@ def poll(handle: int) -> bool:
     return bool(_under_way[handle].is_done())
 
 
+@not_compiled
 def synchronize(handle: int) -> Any:
     """Waits for the operation and returns its result: what the blocking form returns, for a group a list.
 

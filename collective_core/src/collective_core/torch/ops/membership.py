@@ -9,13 +9,16 @@ import torch
 from collective_core import arrays, mpi_carrier, nccl
 from collective_core.process_sets import ProcessSet
 from collective_core.torch import gpu
+from collective_core.torch.compiling import not_compiled
 
 
+@not_compiled
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Returns when every rank of the process set has called it."""
     arrays.barrier(process_set=process_set)
 
 
+@not_compiled
 def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GPU of this rank
     """For a rank that has run out of data: takes part in what the others still do until all have joined.
 

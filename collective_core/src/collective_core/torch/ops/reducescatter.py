@@ -11,6 +11,7 @@ from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
 from collective_core.process_sets import ProcessSet, members
 from collective_core.torch import gpu
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.handles import Group, Work, handle_of
@@ -30,7 +31,7 @@ class _Request:
 def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     who = members(request.process_set)
     dtype = dtype_name(tensor)
-    problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype)
+    problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype, request.prescale, request.postscale)
     problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
     on_gpu = gpu.carries(tensor, request.op, request.prescale, request.postscale, who) and not problem
     source = tensor if on_gpu else host_copy(tensor)
@@ -85,6 +86,7 @@ class _Reducescatter(torch.autograd.Function):
         return None, None, *(allgather(gradient, process_set=request.process_set) for gradient in scaled)
 
 
+@not_compiled
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -98,6 +100,7 @@ def reducescatter(
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
+@not_compiled
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -110,6 +113,7 @@ def reducescatter_async(
     return handle_of(_start(tensor, name, _Request(op, prescale_factor, postscale_factor, process_set)))
 
 
+@not_compiled
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -126,6 +130,7 @@ def grouped_reducescatter(
     return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
 
 
+@not_compiled
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

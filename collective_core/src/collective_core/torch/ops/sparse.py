@@ -7,9 +7,13 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Sum
 from collective_core.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops import allgather
 from collective_core.torch.ops.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops.tensors import objection_to_tensor, without_data
+
+#: Their sums are formed in float32 and rounded once, as those of dense tensors.
+_HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class SparseHandle(int):
@@ -34,8 +38,17 @@ class _SparseWork:
     def result(self) -> torch.Tensor:
         _, (marked, rows), (values, _) = results_of([part.result for part in self._parts])
         indices = [part[:-1] for part in marked.split(rows) if len(part)]
-        whole = torch.sparse_coo_tensor(torch.cat(indices).t(), values, self._tensor.shape, check_invariants=False).coalesce()
-        return whole if self._op == Sum else whole / float(len(indices))
+        wide = values.float() if values.dtype in _HALF_TYPES else values
+        whole = torch.sparse_coo_tensor(torch.cat(indices).t(), wide, self._tensor.shape, check_invariants=False).coalesce()
+        result = whole if self._op == Sum else whole / float(len(indices))
+        return result.to(values.dtype) if values.dtype in _HALF_TYPES else result
+
+
+def _merged(tensor: torch.Tensor) -> torch.Tensor:
+    """Every index once."""
+    if tensor.is_coalesced() or tensor.dtype not in _HALF_TYPES:
+        return tensor.coalesce()
+    return tensor.float().coalesce().to(tensor.dtype)
 
 
 def _objection(tensor: torch.Tensor, op: str) -> str:
@@ -51,6 +64,7 @@ def _marked_indices(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows, rows.new_full((1, rows.shape[1]), -1)])
 
 
+@not_compiled
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: str = Average, process_set: ProcessSet | None = None
 ) -> SparseHandle:
@@ -61,7 +75,7 @@ def sparse_allreduce_async(
     who = members(process_set)
     problem = _objection(tensor, op)
     agreement = without_data(tensor, name or context.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
-    mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else tensor.coalesce()
+    mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else _merged(tensor)
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),
         allgather.start(_marked_indices(mine), f"{name}.indices" if name else None, process_set, objection=problem),

@@ -1,0 +1,17 @@
+"""The object whose methods are the functions of ``horovod.torch``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import collective_core.torch as hvd
+
+
+class HorovodBasics:
+    """Every name of ``collective_core.torch``. Its arguments, a library that was built for a framework, mean nothing here."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(hvd, name)

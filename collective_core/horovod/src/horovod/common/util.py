@@ -1,0 +1,94 @@
+"""What programs and tests ask before ``init``."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence, TypeVar
+
+import collective_core.torch as hvd
+
+_Item = TypeVar("_Item")
+
+#: The frameworks that Horovod has extensions for and there are names of here.
+EXTENSIONS = ["torch"]
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
+    """Whether there is a ``horovod.NAME`` of a framework."""
+    return ext_base_name in EXTENSIONS
+
+
+def check_extension(ext_name: str, *_: Any) -> None:
+    """Raises ImportError where there is no ``horovod.NAME``."""
+    if ext_name.rpartition(".")[2] not in EXTENSIONS:
+        raise ImportError(f"{ext_name} is not part of collective_core, which is for PyTorch")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameters
+    """Whether PyTorch sees a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """As ``hvd.mpi_built``."""
+    return hvd.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """As ``hvd.gloo_built``."""
+    return hvd.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:  # noqa: ARG001
+    """As ``hvd.nccl_built``."""
+    return hvd.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """As ``hvd.ddl_built``."""
+    return hvd.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """As ``hvd.ccl_built``."""
+    return hvd.ccl_built()
+
+
+@contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Has environment variables set meanwhile; None leaves one as it is."""
+    given = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Horovod has an Adasum of so many ranks; the engine has one of any number."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[_Item], parts: int) -> list[Sequence[_Item]]:
+    """So many parts of the list, as even as can be; the first have one more."""
+    least, more = divmod(len(items), parts)
+    ends = [number * least + min(number, more) for number in range(parts + 1)]
+    return [items[begin:end] for begin, end in zip(ends, ends[1:])]
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether one can go through it."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True

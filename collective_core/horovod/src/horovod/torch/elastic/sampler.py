@@ -1,0 +1,3 @@
+"""The sampler of an elastic job."""
+
+from collective_core.torch.elastic.sampler import ElasticSampler as ElasticSampler

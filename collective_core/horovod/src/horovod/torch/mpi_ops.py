@@ -1,0 +1,3 @@
+"""The collectives, as ``horovod.torch`` has them."""
+
+from collective_core.torch.mpi_ops import *  # noqa: F403

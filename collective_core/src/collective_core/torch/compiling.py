@@ -1,0 +1,34 @@
+"""What torch.compile and compiled autograd do not look into: locks, foreign memory and other ranks are nothing that they can trace."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _never() -> bool:
+    return False
+
+
+#: Whether a compiler traces the caller, which replaces the call by its answer; without one it costs a third of ``is_compiling``, at every
+#: collective and every gradient. Before PyTorch 2.1 none can be told what not to trace.
+is_traced: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
+
+
+def not_compiled(function: F) -> F:
+    """The function, which a compiler calls as it is, between what it compiles.
+
+    ``torch.compiler.disable`` alone would load the compiler, which takes seconds, and make every call dearer.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if is_traced():
+            return torch.compiler.disable(function)(*args, **options)
+        return function(*args, **options)
+
+    return call  # type: ignore[return-value]

@@ -1,0 +1,115 @@
+"""The package ``horovod`` that renames: installed beside the engine, it runs scripts written for Horovod as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from conftest import LAUNCH_LIMIT, find_mpirun
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "collective_core" / "horovod"
+SCRIPTS = HERE / "horovod_scripts"
+PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-build-isolation", "--no-index")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """A folder with the package, as pip installs it."""
+    folder = tmp_path_factory.mktemp("names")
+    done = subprocess.run(
+        [sys.executable, *PIP, "--target", str(folder), str(SOURCES)], capture_output=True, text=True, timeout=LAUNCH_LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(names, command, *, fails=False):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_", "HOROVOD_"))}
+    environment.update(PYTHONPATH=str(names), OMP_NUM_THREADS="1")
+    done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=LAUNCH_LIMIT)
+    assert (done.returncode != 0) is fails, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stderr if fails else done.stdout
+
+
+def test_a_training_script_runs_as_it_is(names):
+    command = [find_mpirun(), "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-np", 2, sys.executable, SCRIPTS / "mnist.py"]
+    said = sorted(line for line in run(names, command).splitlines() if line.startswith("rank "))
+    assert [line.split(" accuracy ")[0] for line in said] == ["rank 0 of 2", "rank 1 of 2"]
+    assert all(float(line.split(" accuracy ")[1]) > 0.9 for line in said), said
+
+
+def test_an_elastic_script_runs_as_it_is(names):
+    said = run(names, [sys.executable, "-m", "collective_core.launch", "-np", 2, "--min-np", 1, sys.executable, SCRIPTS / "elastic.py"])
+    assert "rank 0 of 2 epoch 1" in said
+    assert "rank 1 of 2 epoch 1" in said
+
+
+def test_a_function_runs_with_horovods_run(names):
+    assert "0.28.1 [(6.0, 2), (6.0, 2)]" in run(names, [sys.executable, SCRIPTS / "function.py"])
+
+
+def test_every_module_has_the_engines_own_objects(names):
+    program = """
+import collective_core, collective_core.torch as hvd, horovod, os
+from horovod.common import basics, elastic, exceptions, process_sets, util
+from horovod.ray import RayExecutor
+from horovod.spark import run as run_on_spark
+import horovod.torch, horovod.version
+import horovod.torch.compression, horovod.torch.elastic.sampler, horovod.torch.elastic.state, horovod.torch.functions
+import horovod.torch.mpi_ops, horovod.torch.optimizer, horovod.torch.sync_batch_norm
+missing = [name for name in hvd.__all__ if name != "elastic" and getattr(horovod.torch, name) is not getattr(hvd, name)]
+assert not missing, missing
+assert horovod.run is collective_core.run
+assert horovod.torch.optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+assert horovod.torch.elastic.TorchState is horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
+assert exceptions.HorovodInternalError is hvd.HorovodInternalError
+assert process_sets.global_process_set is hvd.global_process_set
+assert basics.HorovodBasics("horovod", "mpi_lib_v2").size is hvd.size
+assert util.extension_available("torch") and not util.extension_available("tensorflow")
+for arguments in ({"min_workers": 1}, {"num_workers": 1, "gpus_per_worker": 1}):
+    try:
+        RayExecutor(RayExecutor.create_settings(), **arguments)
+    except ValueError as error:
+        print(error)
+    else:
+        raise SystemExit(f"{arguments} was accepted")
+print(os.environ["COLLECTIVE_SEMANTICS"])
+"""
+    assert run(names, [sys.executable, "-c", program]).splitlines()[-1] == "horovod"
+
+
+def test_the_engines_own_semantics_can_be_kept(names):
+    program = "import os; os.environ['COLLECTIVE_SEMANTICS'] = 'engine'; import horovod; print(os.environ['COLLECTIVE_SEMANTICS'])"
+    assert run(names, [sys.executable, "-c", program]) == "engine\n"
+
+
+def put_real_horovod(folder):
+    record = folder / "horovod-0.28.1.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+
+
+def test_it_is_not_installed_beside_the_real_one(tmp_path):
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}))
+    put_real_horovod(site)
+    (site / "tools.pth").write_text(sysconfig.get_path("purelib") + "\n")  # pip and the build tool
+    said = run("", [tmp_path / "venv/bin/python", *PIP, SOURCES], fails=True)
+    assert "Horovod 0.28.1 is installed in" in said
+    assert "pip uninstall horovod" in said
+    assert "Traceback" not in said
+    assert not (site / "horovod").exists()
+
+
+def test_beside_the_real_one_it_says_so(names, tmp_path):
+    put_real_horovod(tmp_path)
+    said = run(f"{names}{os.pathsep}{tmp_path}", [sys.executable, "-c", "import horovod.torch"], fails=True)
+    assert "Horovod 0.28.1 and collective-core-horovod are both installed" in said
