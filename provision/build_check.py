@@ -43,22 +43,20 @@ def look(inventory: Inventory, python: str | None, progress: Progress, passwords
     return said
 
 
-def text(host: str, found: Mapping[str, Any]) -> str:
+def lines(host: str, found: Mapping[str, Any]) -> list[str]:
     """One host's lines, laid out as horovodrun's."""
     packages = found["packages"]
 
     def box(name: str, has: object, more: str = "") -> str:
         return f"    [{'X' if has else ' '}] {name}{f' {more}' if has and more else ''}"
 
-    return "\n".join(
-        [
-            f"{host}: collective_core {packages['collective_core']}, Python {found['python']}",
-            "  Frameworks:",
-            box("PyTorch", packages["torch"], f"{packages['torch']}{', CUDA' if found['cuda'] else ''}"),
-            box("NumPy", packages["numpy"], packages["numpy"]),
-            "  Launchers:",
-            box("own (--gloo)", packages["collective_core"]),
-            box("mpirun (--mpi)", found["mpirun"] and packages["mpi4py"], f"with mpi4py {packages['mpi4py']}"),
-            box("Runner", packages["cloudpickle"], f"with cloudpickle {packages['cloudpickle']}"),
-        ]
-    )
+    return [
+        f"{host}: collective_core {packages['collective_core']}, Python {found['python']}",
+        "  Frameworks:",
+        box("PyTorch", packages["torch"], f"{packages['torch']}{', CUDA' if found['cuda'] else ''}"),
+        box("NumPy", packages["numpy"], packages["numpy"]),
+        "  Launchers:",
+        box("own (--gloo)", packages["collective_core"]),
+        box("mpirun (--mpi)", found["mpirun"] and packages["mpi4py"], f"with mpi4py {packages['mpi4py']}"),
+        box("Runner", packages["cloudpickle"], f"with cloudpickle {packages['cloudpickle']}"),
+    ]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer.core import TyperGroup
 
 from provision import (
@@ -29,6 +27,7 @@ from provision import (
     report,
     run_hosts,
     sandbox,
+    terminal,
 )
 from provision import remove as removing
 from provision import run as launching
@@ -38,7 +37,23 @@ from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError, told
 from provision.image.cli import app as image_app
 from provision.install_options import Options
-from provision.options import AptMirror, Data, Epochs, Hosts, HostsOrNot, Json, Limit, Np, also, inventory_of, passwords, url, wishes
+from provision.options import (
+    AptMirror,
+    Cpu,
+    Data,
+    Epochs,
+    Hosts,
+    HostsOrNot,
+    Json,
+    Limit,
+    Np,
+    Oversubscribe,
+    also,
+    inventory_of,
+    passwords,
+    url,
+    wishes,
+)
 from provision.run_options import run_options
 from provision.session import Session
 
@@ -75,7 +90,7 @@ def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001  main() acts on it
 ) -> None:
     if version:
-        typer.echo(f"provision {__version__}")
+        terminal.out().say(f"provision {__version__}")
         raise typer.Exit
 
 
@@ -90,12 +105,14 @@ def up(
         str | None, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one, e.g. `engine`.")
     ] = None,
     apt_mirror: AptMirror = None,
+    cpu: Cpu = None,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", help="Install from this file of `provision bundle`; no host asks any network.", dir_okay=False),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="Finish with the training job (default).")] = True,
     np: Np = None,
+    oversubscribe: Oversubscribe = False,
     epochs: Epochs = None,
     data: Data = None,
     json_: Json = False,
@@ -106,9 +123,9 @@ def up(
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
     install.steps(first_step)  # a step that does not exist is said before anything is done
     mirror = url("--apt-mirror", apt_mirror)
-    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror)
+    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu)
     if smoke:
-        options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data))
+        options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = main_job.up(inventory, options, shown, passwords)
@@ -129,11 +146,11 @@ def survey(
     with progress.make() as shown:
         found = surveying.look(Session(inventory, shown, passwords), index="new")
     if json_:
-        _print_json(found.as_dict())
+        terminal.document(found.as_dict())
     else:
-        console = _console()
+        console = terminal.out()
         if found.hosts:
-            console.print(report.table(surveying.summary(found.hosts)))
+            console.print(terminal.table(surveying.summary(found.hosts)))
         report.show_problems(found.problems, console)
     if found.blocked:
         raise typer.Exit(1)
@@ -151,40 +168,42 @@ def plan(
         Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)
     ] = None,
     apt_mirror: AptMirror = None,
+    cpu: Cpu = None,
     json_: Json = False,
     *,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """What would be installed where, from where, and why."""
-    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror))
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
         inventory, found, problems = given_facts.read(facts_file, inventory, limit)
-        report.show_problems(problems, Console(stderr=True))
+        report.show_problems(problems, terminal.err())
     elif inventory is None:
         raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
             looked = surveying.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
-        report.show_problems(looked.problems, Console(stderr=True))
+        report.show_problems(looked.problems, terminal.err())
         found = looked.hosts
     before = None if options.upgrade else decided.to_keep(inventory)
     made, sources = planning.make_plan(inventory, found, options, before)
     for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
-        Console(stderr=True).print(Text(line))
+        terminal.say(line)
     if json_:
+        console = terminal.out()
         for piece in made.json():
-            sys.stdout.write(piece)
+            console.content(piece)
         planning.refuse_conflicts(made)
     elif made.conflicts:
-        plan_text.show(made, Console(stderr=True))
+        plan_text.show(made, terminal.err())
         raise typer.Exit(1)
     else:
-        plan_text.show(made, _console())
+        plan_text.show(made, terminal.out())
     if out is not None and made.hosts:
-        playbook = install.render(made, inventory, found, sources, out.resolve())
-        Console(stderr=True).print(Text(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check"))
+        playbook, _variables = install.render(made, inventory, found, sources, out.resolve())
+        terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
         raise ProvisionError(
@@ -198,6 +217,7 @@ def smoke(
     hosts: Hosts,
     limit: Limit = None,
     np: Np = None,
+    oversubscribe: Oversubscribe = False,
     epochs: Epochs = None,
     data: Data = None,
     json_: Json = False,
@@ -207,7 +227,9 @@ def smoke(
     """The training job alone, on hosts that `provision up` made ready."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        result = main_job.smoke(inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data), shown, passwords)
+        result = main_job.smoke(
+            inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords
+        )
     _print_report(result, json_)
 
 
@@ -253,11 +275,13 @@ def run(
     if not wanted and not hosts:
         asked = run_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
         wanted = asked or run_hosts.of_launcher(os.environ)
-    inventory = run_hosts.reached_by(run_hosts.choose(hosts, wanted, options.np, _say), ssh_port, ssh_identity_file)
+    inventory = run_hosts.reached_by(run_hosts.choose(hosts, wanted, options.np, terminal.say), ssh_port, ssh_identity_file)
     if check_build:
         with progress.make() as shown:
             found = build_check.look(inventory, options.python, shown, passwords)
-        typer.echo("\n".join(build_check.text(name, said) for name, said in found.items()))
+        for name, said in found.items():
+            for line in build_check.lines(name, said):
+                terminal.out().say(line)
         return
     if not options.command:
         raise UsageError("no program to launch", todo="name it: provision run -np 4 python train.py")
@@ -273,21 +297,22 @@ def bundle(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],
     limit: Limit = None,
     apt_mirror: AptMirror = None,
+    cpu: Cpu = None,
     *,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
-    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror))
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder")
     with progress.make() as shown:
         survey = main_job.bundle(inventory, options, out.absolute(), shown, passwords)
-    report.show_problems(survey.problems, Console(stderr=True))
+    report.show_problems(survey.problems, terminal.err())
     if survey.blocked:
         raise typer.Exit(1)
-    typer.echo(f"{out}: {out.stat().st_size / 1e6:.0f} MB; install from it: provision {hosts} --bundle {out}")
+    terminal.out().say(f"{out}: {out.stat().st_size / 1e6:.0f} MB; install from it: provision {hosts} --bundle {out}")
 
 
 @app.command()
@@ -309,15 +334,15 @@ def remove(
     def wanted(found: list[removing.HostRemoval]) -> bool:
         if check or yes:
             return not check
-        report.show_removals(found, Console(stderr=True))
-        return typer.confirm("Remove all that?", err=True)
+        report.show_removals(found, terminal.err())
+        return terminal.confirm("Remove all that?")
 
     with progress.make() as shown:
         found = main_job.remove(inventory, shown, passwords, wanted)
     if json_:
-        _print_json(removing.as_dict(found))
+        terminal.document(removing.as_dict(found))
     else:
-        report.show_removals(found, _console())
+        report.show_removals(found, terminal.out())
     if any(one.bad for one in found):
         raise typer.Exit(1)
 
@@ -334,8 +359,8 @@ def sandbox_up(
 ) -> None:
     """Start hosts and write an inventory for them."""
     kind: Any = sudo
-    made = sandbox.up(count=count, base=base or None, name=name, say=_say, sudo=kind, slots=slots)
-    typer.echo(made.inventory)
+    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=kind, slots=slots)
+    terminal.out().say(str(made.inventory))
 
 
 @sandbox_app.command("check")
@@ -344,7 +369,7 @@ def sandbox_check() -> None:
     answers, why = sandbox.engine_available()
     if not answers:
         raise ProvisionError(why)
-    typer.echo("a container engine answers")
+    terminal.out().say("a container engine answers")
 
 
 @sandbox_app.command("status")
@@ -352,39 +377,26 @@ def sandbox_status(name: Annotated[str, typer.Option("--name")] = "default") -> 
     """What runs."""
     found = sandbox.status(name)
     if found is None:
-        typer.echo("no sandbox is up; start one: provision sandbox up")
+        terminal.out().say("no sandbox is up; start one: provision sandbox up")
         raise typer.Exit(1)
-    _console().print(
-        report.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
+    terminal.out().print(
+        terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
     )
-    typer.echo(f"inventory: {found.inventory}")
+    terminal.out().say(f"inventory: {found.inventory}")
 
 
 @sandbox_app.command("down")
 def sandbox_down(name: Annotated[str, typer.Option("--name")] = "default") -> None:
     """Remove the hosts and everything that was made for them."""
-    removed = sandbox.down(name, say=_say)
-    typer.echo(f"removed {len(removed)} things" if removed else "nothing was there")
-
-
-def _console() -> Console:
-    """Standard output for tables: as wide as the terminal; into a pipe wide enough that no line is folded."""
-    return Console() if sys.stdout.isatty() else Console(width=200)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _print_json(data: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(data, indent=2, default=str))
+    removed = sandbox.down(name, say=terminal.say)
+    terminal.out().say(f"removed {len(removed)} things" if removed else "nothing was there")
 
 
 def _print_report(result: report.Report, as_json: bool) -> None:
     if as_json:
-        _print_json(result.as_dict())
+        terminal.document(result.as_dict())
     else:
-        report.show(result, _console())
+        report.show(result, terminal.out())
     if not result.ok:
         raise typer.Exit(1)
 
@@ -395,11 +407,12 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
         call()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except (Exception, KeyboardInterrupt) as error:  # the last resort: also a defect of ours is said in one line
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the last resort: also a defect of ours is said in one line
         if debug:
-            raise
+            terminal.say(traceback.format_exc())
         said = told(error)
-        _say(f"provision: {said}")
+        for number, (text, todo) in enumerate(said.parts()):
+            terminal.err().say(text if number else f"provision: {text}", todo=todo)
         return said.exit_code
     return 0
 

@@ -1,4 +1,7 @@
-"""Packs the engine's sources into one archive for the hosts. Same sources, same bytes: its checksum says whether a host must build."""
+"""Packs the engine's sources, and those of Horovod's names for it, into archives for the hosts.
+
+Same sources, same bytes: an archive's checksum says whether a host must build.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,31 @@ _LEFT_OUT = {"BUILD", "build", "dist", "__pycache__", ".pytest_cache", ".mypy_ca
 
 @dataclass(frozen=True)
 class EngineSource:
-    """The archive as bytes, its version and its SHA-256."""
+    """The archive as bytes, its version, its SHA-256, and the package that it is of."""
 
     content: bytes
     version: str
     sha256: str
+    package: str = "collective_core"
 
     def save(self, folder: Path) -> Path:
         """Write the archive into ``folder`` and return its path."""
-        path = folder / f"collective_core-{self.version}.tar.gz"
+        path = folder / f"{self.package}-{self.version}.tar.gz"
         path.write_bytes(self.content)
         return path
 
 
 def pack() -> EngineSource:
-    """Pack the sources that travel with this installation."""
-    root = resources.folder("collective_core")
+    """Pack the engine's sources that travel with this installation."""
+    return _packed(resources.folder("collective_core"), "collective_core")
+
+
+def pack_horovod_names() -> EngineSource:
+    """Pack the sources of the package ``horovod`` that renames."""
+    return _packed(resources.folder("collective_core") / "horovod", "collective_core_horovod")
+
+
+def _packed(root: Path, package: str) -> EngineSource:
     version = re.search(r'^version\s*=\s*"([^"]+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     if version is None:
         raise ValueError(f"{root / 'pyproject.toml'} has no version")
@@ -40,8 +52,10 @@ def pack() -> EngineSource:
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(root.rglob("*")):
             inner = path.relative_to(root)
+            if inner.parts[0] == "horovod":
+                continue  # a package of its own
             if path.is_file() and not _LEFT_OUT.intersection(inner.parts) and not any(part.endswith(".egg-info") for part in inner.parts):
-                info = tarfile.TarInfo(f"collective_core-{version.group(1)}/{inner.as_posix()}")
+                info = tarfile.TarInfo(f"{package}-{version.group(1)}/{inner.as_posix()}")
                 content = path.read_bytes()
                 info.size, info.mode, info.mtime = len(content), 0o644, 0
                 archive.addfile(info, io.BytesIO(content))
@@ -49,4 +63,4 @@ def pack() -> EngineSource:
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
         stream.write(raw.getvalue())
     content = packed.getvalue()
-    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest())
+    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest(), package)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class ProvisionError(Exception):
     """Something ran and is wrong (exit code 1).
@@ -21,9 +23,11 @@ class ProvisionError(Exception):
         self.todo = todo
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        remedy = f"\n  → {self.todo}" if self.todo else ""
-        return f"{place}{self.what}{remedy}"
+        return "\n".join(f"{text}\n  → {todo}" if todo else text for text, todo in self.parts())
+
+    def parts(self) -> Iterable[tuple[str, str | None]]:
+        """What is said, and what to do about it, each with the place; more than one where several things are wrong."""
+        return [(f"{self.where}: {self.what}" if self.where else self.what, self.todo)]
 
 
 class UsageError(ProvisionError):

@@ -23,6 +23,7 @@ _VARIABLES = {
     ("params", "cache_capacity"): "HOROVOD_CACHE_CAPACITY",
     ("params", "hierarchical_allreduce"): "HOROVOD_HIERARCHICAL_ALLREDUCE",
     ("params", "hierarchical_allgather"): "HOROVOD_HIERARCHICAL_ALLGATHER",
+    ("params", "torus_allreduce"): "HOROVOD_TORUS_ALLREDUCE",
     ("autotune", "log_file"): "HOROVOD_AUTOTUNE_LOG",
     ("autotune", "warmup_samples"): "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     ("autotune", "steps_per_sample"): "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
@@ -43,8 +44,8 @@ _VARIABLES = {
 }
 _TEXTS = (("autotune", "log_file"), ("timeline", "filename"), ("logging", "level"))
 _SWITCHES = (
-    *(("params", "hierarchical_allreduce"), ("params", "hierarchical_allgather"), ("timeline", "mark_cycles"), ("stall_check", "enabled")),
-    *(("library_options", "mpi_threads_disable"), ("logging", "with_timestamp")),
+    *(("params", "hierarchical_allreduce"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce")),
+    *(("timeline", "mark_cycles"), ("stall_check", "enabled"), ("library_options", "mpi_threads_disable"), ("logging", "with_timestamp")),
 )
 #: Whose variable says the contrary.
 _TURNED = (("stall_check", "enabled"), ("logging", "with_timestamp"))
@@ -62,15 +63,19 @@ _LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
 
 @dataclass(frozen=True)
 class Config:
-    """``launcher``: of `launch.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank."""
+    """``launcher``: of `launch.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank.
+
+    ``unknown``: a sentence for each section and key that does nothing, as with Horovod, whose next version may know it.
+    """
 
     launcher: str | None = None
     autotune: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Config:
-    """Raises UsageError naming the file and the key that cannot be meant."""
+    """Raises UsageError naming the file and the value that cannot be meant."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -85,11 +90,13 @@ def read(path: Path) -> Config:
     if launcher is not None and str(launcher).lower() not in _LAUNCHERS:
         raise UsageError(f"controller: {launcher}: it is gloo or mpi", where=str(path))
     variables: dict[str, str] = {}
+    unknown: list[str] = []
     for section, keys in document.items():
         if section == "controller" or (section == "autotune" and not isinstance(keys, dict)):
             continue
         if section not in {known for known, _ in _VARIABLES}:
-            raise UsageError(f"{section}: no such section", where=str(path), todo=f"there are {', '.join(_sections())}")
+            unknown.append(f"{path}: {section}: no such section, it has no effect; there are {', '.join(_sections())}")
+            continue
         if not isinstance(keys, dict):
             raise UsageError(f"{section}: keys and values are expected", where=str(path))
         for key, value in keys.items():
@@ -97,14 +104,15 @@ def read(path: Path) -> Config:
                 continue
             if (section, key) not in _VARIABLES:
                 known = ", ".join(name for of, name in _VARIABLES if of == section)
-                raise UsageError(f"{section}: {key}: no such key", where=str(path), todo=f"there are {known}")
-            if value is not None:
+                unknown.append(f"{path}: {section}: {key}: no such key, it has no effect; there are {known}")
+            elif value is not None:
                 variables.update([variable((section, key), value, f"{path}: {section}: {key}")])
     autotune = document.get("autotune") or {}
     return Config(
         _LAUNCHERS[str(launcher).lower()] if launcher is not None else None,
         bool(autotune.get("enabled")) if isinstance(autotune, dict) else bool(autotune),
         variables,
+        tuple(unknown),
     )
 
 

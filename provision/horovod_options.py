@@ -1,6 +1,6 @@
 """horovodrun's options that stand for a key of its configuration file, as hidden options of `provision run`: they set the same variables.
 
-Source of the names: Horovod 0.28, horovod/runner/launch.py.
+Source of the names: Horovod 0.28.1, horovod/runner/launch.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ KEYS = {
     "--cache-capacity": ("params", "cache_capacity"),
     "--hierarchical-allreduce/--no-hierarchical-allreduce": ("params", "hierarchical_allreduce"),
     "--hierarchical-allgather/--no-hierarchical-allgather": ("params", "hierarchical_allgather"),
+    "--torus-allreduce/--no-torus-allreduce": ("params", "torus_allreduce"),
     "--autotune-log-file": ("autotune", "log_file"),
     "--autotune-warmup-samples": ("autotune", "warmup_samples"),
     "--autotune-steps-per-sample": ("autotune", "steps_per_sample"),

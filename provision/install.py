@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from provision import __version__, builds, catalog, from_source, resources, supplies
+from provision import __version__, ansible_vars, builds, catalog, from_source, resources, supplies
 from provision.bundle.archive import Bundle
-from provision.engine_source import EngineSource
+from provision.engine_source import EngineSource, pack_horovod_names
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.members import Member, cluster_id, members, networks, remembered
-from provision.plan import COMPONENTS, HostPlan, Plan
+from provision.plan import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
 from provision.playbook import Event, Outcome, headline
 from provision.sandbox import aptsources
 from provision.session import Session
@@ -83,8 +83,16 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         "provision_manifests": manifests(plan, inventory, facts),
         "provision_networks": networks(together),
         "provision_build_packages": build_packages(),
+        "provision_pip": {name: catalog.load("python_packages")["pip"][name] for name in ("version", "sha256", "needed")},
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
     }
+    if any(HOROVOD_NAMES in host.engine.options for host in plan.hosts.values()):
+        names = pack_horovod_names()
+        found["provision_horovod_names"] = {
+            "archive": str(names.save(engine_archive.parent)),
+            "sha256": names.sha256,
+            "version": names.version,
+        }
     if sources.bundle:
         found["provision_bundle"] = {"hosts": dict(sources.bundle.hosts), "parcels": sources.bundle.parcels(engine_archive.parent)}
     if sources.locked:
@@ -101,6 +109,11 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
 def build_packages() -> list[str]:
     """What builds the engine, as exact pins."""
     return [f"{name}=={version}" for name, version in catalog.load("python_packages")["build"].items()]
+
+
+def pip_package() -> str:
+    """What takes the place of an environment's pip that is too old, as an exact pin."""
+    return f"pip=={catalog.load('python_packages')['pip']['version']}"
 
 
 def is_complete(plan: Plan, inventory: Inventory) -> bool:
@@ -131,8 +144,9 @@ def render(
     first: str | None = None,
     fetch: bool = True,
     say: Callable[[str], None] = lambda _line: None,
-) -> Path:
-    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path.
+) -> tuple[Path, dict[str, Any]]:
+    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path, and its
+    variables.
 
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
     ``fetch`` it lacks the files that come from elsewhere, and does for a dry run.
@@ -147,10 +161,7 @@ def render(
     made |= supplies.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
-    given = folder / "vars.json"
-    given.unlink(missing_ok=True)  # an earlier one keeps its mode
-    given.touch(mode=0o600)  # an index may carry a password
-    given.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    ansible_vars.write(folder / "vars.json", made)
     playbook = folder / "site.yml"
     # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
     complete = is_complete(plan, inventory)
@@ -167,7 +178,7 @@ def render(
         version=__version__,
     )
     playbook.write_text(text, encoding="utf-8")
-    return playbook
+    return playbook, made
 
 
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
@@ -214,9 +225,8 @@ def install(
     """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible says what
     would be."""
     folder = session.folder / "playbook"
-    playbook = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
-    extra = json.loads((playbook.parent / "vars.json").read_text(encoding="utf-8"))
-    extra |= {"provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    playbook, given = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
+    extra = {**given, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     files: dict[str, dict[str, Any]] = {}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}

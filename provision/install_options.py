@@ -16,7 +16,8 @@ class Options:
     """What the user asked for on the command line, besides the hosts.
 
     ``upgrade`` leaves provision.lock out of account, ``full`` runs every step also where the survey shows nothing to do, and
-    ``first_step`` leaves out the steps before it. ``bundle``: a file from which everything comes instead of from a network.
+    ``first_step`` leaves out the steps before it. ``cpu`` and ``horovod_names``: None keeps to what the hosts have.
+    ``bundle``: a file from which everything comes instead of from a network.
     """
 
     torch: bool = True
@@ -33,6 +34,9 @@ class Options:
     openmpi_tarball: Path | None = None
     openmpi_cuda: bool = False
     openmpi_verbs: bool = False
+    cpu: bool | None = None
+    allow_downgrade: bool = False
+    horovod_names: bool | None = None
     allow_bad: bool = False
     check: bool = False
     upgrade: bool = False
@@ -64,6 +68,9 @@ def wishes_of(options: Options, engine: EngineSource) -> Wishes:
         openmpi_tarball_sha256=downloads.digest(options.openmpi_tarball) if options.openmpi_tarball else None,
         openmpi_cuda=options.openmpi_cuda,
         openmpi_verbs=options.openmpi_verbs,
+        cpu=bool(options.cpu),
+        allow_downgrade=options.allow_downgrade,
+        horovod_names=bool(options.horovod_names),
         allow_bad=options.allow_bad,
         engine_version=engine.version,
         engine_sha256=engine.sha256,

@@ -6,27 +6,42 @@ Where the plan leaves PyTorch out, the engine's own check takes the training job
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision import mnist, mpirun, paths, remote, resources
 from provision import smoke as judging
 from provision.errors import ProvisionError
+from provision.inventory import Inventory
 from provision.plan import Plan
-from provision.remote import Job
+from provision.remote import Job, Verdict
 from provision.session import Session
 
 LOG_TAIL_LINES = 15  # of a job that gave no report
 _SCRIPT = "discovery"  # its name in the job's folder
+_THREADS = "OMP_NUM_THREADS"
+# Runs the engine's cores.py before a program. The package itself is not imported: it would take each rank a quarter of a second.
+_LIMIT = (
+    "from importlib.util import find_spec; from runpy import run_path; "
+    "run_path(find_spec('collective_core').submodule_search_locations[0] + '/cores.py', run_name='__main__')"
+)
+#: What mpirun and its daemons leave behind when they are killed lies in the job's folders; the daemons carry the run's mark.
+_PRIVATE_MPI = (
+    *("--mca", "orte_tmpdir_base", "{job}"),
+    *("--mca", "btl_vader_backing_directory", "{shm}"),
+    *("--mca", "orte_launch_agent", "env PROVISION_RUN_ID={run} orted"),
+)
 
 
 @dataclass(frozen=True)
 class SmokeOptions:
     """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
 
-    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own.
+    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own. ``oversubscribe``: more
+    ranks than slots are meant.
     """
 
     np: int | None = None
@@ -34,6 +49,7 @@ class SmokeOptions:
     data: Path | None = None
     cache: Path | None = None
     source: mnist.Source = "auto"
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ def smoke(
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     np = options.np or sum(count for _, count in slots)
-    placed = mpirun.spread(slots, np)
+    placed = mpirun.spread(slots, np, oversubscribe=options.oversubscribe)
     data = None
     if all(host.torch for host in hosts):
         data = mnist.obtain(options.cache or paths.cache(), say=session.progress.line, source=options.source, data_dir=options.data)
@@ -74,7 +90,8 @@ def smoke(
 
     log = session.folder / "smoke.log"
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
-    job = mpi_job(Environment.of(plan), placed, ["python", *script], report="report.json")
+    # One thread per rank: the network is too small for more.
+    job = mpi_job(Environment.of(plan), placed, ["python", *script], environment={_THREADS: "1"}, report="report.json")
     result = run(
         session,
         hosts[0].name,
@@ -82,13 +99,13 @@ def smoke(
         f"{hosts[0].prefix}/venv/bin/python",
         title,
         log,
-        lambda line: session.progress.line(mpirun.readable(line)),
+        lambda line: session.progress.line(f"    {mpirun.readable(line)}"),
         inside,
     )
     if result.interrupted:
         session.abort()
     if result.report is None:
-        return SmokeResult(None, None, (no_report(result.code, log),), log)
+        return SmokeResult(None, None, (no_report(result, job, log),), log)
     session.write("smoke.json", result.report)
     expected = {host.name: host.hostname for host in hosts}
     if data is None:
@@ -103,10 +120,12 @@ def smoke(
     return SmokeResult(result.report, judging.summary(result.report), tuple(faults or ended_badly), log)
 
 
-def check_options(inventory_slots: Sequence[tuple[str, int]], options: SmokeOptions) -> None:
+def check_options(inventory: Inventory, options: SmokeOptions) -> None:
     """Raise UsageError for options that cannot work, before minutes are spent on an installation."""
     if options.np is not None:
-        mpirun.spread(inventory_slots, options.np)
+        unknown = any(host.slots is None for host in inventory.hosts)  # then its GPUs say it, which only a look at it shows
+        slots = [(host.address, host.slots or 1) for host in inventory.hosts]
+        mpirun.spread(slots, options.np, oversubscribe=options.oversubscribe or unknown)
     if options.data is not None:
         mnist.obtain(paths.cache(), data_dir=options.data)
 
@@ -140,6 +159,7 @@ class Environment:
         libraries: folders that the hosts' linkers do not know.
         ssh_config: with which the first host reaches the others; empty for the login's own.
         mpirun, mpi_prefix: of the first host; empty where there is no MPI.
+        names: what people call the hosts, by their addresses.
     """
 
     interpreter: str
@@ -149,6 +169,7 @@ class Environment:
     mpirun: str = ""
     mpi_prefix: str = ""
     as_root: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan) -> Environment:
@@ -164,17 +185,30 @@ class Environment:
             mpirun=first.mpirun,
             mpi_prefix="" if first.openmpi.source == "distribution" else first.openmpi_home,
             as_root=first.login == "root",
+            names={host.network.address: host.name for host in plan.hosts.values()},
         )
 
     def program(self, words: Sequence[str]) -> list[str]:
         """A command line in which ``python`` stands for the interpreter."""
         return [self.interpreter if words[0] in ("python", "python3") else words[0], *words[1:]]
 
+    def limited(self, words: Sequence[str]) -> list[str]:
+        """The same for ranks of mpirun, each of which takes its part of its host's cores; the engine's own launcher sees to that itself."""
+        return [self.interpreter, "-I", "-c", _LIMIT, *self.program(words)]
+
+    @property
+    def rank(self) -> list[str]:
+        """What a launcher starts as a rank: it runs the job's program and notes how that ended."""
+        return [self.interpreter, "-I", "-S", remote.RANK]
+
+    def ssh(self, placed: Sequence[tuple[str, int]]) -> list[str]:
+        """How the first host reaches the others of a job."""
+        return [*Job.ssh, *(["-F", self.ssh_config] if self.ssh_config and len(placed) > 1 else [])]
+
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
         """What every rank gets, whoever launches it, besides ``more``."""
         given = {
             "COLLECTIVE_NETWORK": "" if more.get("HOROVOD_GLOO_IFACE") else ",".join(self.networks),  # ours would win over the user's
-            "OMP_NUM_THREADS": "1",  # as torchrun does: ranks that each start a thread per core slow each other down
             "PATH": f"{self.interpreter.rpartition('/')[0]}:{{inherited}}",  # for programs that start others of the same environment
             "PYTHONUNBUFFERED": "1",
             **more,
@@ -186,8 +220,8 @@ class Environment:
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job whose ranks come and go: it begins with ``np``, has at least ``least``, at most ``most`` (None: ``np``, else all slots; with a
-    script always all).
+    """A job whose ranks come and go: it needs ``np`` to begin, has at least ``least``, at most ``most`` (None: ``np``, else all
+    slots; with a script always all).
 
     ``script``: a program that says which hosts there are; it is brought to the first host, and asked there. ``slots_per_host``: of those
     for which it names none. ``timeout``: seconds that it waits with too few ranks. ``reset_limit``: how often its ranks may change.
@@ -252,14 +286,23 @@ def mpi_job(
         networks=where.networks,
         ssh_config=where.ssh_config if len(placed) > 1 else "",
         environment={**given, "PROVISION_RUN_ID": ""},  # only the names; job.py sets the values
-        program=where.program(program),
+        program=where.rank,
         workdir=workdir,
         as_root=where.as_root,
         binding=binding,
-        more=more,
+        more=[*_PRIVATE_MPI, *more],
         oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
     )
-    return Job(argv, given, {"hostfile": mpirun.hostfile_text(placed)}, report=report)
+    return Job(
+        argv,
+        given,
+        {"hostfile": mpirun.hostfile_text(placed)},
+        report=report,
+        program=where.program(program) if _THREADS in given else where.limited(program),
+        hosts=[address for address, _ in placed[1:]],
+        names={"": where.names.get(placed[0][0], placed[0][0]), **where.names},
+        ssh=where.ssh(placed),
+    )
 
 
 def own_job(
@@ -294,7 +337,18 @@ def own_job(
     files = {"hostfile": mpirun.hostfile_text(hosts)}
     if elastic is not None and elastic.script is not None:
         files[_SCRIPT] = elastic.script.read_text(encoding="utf-8")
-    return Job([*argv, "--", *where.program(program)], given, files, report=report)
+    if elastic is not None:  # it goes on without a host, and its launcher looks after those that come
+        return Job([*argv, "--", *where.program(program)], given, files, report=report)
+    return Job(
+        [*argv, "--", *where.rank],
+        given,
+        files,
+        report=report,
+        program=where.program(program),
+        hosts=[address for address, _ in placed[1:]],
+        names={"": where.names.get(placed[0][0], placed[0][0]), **where.names},
+        ssh=where.ssh(placed),
+    )
 
 
 #: How `provision run` starts ranks.
@@ -317,10 +371,42 @@ def run(
             on_line(line)
 
         host, password = session.inventory.host(first), session.passwords.get("connection")
-        return remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password, inside=inside)
+        result = remote.run_job(host, job, python=python, run_id=session.run_id, on_line=note, password=password, inside=inside)
+        file.writelines(f"{line}\n" for line in result.last)
+        return result
 
 
-def no_report(code: int, log: Path) -> str:
-    """What is said of a job that ended without its report: the end of its log."""
+def told(verdict: Verdict, job: Job) -> str:
+    """What ended a job, for people."""
+    name = job.names.get(verdict.host, verdict.host)
+    host = f"{name} ({verdict.host})" if verdict.host not in ("", name) else name or "the first host"
+    rank, said = f"rank {verdict.rank} on {host}", f": {' / '.join(verdict.said)}" if verdict.said else ""
+    ended = f"was ended by {_signal(-verdict.code)}" if verdict.code < 0 else f"ended with exit code {verdict.code}"
+    halted = f"has been stopped by a signal for {verdict.seconds:g} s (pid {verdict.pid}; kill -CONT would have let it go on)"
+    return {
+        "ended": f"{rank} {ended}",
+        "launcher": f"the launcher on {host} {ended}",
+        "stopped": f"{f'{verdict.name} on {host}' if verdict.rank is None else rank} {halted}",
+        "silent": f"{host} has not been heard of for {verdict.seconds:g} s: it stands still, or the network to it is cut{said}",
+        "lost": f"the connection to {host} has ended{said}",
+        "unreachable": f"{host} cannot take part: it cannot be reached from the first host{said}",
+        "refused": f"{host} cannot take part{said}",
+        "controller": f"{host} has not heard of `provision` for {verdict.seconds:g} s: it was stopped (Ctrl-Z), or cut off from there",
+        "gone": f"the connection to {host} has ended, or what ran the job there was killed",
+    }[verdict.kind]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def no_report(result: remote.JobResult, job: Job, log: Path) -> str:
+    """What is said of a job that ended without its report: why, and the end of its log."""
     lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-LOG_TAIL_LINES:]
-    return "\n".join([f"the job ended with exit code {code} and gave no report; its last lines:", *(f"    {line}" for line in lines)])
+    why = f" ({told(result.verdict, job)})" if result.verdict else ""
+    return "\n".join(
+        [f"the job ended with exit code {result.code}{why} and gave no report; its last lines:", *(f"    {line}" for line in lines)]
+    )

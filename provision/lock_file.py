@@ -13,6 +13,7 @@ command line have no inventory file, and so no lock. Several inventories of one 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -21,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.version import InvalidVersion, Version
 
 from provision.errors import UsageError
+from provision.facts.kinds import is_version
 from provision.inventory import Inventory
 from provision.lock import NAME, Lock, digest
 from provision.plan import COMPONENTS
 
 SCHEMA = 1
+_LARGEST = 4 << 20  # letters of a section that came another way: about a thousand hosts have a tenth of it, and reading it takes a minute
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 WAY_OUT = "take it back from version control, or resolve everything anew: --upgrade"
 _HEAD = """\
 # Written by provision after a run that ended well. Keep it under version control: the next host and the next run get the same things.
@@ -53,6 +58,22 @@ def read(inventory: Inventory) -> Lock | None:
     for line, what in _wrong(node, data):
         raise UsageError(what, where=f"{path}:{line}", todo=WAY_OUT)
     return Lock(data["components"], _with_nccl_apart(data))
+
+
+def believed(section: Any) -> Lock:
+    """The lock in a section that came another way than in this file. Raises ValueError, saying why, for one that cannot be believed."""
+    text = json.dumps(section)
+    if len(text) > _LARGEST:
+        raise ValueError(f"a lock has at most {_LARGEST >> 20} MiB")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)  # JSON is YAML, too, but for what no lock of ours has, such as very long keys
+    except yaml.YAMLError as error:
+        raise ValueError(f"no lock looks so: {getattr(error, 'problem', error)}") from error
+    if not isinstance(section, dict) or not isinstance(node, yaml.MappingNode):
+        raise ValueError("a lock must hold components and environments")
+    for _line_of_it, what in _wrong(node, section):
+        raise ValueError(what)
+    return Lock(section["components"], _with_nccl_apart(section))
 
 
 def _with_nccl_apart(section: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -159,14 +180,27 @@ def _wrong_entry(part: str, name: str, entry: Any, node: yaml.Node) -> Iterator[
     for key in needed:
         if key not in entry:
             yield _line(node), f"an entry of `{name}` lacks `{key}`"
+    if part == "environments" and not _PACKAGE.fullmatch(str(entry.get("name"))):  # it stands in lines that pip reads
+        yield _line(_child(node, "name") or node), f"an entry of `{name}` has no name of a package: {entry.get('name')!r}"
     version, package = entry.get("version"), str(entry.get("package", ""))
     if not isinstance(version, str):
         yield _line(_child(node, "version") or node), f"the version of `{entry.get('name', name)}` must be a text in quotes"
+    elif not is_version(version) or (part == "environments" and not _is_pythons(version)):
+        yield _line(_child(node, "version") or node), f"the version of `{entry.get('name', name)}` is none: {version!r}"
     elif "==" in package and package.partition("==")[2].partition("+")[0] != version.partition("+")[0]:
         yield _line(_child(node, "version") or node), f"version {version} of `{name}` does not belong to its package {package}"
     checksum = entry.get("sha256")
     if checksum is not None and not re.fullmatch(r"[0-9a-f]{64}", str(checksum)):
         yield _line(_child(node, "sha256") or node), f"the checksum of `{entry.get('name', name)}` is no SHA-256"
+
+
+def _is_pythons(version: str) -> bool:
+    """Whether it is a version of a Python package."""
+    try:
+        Version(version)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def _child(node: yaml.Node | None, key: Any) -> yaml.Node | None:

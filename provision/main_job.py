@@ -34,7 +34,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
     catalog.check()
     if options.smoke:
-        launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options.smoke)
+        launch.check_options(inventory, options.smoke)
     locked = None if options.upgrade else decided.to_keep(inventory)
     with reported.run(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
@@ -57,7 +57,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 for line in upgrade(inventory, usable, plan):
                     progress.line(line)
             if bundle is not None:
-                bundle.must_hold(plan)
+                using.refuse_incomplete(session, bundle, plan)
                 builds.adopt(bundle.folder / "supplies")
                 sources = replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
             if plan.hosts:
@@ -138,7 +138,7 @@ def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[st
 
 def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
-    launch.check_options([(host.address, host.slots or 1) for host in inventory.hosts], options)
+    launch.check_options(inventory, options)
     with reported.run(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = surveying.look(session)
         add_problems(report, survey)

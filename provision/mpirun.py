@@ -126,18 +126,26 @@ def command(
     return [*argv, *more, *program]
 
 
-def fill(hosts: Sequence[tuple[str, int]], np: int | None) -> list[tuple[str, int]]:
+def _refuse_more_than_slots(hosts: Sequence[tuple[str, int]], np: int) -> None:
+    slots = sum(count for _, count in hosts)
+    if np > slots:
+        raise UsageError(
+            f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots",
+            todo="start fewer, give the hosts more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe",
+        )
+
+
+def fill(hosts: Sequence[tuple[str, int]], np: int | None, *, oversubscribe: bool = False) -> list[tuple[str, int]]:
     """The hosts that ``np`` ranks (None: one per slot) need when each host's slots are filled before the next one's.
 
     Raises:
-        UsageError: there are fewer slots.
+        UsageError: there are fewer slots, and not ``oversubscribe``.
     """
     slots = sum(count for _, count in hosts)
     left = slots if np is None else np
-    if left > slots:
-        raise UsageError(
-            f"{left} ranks, but the {len(hosts)} host(s) have {slots} slots", todo=f"lower -np, or give more slots: -H a:{left}"
-        )
+    if left > slots and oversubscribe:
+        return spread(hosts, left, oversubscribe=True)
+    _refuse_more_than_slots(hosts, left)
     placed = []
     for address, count in hosts:
         if left > 0:
@@ -146,14 +154,16 @@ def fill(hosts: Sequence[tuple[str, int]], np: int | None) -> list[tuple[str, in
     return placed
 
 
-def spread(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
+def spread(hosts: Sequence[tuple[str, int]], np: int, *, oversubscribe: bool = False) -> list[tuple[str, int]]:
     """``hosts`` with the slots that ``np`` ranks take when they are dealt out one by one, so that every host takes part.
 
     A host is given no more than its slots while another has a free one; what is left after that is dealt out over all of them.
 
     Raises:
-        UsageError: fewer ranks than hosts.
+        UsageError: fewer ranks than hosts, or more than slots and not ``oversubscribe``.
     """
+    if not oversubscribe:
+        _refuse_more_than_slots(hosts, np)
     if np < len(hosts):
         raise UsageError(
             f"{np} rank(s) cannot take part on all {len(hosts)} hosts", todo=f"give at least --np {len(hosts)}, or list fewer hosts"

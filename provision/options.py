@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import downloads, inventory, last_run, tarball
+from provision import downloads, inventory, last_run, tarball, terminal
 from provision.errors import UsageError
 from provision.install_options import Options
 from provision.inventory import Inventory
@@ -31,8 +31,17 @@ Limit = Annotated[
     str | None,
     typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group; `@failed`: those that failed last time."),
 ]
+Cpu = Annotated[
+    bool | None,
+    typer.Option(
+        "--cpu/--no-cpu",
+        show_default=False,
+        help="Without CUDA: the CPU builds, also on hosts that have GPUs; as the hosts were asked for by default.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
 Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
 AptMirror = Annotated[
     str | None,
@@ -67,6 +76,16 @@ def wishes(
     ] = None,
     openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
     openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
+    allow_downgrade: Annotated[
+        bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among the system packages of a host by the plan's older one.")
+    ] = False,
+    horovod_names: Annotated[
+        bool | None,
+        typer.Option(
+            "--horovod-names/--no-horovod-names",
+            help="Horovod's module names for the engine, so that `import horovod.torch` runs as it is; as the hosts have it by default.",
+        ),
+    ] = None,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Resolve anew instead of keeping to provision.lock, and show what differs.")
@@ -91,6 +110,8 @@ def wishes(
         openmpi_tarball=_openmpi_tarball(openmpi_tarball),
         openmpi_cuda=openmpi_cuda,
         openmpi_verbs=openmpi_verbs,
+        allow_downgrade=allow_downgrade,
+        horovod_names=horovod_names,
         allow_bad=allow_bad,
         upgrade=upgrade,
         smoke=None,
@@ -123,8 +144,7 @@ def inventory_of(hosts: str, limit: str | None) -> Inventory:
         limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
     found = inventory.load(hosts, limit=limit)
     for finding in found.findings:
-        todo = f"\n  → {finding.todo}" if finding.todo else ""
-        typer.echo(f"{finding.where}: {finding.level}: {finding.message}{todo}", err=True)
+        terminal.err().say(f"{finding.where}: {finding.level}: {finding.message}", todo=finding.todo)
     return found
 
 

@@ -16,6 +16,10 @@ Source = Literal[
     "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "bundled", "remove", "leave"
 ]
 
+# The engine's options, by which later runs know what was asked for: Horovod's module names are installed for it, too; no CUDA is used.
+HOROVOD_NAMES = "horovod-names"
+CPU_ONLY = "cpu-only"
+
 # The fields of HostPlan that are components, in the order in which they are shown.
 COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine")
 

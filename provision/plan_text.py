@@ -5,10 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from provision.plan import COMPONENTS, Component, HostPlan, Network, Plan, Rejected
+from provision.terminal import Console
 
 WIDEST = 120
 _INDENT = 11
@@ -34,12 +32,14 @@ def show(plan: Plan, console: Console) -> None:
     groups = _alike(plan.hosts.values())
     common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
     if common:
-        console.print(Text(f"\nall {len(plan.hosts)} hosts", style="bold"))
+        console.say(f"\nall {len(plan.hosts)} hosts", "bold")
         _show_components(groups[0][0], common, console, width)
     for hosts in groups:
-        console.print(Text("\n" + _names(hosts, width), style="bold"))
+        console.say("")
+        for line in _names(hosts, width):
+            console.say(line, "bold")
         for line in _hosts_lines(hosts, width):
-            console.print(Text(line), soft_wrap=True)
+            console.say(line)
         _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
     if groups:
         console.print()
@@ -60,11 +60,9 @@ def _alike(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
     return list(groups.values())
 
 
-def _names(hosts: Sequence[HostPlan], width: int) -> str:
+def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:
     listed = ", ".join(host.name for host in hosts[:12]) + (f" and {len(hosts) - 12} more" if len(hosts) > 12 else "")
-    return textwrap.fill(
-        f"{len(hosts)} hosts: {listed}" if len(hosts) > 1 else listed, width, subsequent_indent="  ", break_on_hyphens=False
-    )
+    return _wrapped(f"{len(hosts)} hosts: {listed}" if len(hosts) > 1 else listed, width, indent=2)
 
 
 def _hosts_lines(hosts: Sequence[HostPlan], width: int) -> Iterator[str]:
@@ -117,7 +115,7 @@ def _lost(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
 
 def _print(console: Console, line: str, width: int, *, indent: int = _INDENT, style: str = "") -> None:
     for part in _wrapped(line, width, indent):
-        console.print(Text(part, style=style), soft_wrap=True)
+        console.say(part, style)
 
 
 def _wrapped(line: str, width: int, indent: int = _INDENT) -> list[str]:

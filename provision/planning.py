@@ -13,7 +13,7 @@ from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
 from provision.install_options import Options, wishes_of
 from provision.inventory import Host, Inventory
-from provision.plan import Plan
+from provision.plan import CPU_ONLY, HOROVOD_NAMES, Plan
 from provision.resolve import HostWishes, resolve
 from provision.supplies import Given, with_checksums
 
@@ -52,6 +52,11 @@ def _make_plan(
     known = {name: {**each, "wheel_candidates": _index_counts(each, options)} for name, each in known.items()}
     source = engine_source.pack()
     wishes = wishes_of(options, source)
+    asked_before = {option for host in installed.plans(known) for option in host.engine.options}  # of one host, all: they work together
+    if options.horovod_names is None and HOROVOD_NAMES in asked_before:
+        wishes = replace(wishes, horovod_names=True)
+    if options.cpu is None and CPU_ONLY in asked_before:
+        wishes = replace(wishes, cpu=True)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
     asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}

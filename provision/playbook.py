@@ -6,7 +6,6 @@ written to disk or put on a command line.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ from typing import Any, Literal
 import ansible_runner
 from ansible.config.manager import find_ini_config_file
 
-from provision import interrupts
+from provision import ansible_vars, interrupts
 
 # `tolerated`: failed, and the playbook goes on with that host.
 Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "failed", "unreachable", "waiting"]
@@ -199,6 +198,7 @@ def run(
         inventory: what follows ``ansible-playbook -i``.
         workdir: Ansible's own artifacts (log, events) go here.
         run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.
+        extra_vars: data, never templates (see `ansible_vars`).
         limit: names of hosts; None means all.
         passwords: ``{"become": …, "connection": …}``.
         on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
@@ -218,7 +218,7 @@ def run(
     workdir.mkdir(parents=True, exist_ok=True)
     # In a file, not as ansible-runner's extravars: those go on the command line, where a plan of many hosts does not fit.
     variables = workdir / "vars.json"
-    variables.write_text(json.dumps({"provision_run_id": run_id, **(extra_vars or {})}), encoding="utf-8")
+    ansible_vars.write(variables, {"provision_run_id": run_id, **(extra_vars or {})})
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)

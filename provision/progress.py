@@ -7,17 +7,12 @@ from Ansible's loop and must be handled fast.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from provision.playbook import Event, headline
+from provision.terminal import Console, Live, Table, err, live, styled
 
 _STYLE = {"changed": "yellow", "tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "cyan", "ok": "green"}
 
@@ -26,27 +21,25 @@ class Progress:
     """One plain line per event: for pipes, logs and CI."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._out = Console(highlight=False)
+        self._console = console or err()
+        self._out = Console()
         self._waits: dict[tuple[str, str], str] = {}
 
     def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
         """A new part of the run begins, on ``hosts``."""
-        self._console.print(f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else ""), markup=False)
+        self.line(f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else ""))
 
     def line(self, text: str, style: str | None = None) -> None:
-        """One line of a job's own output, or a remark."""
-        self._console.print(Text(text, style=style or ""))
+        """A remark, or a line that a job of ours has printed."""
+        self._console.say(text, style or "")
 
-    def output(self, text: str, style: str | None = None) -> None:
-        """One line that a program has printed, on standard output; into a file or pipe it goes as it is."""
-        if self._out.is_terminal:
-            self._out.print(Text(text, style=style or ""), soft_wrap=True)
-            return
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # nobody reads any more
-            self._out.on_broken_pipe()
+    def output(self, tag: str, text: str, style: str) -> None:
+        """One line that a program has printed on standard output, there, behind a tag; into a file or pipe it goes as it is."""
+        self._out.program(text, style, tag=tag)
+
+    def errors(self, tag: str, text: str, style: str) -> None:
+        """One line that a program has printed on standard error, in the same way."""
+        self._console.program(text, style, tag=tag)
 
     def event(self, event: Event) -> None:
         """Show what happened to a task on a host."""
@@ -86,17 +79,17 @@ class LiveProgress(Progress):
     """One live line per host; what changed, failed or waits scrolls by above."""
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(stderr=True, highlight=False))
+        super().__init__(console)
         self._now: dict[str, tuple[str, str, float]] = {}
         self._guard = threading.Lock()
         self._live: Live | None = None
 
     def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
         self.close()
-        self._console.rule(Text(title, style="bold"), align="left", style="dim")
+        self._console.rule(styled(title, "bold"), align="left", style="dim")
         self._now = {host: ("", "", time.monotonic()) for host in hosts}
         if hosts:
-            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8, transient=True)
+            self._live = live(self._console, self._table)
             self._live.start()
 
     def event(self, event: Event) -> None:
@@ -118,12 +111,11 @@ class LiveProgress(Progress):
             shown = list(self._now.items())
         for host, (kind, task, since) in shown[: max(4, self._console.height - 4)]:
             seconds = time.monotonic() - since
-            table.add_row(
-                Text(host, style="bold"), Text(kind or "…", style=_STYLE.get(kind, "dim")), task, Text(f"{seconds:4.0f} s", style="dim")
-            )
+            state = styled(kind or "…", _STYLE.get(kind, "dim"))
+            table.add_row(styled(host, "bold"), state, styled(task), styled(f"{seconds:4.0f} s", "dim"))
         return table
 
 
 def make() -> Progress:
     """Live on a terminal that can show it, plain lines elsewhere (also with ``TERM=dumb``). ``NO_COLOR`` is honoured by the console."""
-    return LiveProgress() if sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" else Progress()
+    return LiveProgress() if err().file.isatty() and os.environ.get("TERM", "") != "dumb" else Progress()

@@ -25,14 +25,15 @@ _CONSEQUENCE = re.compile(
 _OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
 Show = Callable[[str, str | None], None]
+ShowRank = Callable[[str, str, str], None]
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 
 
 class RankOutput:
-    """Takes a launcher's lines; ``show(text, style)`` gets what people are to see: the launcher's own words and the ranks' errors.
+    """Takes a launcher's lines; ``show(text, style)`` gets the launcher's own words.
 
     Args:
-        output: gets, as ``show`` does, what ranks print on standard output.
+        output, errors: get (tag, text, style) of what ranks print on standard output and on standard error.
         folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out: N with leading
             zeros, so that names sort; None keeps none.
         quiet: show rank 0 only.
@@ -44,9 +45,17 @@ class RankOutput:
     """
 
     def __init__(
-        self, show: Show, output: Show, folder: Path | None = None, *, quiet: bool = False, ranks: int = 1, timestamps: bool = False
+        self,
+        show: Show,
+        output: ShowRank,
+        errors: ShowRank,
+        folder: Path | None = None,
+        *,
+        quiet: bool = False,
+        ranks: int = 1,
+        timestamps: bool = False,
     ) -> None:
-        self._show, self._output = show, output
+        self._show, self._output, self._errors = show, output, errors
         self._folder = folder
         self._quiet = quiet
         self._timestamps = timestamps
@@ -76,7 +85,7 @@ class RankOutput:
             self._follow(rank, text)
         if not self._quiet or rank == 0:
             when = f"{time.strftime('%a %b %d %H:%M:%S %Y')} " if self._timestamps else ""
-            (self._output if stream == "stdout" else self._show)(f"{when}[{rank}] {text}", _COLOURS[rank % len(_COLOURS)])
+            (self._output if stream == "stdout" else self._errors)(f"{when}[{rank}] ", text, _COLOURS[rank % len(_COLOURS)])
 
     def _file(self, path: Path) -> IO[str]:
         if path not in self._files:
@@ -92,10 +101,14 @@ class RankOutput:
             if (text and not text.startswith(" ")) or len(self._open[rank]) > _MOST_LINES:
                 self._failures.append((rank, self._open.pop(rank)))
 
-    def first_failure(self) -> tuple[int, list[str]] | None:
-        """(rank, its traceback): the first that is not about another rank's end; else the first, unless the launcher knows better."""
+    def first_failure(self, first: int | None = None) -> tuple[int, list[str]] | None:
+        """(rank, its traceback): the first that is not about another rank's end; else that of ``first``, the rank that ended first.
+
+        Where nobody says which that is, the first of all, unless the launcher knows better.
+        """
         causes = [(rank, lines) for rank, lines in self._failures if not _CONSEQUENCE.search(lines[-1])]
-        return next(iter(causes or ([] if self.verdict else self._failures)), None)
+        others = [] if self.verdict else self._failures
+        return next(iter(causes or [each for each in others if first in (None, each[0])]), None)
 
     def close(self) -> None:
         """Show what came without an end of line, and close the files."""

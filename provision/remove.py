@@ -134,5 +134,4 @@ def _unseen(name: str, survey: Survey) -> HostRemoval:
 def _command(options: dict[str, Any]) -> str:
     # Without Python nothing of ours can have run there either.
     absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
-    prefix = "{{ provision_prefixes[inventory_hostname] }}"
-    return surveying.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n", prefix)
+    return surveying.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n")

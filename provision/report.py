@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from provision.facts import Problem
 from provision.remove import HostRemoval
+from provision.terminal import Console, styled, table
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
@@ -75,56 +72,47 @@ class Report:
         return {"schema": 1, "ok": self.ok, **asdict(self)}
 
 
-def _line(console: Console, *parts: Text) -> None:
-    """Print a line that is never folded: words that a user copies or searches for stay whole."""
-    console.print(*parts, soft_wrap=True)
-
-
 def show(report: Report, console: Console) -> None:
     """Print the closing table, the training job's result, and the failures."""
-    console.print(table(rows(report.hosts), states=True))
+    console.print(table(rows(report.hosts), _STYLE))
     for host in report.hosts:
         for prospect in dict.fromkeys(host.steps.values()):
-            _line(console, Text(f"{host.host}: {prospect}: {', '.join(step for step, said in host.steps.items() if said == prospect)}"))
+            console.say(f"{host.host}: {prospect}: {', '.join(step for step, said in host.steps.items() if said == prospect)}")
     if report.smoke_summary:
-        _line(console, Text(report.smoke_summary))
+        console.say(report.smoke_summary)
     for note in report.notes:
-        _line(console, Text(f"note: {note}", style="cyan"))
+        console.say(f"note: {note}", "cyan")
     for fault in report.smoke_faults:
-        _line(console, Text(f"training: {fault}", style="red"))
+        console.say(f"training: {fault}", "red")
     for failure in report.failures:
-        _line(console, Text(f"\n{failure.host}: {failure.step}", style="bold red"))
+        console.say(f"\n{failure.host}: {failure.step}", "bold red")
         for line in failure.error.strip().splitlines()[-ERROR_LINES:]:
-            _line(console, Text(f"    {line}"))
+            console.say(f"    {line}")
         if failure.todo:
-            _line(console, Text(f"  → {failure.todo}", style="bold"))
-    verdict = Text(
-        "ready" if report.ok and report.smoke else "done" if report.ok else "not ready", style="bold green" if report.ok else "bold red"
-    )
-    _line(console, verdict.append(f" in {report.seconds:.0f} s; everything about this run: {report.folder}", style="not bold default"))
+            console.say(f"  → {failure.todo}", "bold")
+    verdict = "ready" if report.ok and report.smoke else "done" if report.ok else "not ready"
+    where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
+    console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
 
 
 def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
     """Print per host what went or would go, what stays and why, and what went wrong."""
     for one in removals:
-        _line(console, Text(f"{one.host}: {one.state}", style="bold red" if one.bad else "bold"))
+        console.say(f"{one.host}: {one.state}", "bold red" if one.bad else "bold")
         for what in one.removed:
-            _line(console, Text(f"    {what}"))
+            console.say(f"    {what}")
         for kept in one.left:
-            _line(console, Text(f"  stays: {kept['what']}: {kept['why']}", style="yellow"))
+            console.say(f"  stays: {kept['what']}: {kept['why']}", "yellow")
         if one.error:
-            _line(console, Text(f"  {one.error}", style="red"))
+            console.say(f"  {one.error}", "red")
         if one.todo:
-            _line(console, Text(f"  → {one.todo}", style="bold"))
+            console.say(f"  → {one.todo}", "bold")
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
     """Print what stands in the way of using hosts, each with the way out."""
     for problem in problems:
-        style = "red" if problem.level == "error" else "yellow"
-        _line(console, Text(f"{problem.host}: {problem.level}: {problem.what}", style=style))
-        if problem.todo:
-            _line(console, Text(f"  → {problem.todo}"))
+        console.say(f"{problem.host}: {problem.level}: {problem.what}", "red" if problem.level == "error" else "yellow", todo=problem.todo)
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
@@ -142,16 +130,3 @@ def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
             "changed": str(host.changed),
             "time": f"{host.seconds:.0f} s",
         }
-
-
-def table(entries: Iterator[dict[str, str]] | Sequence[Mapping[str, str]], *, states: bool = False) -> Table:
-    """A plain table; its columns are the keys of the first row."""
-    listed = list(entries)
-    built = Table(box=None, pad_edge=False, header_style="bold")
-    for column in listed[0] if listed else ():
-        built.add_column(column, overflow="fold")
-    for entry in listed:
-        built.add_row(
-            *(Text(value, style=_STYLE.get(value, "") if states and column == "state" else "") for column, value in entry.items())
-        )
-    return built

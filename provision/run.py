@@ -11,15 +11,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from provision import at_once, installed, launch, mpirun, program_files
+from provision import at_once, installed, launch, mpirun, program_files, resources
 from provision.errors import UsageError
 from provision.inventory import Host, Inventory
 from provision.progress import Progress
 from provision.rank_output import RankOutput
-from provision.remote import Job
-from provision.session import Session
+from provision.remote import Job, JobResult
+from provision.session import Interrupted, Session
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class RunOptions:
     from beside it, to one of ours. ``launcher``: one of `launch.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
     interpreter with the engine, there on every host; then nothing of ours need be installed. ``networks``: interfaces or CIDRs instead of
     the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``elastic``: ranks may come and go; the launcher is
-    ``own`` then. ``timestamps``: before each line of the ranks. ``mpi_args``, ``binding``: words for mpirun.
+    ``own`` then. ``timestamps``: before each line of the ranks. ``mpi_args``, ``binding``: words for mpirun. ``oversubscribe``: more
+    ranks than slots are meant.
     """
 
     command: tuple[str, ...]
@@ -50,6 +51,7 @@ class RunOptions:
     timestamps: bool = False
     mpi_args: tuple[str, ...] = ()
     binding: tuple[str, ...] = ()
+    oversubscribe: bool = False
 
 
 class _Seat(NamedTuple):
@@ -76,6 +78,10 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
         if options.verbose:
             _tell_job(progress, seats, placed, job)
         return follow(session, seats[0].host.name, job, where.interpreter, placed, options)
+    except Interrupted as error:
+        raise JobInterrupted(error.what) from None
+    except KeyboardInterrupt:
+        raise JobInterrupted("interrupted") from None
     finally:
         session.close()
 
@@ -103,8 +109,9 @@ def follow(
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
     ranks = sum(count for _, count in placed)
+    shown = session.progress
     output = RankOutput(
-        session.progress.line, session.progress.output, options.output, quiet=options.quiet, ranks=ranks, timestamps=options.timestamps
+        shown.line, shown.output, shown.errors, options.output, quiet=options.quiet, ranks=ranks, timestamps=options.timestamps
     )
     log = session.folder / "run.log"
     title = f"Run on {len(placed)} host(s), {ranks} rank(s)"
@@ -113,10 +120,24 @@ def follow(
     finally:
         output.close()
     if result.interrupted:
-        session.abort()
+        _end_what_is_left(session)
     if result.code:
-        _tell_first_failure(output, result.code, session.progress, log)
+        _tell_first_failure(output, result, job, session.progress, log)
     return result.code
+
+
+class JobInterrupted(Interrupted):
+    """The user pressed Ctrl-C (or the run got SIGTERM) while a program of theirs ran."""
+
+    exit_code = 130
+
+
+def _end_what_is_left(session: Session) -> NoReturn:
+    """The job has ended itself on every host that could be reached; what it could not end is looked for."""
+    answers = at_once.tidy(session, {host.name: resources.inline_command("guard.py", session.run_id) for host in session.inventory.hosts})
+    unknown = sorted(name for name, answer in answers.items() if answer.code != 0)
+    where = f"; {', '.join(unknown)} cannot be reached, and ends the job there when it hears nothing any more" if unknown else ""
+    raise JobInterrupted(f"interrupted; nothing of this run is left running{where}")
 
 
 def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, list[_Seat], list[tuple[str, int]]]:
@@ -134,10 +155,11 @@ def _look(session: Session, options: RunOptions) -> tuple[launch.Environment, li
     else:
         seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in found.hosts.items()]
     # An elastic job may use every host that is there; its launcher starts as many ranks as are wanted.
-    placed = mpirun.fill([(seat.address, seat.slots) for seat in seats], None if options.elastic else options.np)
+    slots = [(seat.address, seat.slots) for seat in seats]
+    placed = mpirun.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
     seats = seats[: len(placed)]
     if isinstance(found, str):
-        where = launch.Environment(found)
+        where = launch.Environment(found, names={seat.address: seat.host.name for seat in seats})
     else:
         where = launch.Environment.of(replace(found, hosts={seat.host.name: found.hosts[seat.host.name] for seat in seats}))
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
@@ -163,18 +185,23 @@ def _tell_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
     for seat, (address, count) in zip(seats, placed, strict=True):
         progress.line(f"{seat.host.name} ({address}): {count} rank(s)")
     progress.line(f"on {seats[0].host.name}: {shlex.join(job.argv)}")
+    if job.program:
+        progress.line(f"each rank: {shlex.join(job.program)}")
     progress.line(f"variables of every rank: {', '.join(sorted(job.environment))}")  # values may be secret
 
 
-def _tell_first_failure(output: RankOutput, code: int, progress: Progress, log: Path) -> None:
-    """What failed first is what is read last."""
-    failure = output.first_failure()
+def _tell_first_failure(output: RankOutput, result: JobResult, job: Job, progress: Progress, log: Path) -> None:
+    """What failed first is what is read last. Only a rank that ended by itself has said why."""
+    verdict = result.verdict
+    failure = None
+    if verdict is None or (verdict.kind == "ended" and verdict.code > 0):
+        failure = output.first_failure(verdict.rank if verdict else None)
     progress.line("")
     if failure is None:
-        said = f": {output.verdict}" if output.verdict else ""
-        progress.line(f"the job ended with exit code {code} and no traceback (all it printed: {log}){said}", "bold red")
+        said = launch.told(verdict, job) if verdict else output.verdict or ""
+        progress.line(f"the job ended with exit code {result.code} (all it printed: {log}){said and f': {said}'}", "bold red")
         return
     rank, lines = failure
-    progress.line(f"rank {rank} failed first (exit code {code}; all that was printed: {log}):", "bold red")
+    progress.line(f"rank {rank} failed first (exit code {result.code}; all that was printed: {log}):", "bold red")
     for line in lines:
-        progress.line(line)
+        progress.line(f"    {line}")

@@ -58,7 +58,10 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
     by_name = {each: host for host in known.hosts for each in (host.name, host.address)}
     unknown = [name for name, _ in entries if name not in by_name]
     if unknown and not hosts:
-        return _of_entries(entries)
+        # A name that the last run's inventory does not have says nothing against those that it has.
+        plain = _of_entries(entries)
+        mixed = tuple(replace(by_name[name], slots=slots) if name in by_name else plain.host(name) for name, slots in entries)
+        return replace(plain, hosts=mixed, everyone=(), ansible_argument=None)
     if unknown:
         there = ", ".join(host.name for host in known.hosts)
         raise UsageError(f"-H {','.join(unknown)}: not in {hosts}", todo=f"its hosts are {there}")

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from provision import forwarded, horovod_config, horovod_options
+from provision import forwarded, horovod_config, horovod_options, terminal
 from provision.errors import UsageError
 from provision.launch import LAUNCHERS, Elastic
-from provision.options import also, one_of
+from provision.options import Oversubscribe, also, one_of
 from provision.run import RunOptions
 
 
@@ -25,6 +25,7 @@ def run_options(
         typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one that has the engine there."),
     ] = None,
     np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; all slots by default.")] = None,
+    oversubscribe: Oversubscribe = False,
     min_np: Annotated[
         int | None,
         typer.Option("--min-np", "--min-num-proc", min=1, help="An elastic job: goes on while there are so many ranks; -np by default."),
@@ -128,6 +129,8 @@ def run_options(
 ) -> RunOptions:
     """What is to be launched. Raises UsageError for what cannot be meant."""
     config = horovod_config.read(config_file) if config_file is not None else horovod_config.Config()
+    for sentence in config.unknown:
+        terminal.say(f"warning: {sentence}")
     elastic = _elastic(np, min_np, max_np, host_discovery_script)
     if elastic is not None:
         cooldown = blacklist_cooldown_range
@@ -173,6 +176,9 @@ def run_options(
         if not has_value and name not in os.environ:
             raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
         environment[name] = value if has_value else os.environ[name]
+    if elastic is not None and oversubscribe:
+        todo = "leave it out, and give the hosts the slots that you mean (`slots` in the inventory, -H a:8)"
+        raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", todo=todo)
     return RunOptions(
         tuple(command or ()),
         np,
@@ -191,6 +197,7 @@ def run_options(
         timestamps=timestamps,
         mpi_args=_words("--mpi-args", mpi_args),
         binding=_words("--binding-args", binding_args),
+        oversubscribe=oversubscribe,
     )
 
 

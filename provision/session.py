@@ -153,7 +153,7 @@ class Session:
             workdir=self.folder / "sweep",
             run_id=f"sweep-of-{self.run_id}",
             extra_vars={
-                "provision_sweep_command": resources.inline_command("sweep.py", self.run_id),
+                "provision_sweep_command": resources.inline_command("guard.py", self.run_id),
                 "provision_swept_run": self.run_id,
                 "provision_rooted": sorted(self.rooted),
             },
@@ -189,7 +189,7 @@ def opened(inventory: Inventory, progress: Progress, passwords: Mapping[str, str
 def _sweep_here(run_id: str) -> None:
     """End every process on this machine that a run has started."""
     with interrupts.noted():  # a second Ctrl-C must not stop the tidying up half-way
-        subprocess.run([sys.executable, str(resources.hostside("sweep.py")), run_id], capture_output=True, check=False)
+        subprocess.run([sys.executable, str(resources.hostside("guard.py")), run_id], capture_output=True, check=False)
 
 
 def _this_process() -> dict[str, Any]:

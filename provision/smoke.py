@@ -90,11 +90,16 @@ def summary(report: Mapping[str, Any]) -> str:
     epochs = report["epochs"]
     bar = f" (bar {report['bar_percent']:g} %)" if report["bar_percent"] > 0 else " (no bar for so few epochs)"
     same = "bit-identical on all ranks" if report["parameters_identical"] else "not the same on all ranks"
+    speed = f"{report['images_per_second']:,.0f} images/s"
+    if report["speedup"] is not None:  # one rank has nothing to be faster than
+        speed += (
+            f"; one rank alone {report['one_rank_images_per_second']:,.0f}: "
+            f"speed-up {report['speedup']:.2f}, parallel efficiency {100 * report['efficiency']:.0f} %"
+        )
     lines = [
         f"{report['dataset']}: {_plural(report['np'], 'rank')} on {_plural(len(report['hosts']), 'host')}, "
         f"{_plural(len(epochs), 'epoch')}: test accuracy {report['test_accuracy_percent']:.2f} %{bar}, parameters {same}",
-        f"{report['images_per_second']:,.0f} images/s; one rank alone {report['one_rank_images_per_second']:,.0f}: "
-        f"speed-up {report['speedup']:.2f}, parallel efficiency {100 * report['efficiency']:.0f} %",
+        speed,
     ]
     return "\n".join([*lines, *(str(note) for note in report.get("notes", ()))])
 

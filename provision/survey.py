@@ -88,7 +88,7 @@ def _host_problems(
         yield connection_problem(host, refusal.text if refusal else "no answer")
         return
     try:
-        found = facts.parse(answer[0])
+        found = facts.answer(answer[0])
     except ProvisionError as error:
         yield Problem("error", host.name, error.what, error.todo)
         return
@@ -99,15 +99,20 @@ def _host_problems(
         prefix = prefix_of(host, found)
     cuda = bool(found.get("driver"))
     needed = catalog.load("system_packages")["needed_mb"]["cuda" if cuda else "cpu"]
-    installed = (found.get("installed") or {}).get("manifest")
-    yield from facts.problems(host.name, found, needed_mb=200 if installed else needed, prefix=prefix, become_password=has_password)
+    installed = found.get("installed") or {}
+    rest = _CHANGES_MB if installed.get("manifest") else max(_CHANGES_MB, needed - (installed.get("partial_mb") or 0))
+    yield from facts.problems(host.name, found, needed_mb=rest, prefix=prefix, become_password=has_password)
     if refusal is not None:
         yield connection_problem(host, refusal.text)
+
+
+_CHANGES_MB = 200  # room for what a further run may bring
 
 
 def connection_problem(host: Host, said: str) -> Problem:
     """What ssh or sudo said, as a sentence with the way out."""
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
+    names["key"] = host.key_file or "that ssh is set up for"
     last = said.strip().splitlines()[-1] if said.strip() else ""
     for entry in catalog.load("connection")["messages"]:
         if re.search(entry["match"], said):
@@ -123,33 +128,21 @@ def prefix_of(host: Host, found: Mapping[str, Any]) -> str:
     return DEFAULT_PREFIX if found["user"]["can_become"] or values.prefix(at_home) else at_home
 
 
-def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str, prefix: str = "") -> str:
-    """A script of ours as one shell command, as an Ansible template: interpreter and prefix are each host's own.
+def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
+    """A script of ours as one shell command, in which the playbook puts each host's own in the place of ``@python@``, its interpreter, and
+    of what else stands between two ``@``.
 
-    The templates hold no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
+    What it puts there holds no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
 
     Args:
         script: a script of ``hostside``.
-        variable: the environment variable that it reads its options from, as JSON; ``@prefix@`` in them stands for the host's prefix, and
-            ``@root@`` for what is known of root before anyone has looked: ``no`` (not wanted), ``password`` (one will be given) or nothing.
+        variable: the environment variable that it reads its options from, as JSON.
         missing_python: what the host says where there is no Python.
-        prefix: a template of it, where the inventory's word is not enough.
     """
-    given = 'ansible_python_interpreter if (ansible_python_interpreter | default("")) is match("/") else "python3"'
-    interpreter = "{{ provision_python | default(" + given + ", true) }}"
-    prefix = prefix or '{{ provision_prefix | default("") }}'
-    stated = shlex.quote(json.dumps(options)).replace("@prefix@", prefix).replace("@root@", _ROOT)
     inline = resources.inline_command(script, interpreter='"$python"')
     absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
-    command = f"python=$(command -v {interpreter}) || {{ {absent}; }}; {variable}={stated} {inline}"
+    command = f"python=$(command -v @python@) || {{ {absent}; }}; {variable}={shlex.quote(json.dumps(options))} {inline}"
     return f"/bin/sh -c {shlex.quote(command)}"
-
-
-_ROOT = (
-    '{{ "no" if not (provision_sudo | default(true) | bool) else "password" if provision_try_become or '
-    + " or ".join(f"{name} is defined" for name in _PASSWORD_VARIABLES)
-    + ' else "" }}'
-)
 
 
 def _command(index: str | None) -> str:

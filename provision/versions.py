@@ -18,6 +18,11 @@ def key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers)
 
 
+def package_key(version: str) -> tuple[int, ...]:
+    """All numbers of a package's version, without an epoch: of the same release that of the larger revision or CUDA is newer."""
+    return tuple(int(number) for number in re.findall(r"\d+", version.rpartition(":")[2]))
+
+
 def matches(version: str, entry: Mapping[str, Any]) -> bool:
     """Whether a catalogue entry covers ``version``: ``versions: […]``, ``from: …`` with ``to: …`` (both included) or ``below: …``.
 

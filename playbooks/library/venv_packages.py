@@ -45,6 +45,11 @@ options:
     type: list
     elements: dict
     default: []
+  pip:
+    description: >-
+      The release of pip, C(version) with C(sha256), that replaces the environment's where that is older than C(needed), before anything is
+      installed with it.
+    type: dict
   verify: {description: Look whether every file of every package is there., type: bool, default: false}
 """
 
@@ -221,11 +226,7 @@ def install_wheels(module, venv, wanted, anew, scratch):
     Returns {name: {version, file, url, sha256}} of them, and what the lock knows nothing of.
     """
     wheels, log = os.path.join(scratch, "wheels"), os.path.join(scratch, "log")
-    command = ["download", "--only-binary", ":all:", "--dest", wheels, "--log", log]
-    if module.params["find_links"]:
-        command += ["--find-links", module.params["find_links"]]
-    if module.params["bundle"]:
-        command += ["--no-index", "--find-links", module.params["bundle"]]
+    command = ["download", "--only-binary", ":all:", "--dest", wheels, "--log", log, *sources(module)]
     locked = module.params["locked"]
     if locked:
         versions = os.path.join(scratch, "versions.txt")
@@ -252,6 +253,29 @@ def install_wheels(module, venv, wanted, anew, scratch):
     return brought, unlocked
 
 
+def numbers(version):
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def replace_old_pip(module, venv, scratch):
+    """Bring a pip that knows today's wheels into an environment whose distribution has an older one."""
+    pip, found = module.params["pip"], installed_versions(venv).get("pip")
+    if not pip or found is None or numbers(found) >= numbers(pip["needed"]):
+        return
+    folder = os.path.join(scratch, "pip")
+    pin = "pip=={}".format(pip["version"])
+    call_pip(module, venv, ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, *sources(module), pin], scratch, pin)
+    (wheel,) = os.listdir(folder)
+    url = pip_calls.verified_url(module, os.path.join(folder, wheel), pip["sha256"])
+    call_pip(module, venv, ["install", "--no-index", "--no-deps", "--upgrade", url], scratch, pin)
+
+
+def sources(module):
+    """Words for pip: where it looks besides its index, or instead of one."""
+    words = ["--find-links", module.params["find_links"]] if module.params["find_links"] else []
+    return [*words, *(["--no-index", "--find-links", module.params["bundle"]] if module.params["bundle"] else [])]
+
+
 def note_files(venv, brought):
     """Keep in the environment from which files its packages came; what is no longer installed in that version is left out."""
     known = dict(read_note(venv, FILES), **brought)
@@ -271,8 +295,8 @@ def install_built(module, venv, scratch):
     write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))
 
 
-def call_pip(module, venv, arguments, scratch):
-    """Run pip with what the task says of indexes."""
+def call_pip(module, venv, arguments, scratch, wanted=None):
+    """Run pip with what the task says of indexes; ``wanted`` says for what, where it is not for what the task asks for."""
     settings = {}
     if module.params["bundle"]:
         settings.update(PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # nothing but the bundle, whatever the host's pip is set up for
@@ -280,7 +304,7 @@ def call_pip(module, venv, arguments, scratch):
     for option in ("index_url", "extra_index_url"):
         if module.params[option]:
             settings["PIP_" + option.upper()] = module.params[option]
-    wanted = " ".join(module.params["requirements"] or [str(module.params["built_name"])])
+    wanted = wanted or " ".join(module.params["requirements"] or [str(module.params["built_name"])])
     pip_calls.run(module, venv, arguments, scratch, wanted, settings)
 
 
@@ -301,6 +325,7 @@ def main():
             "bundle": {"type": "path"},
             "files": {"type": "dict", "default": {}},
             "locked": {"type": "list", "elements": "dict", "default": []},
+            "pip": {"type": "dict"},
             "verify": {"type": "bool", "default": False},
         },
         required_together=[("built_name", "built_from"), ("built_wheel", "built_wheel_sha256")],
@@ -333,6 +358,8 @@ def main():
     scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
     unlocked = []
     try:
+        if wanted or build:
+            replace_old_pip(module, venv, scratch)
         if wanted:
             brought, unlocked = install_wheels(module, venv, wanted, anew, scratch)
             note_files(venv, brought)

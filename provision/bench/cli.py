@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from provision import progress, report
+from provision import progress, terminal
 from provision.bench import comparing, history, measuring, page
 from provision.errors import ProvisionError, UsageError
 from provision.options import Hosts, Json, Limit, also, inventory_of, passwords
@@ -50,14 +48,14 @@ def bench(
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), todo="name another: -o FILE") from error
     if json_:
-        typer.echo(json.dumps({**document, "changes": [change._asdict() for change in changes]}, indent=2))
+        terminal.document({**document, "changes": [change._asdict() for change in changes]})
         return
-    console = Console()
+    console = terminal.out()
     for rows in tables(document):
-        console.print(report.table(rows))
+        console.print(terminal.table(rows))
     for change in changes:
-        console.print(f"since {before['when'] if before else ''}: {change}", highlight=False)
-    console.print(f"the page: {out}", highlight=False)
+        console.say(f"since {before['when'] if before else ''}: {change}")
+    console.say(f"the page: {out}")
 
 
 def tables(document: Mapping[str, Any]) -> list[list[dict[str, str]]]:

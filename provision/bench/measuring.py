@@ -95,5 +95,5 @@ def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, t
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:
-        raise ProvisionError(launch.no_report(result.code, log), where=", ".join(hosts), todo=f"read {log}")
+        raise ProvisionError(launch.no_report(result, job, log), where=", ".join(hosts), todo=f"read {log}")
     return result.report

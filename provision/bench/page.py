@@ -11,6 +11,7 @@ import jinja2
 
 from provision import __version__
 from provision.bench.comparing import Change
+from provision.terminal import neutral
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 64, 40, 16
 COLOURS = ("#1f5f8b", "#c1571b", "#3d7a3d", "#7a3d74", "#8a6d1a", "#4a4a4a", "#1b8a8f", "#a8324a")
@@ -95,5 +96,12 @@ def _chart(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: st
 @cache
 def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader("provision.bench", ".")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
     return environment.get_template("page.html.j2")
+
+
+def _shown(value: Any) -> Any:
+    """Text without what would change the order of letters on the page; what a macro has drawn is HTML."""
+    return neutral(value) if type(value) is str else value

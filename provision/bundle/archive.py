@@ -1,8 +1,8 @@
 """The bundle file: a tar whose first member lists every other with size and SHA-256. What does not match is refused as a whole.
 
-bundle.json   {"schema": 4,
+bundle.json   {"schema": 5,
                "hosts": {NAME: {"machine": {"system": ..., "architecture": ..., "Python": ...}, "requirements": [...],
-                                "wheels": [...], "nccl_wheels": [...], "debs": [...], "nccl_debs": [...]}},
+                                "wheels": [...], "nccl_wheels": [...], "debs": [...], "nccl_debs": [...], "relies_on": [...]}},
                "lock": {...}, "data": "mnist" or "digits" or null, "supplies": {"openmpi_tarball": PATH, ...},
                "files": {PATH: {"bytes": ..., "sha256": ...}}}
 wheels/…  debs/…  cache/…  supplies/…
@@ -15,21 +15,23 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from provision import downloads, from_source, mnist
+from provision import downloads, from_source, inside, lock_file, mnist
 from provision.errors import UsageError
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
 from provision.versions import minor
 
-SCHEMA = 4
+SCHEMA = 5
 LIST = "bundle.json"
 _LIST_BYTES = 64 << 20
-_MEMBER = re.compile(r"(wheels|debs|cache|supplies)(/[\w.+~%:@-]+)+")
+_FOLDERS = ("wheels", "debs", "cache", "supplies")
+_MACHINE = {"system", "architecture", "Python"}  # what `machine_of` says
+_FILES = {"wheels": "wheels", "nccl_wheels": "wheels", "debs": "debs", "nccl_debs": "debs"}  # a host's lists → where their files lie
 AGAIN = "make it anew where there is a network: provision bundle HOSTS -o FILE"
 
 
@@ -38,7 +40,8 @@ class Bundle:
     """A bundle whose files lie in ``folder``, every one of them checked.
 
     Attributes:
-        hosts: host → {machine, requirements, wheels, nccl_wheels, debs, nccl_debs}: what it was made for, and the names of its files.
+        hosts: host → {machine, requirements, wheels, nccl_wheels, debs, nccl_debs, relies_on}: what it was made for, the names of its
+            files, and those of packages that it does without because the host had them.
         lock: the versions that it holds.
         data: which data set of the training job lies in ``cache``; None: none.
         supplies: what the controller hands out → its path below ``supplies``.
@@ -72,6 +75,22 @@ class Bundle:
                 todo = "give the options that it was made with, or " + AGAIN
                 raise UsageError(f"the bundle does not hold {', '.join(lacking)}", where=name, todo=todo)
 
+    def must_complete(self, plan: Plan, there: Mapping[str, Collection[str]]) -> None:
+        """Raise UsageError when the packages of a host's plan could not be installed with it; nothing has been touched then.
+
+        Args:
+            there: host → the names of its installed packages.
+        """
+        for name, host in plan.hosts.items():
+            made_for = self.hosts[name]
+            brought = {name_of_package(file) for file in (*made_for["debs"], *made_for["nccl_debs"])}
+            needed = {*map(name_of_package, (*host.packages, *(host.nccl.packages if host.nccl else ()))), *made_for["relies_on"]}
+            if lacking := sorted(needed - brought - set(there[name])):
+                listed = ", ".join(lacking[:8]) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
+                what = f"the bundle lacks packages that are not installed there: {listed}"
+                todo = "make a new one where there is a network, of this host as it is now: provision bundle HOSTS -o FILE"
+                raise UsageError(what, where=name, todo=todo)
+
     def parcels(self, target: Path) -> dict[str, dict[str, str]]:
         """Host → {archive, sha256}: what goes to it, as one file, because a copy per file takes a second per file and host.
 
@@ -99,6 +118,11 @@ class Bundle:
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.mtime, member.mode, member.uid, member.gid, member.uname, member.gname = 0, 0o644, 0, 0, "root", "root"
     return member
+
+
+def name_of_package(word: str) -> str:
+    """Of ``g++_4%3a12.2.0-3_amd64.deb`` and of ``libnccl2=2.21.5-1+cuda12.4``."""
+    return re.split(r"[_=]", word, maxsplit=1)[0]
 
 
 def machine_of(host: HostPlan) -> dict[str, str]:
@@ -137,33 +161,69 @@ def unpack(path: Path, folder: Path) -> Bundle:
     try:
         with tarfile.open(path, "r:") as packed:
             listing = _listing(packed, path)
-            files: dict[str, Any] = listing["files"]
+            missing: dict[str, Any] = dict(listing["files"])
             while (member := packed.next()) is not None:  # those after the list
-                stated = files.pop(member.name, None)
-                if stated is None or not member.isfile() or not _MEMBER.fullmatch(member.name) or ".." in member.name.split("/"):
-                    raise _refused(path, f"it holds {member.name}, which is not in its list")
-                source, target = packed.extractfile(member), folder / member.name
+                stated = missing.pop(member.name, None)
+                if stated is None or not inside.is_plain(member) or member.name.partition("/")[0] not in _FOLDERS:
+                    raise _refused(path, f"it holds {member.name!r}, which is not in its list")
+                if member.size != stated["bytes"]:
+                    raise _refused(path, f"{member.name!r} has {member.size} bytes, its list says {stated['bytes']}")
+                source, target = packed.extractfile(member), inside.path_in(folder, member.name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 digest = hashlib.sha256()
-                with target.open("wb") as file:
+                with target.open("xb") as file:
                     while source is not None and (block := source.read(1 << 20)):
                         digest.update(block)
                         file.write(block)
                 if digest.hexdigest() != stated["sha256"]:
-                    raise _refused(path, f"{member.name} has checksum {digest.hexdigest()}, its list says {stated['sha256']}")
-            if files:
-                raise _refused(path, f"{next(iter(files))} is missing")
-        lock = Lock(listing["lock"]["components"], listing["lock"]["environments"])
-        return Bundle(folder, listing["hosts"], lock, listing["data"], listing["supplies"])
+                    raise _refused(path, f"{member.name!r} has checksum {digest.hexdigest()}, its list says {stated['sha256']}")
+            if missing:
+                raise _refused(path, f"{next(iter(missing))!r} is missing")
+        _check(listing, folder)
+        return Bundle(folder, listing["hosts"], lock_file.believed(listing["lock"]), listing["data"], listing["supplies"])
     except (OSError, tarfile.TarError) as error:
         raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), todo=AGAIN) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _refused(path, f"its list is damaged ({type(error).__name__}: {error})") from error
+
+
+def _check(listing: Mapping[str, Any], folder: Path) -> None:
+    """Raise KeyError, TypeError or ValueError for a list that would surprise those who read it: it names what is not in the bundle."""
+    _once(listing["files"])
+    for host in listing["hosts"].values():
+        if set(host["machine"]) != _MACHINE or any(type(host[kind]) is not list for kind in (*_FILES, "requirements", "relies_on")):
+            raise TypeError("a host has a machine's system, architecture and Python, and lists")
+        if any(type(text) is not str for text in (*host["machine"].values(), *host["requirements"], *host["relies_on"])):
+            raise TypeError("a host's machine, requirements and packages are texts")
+        for kind, place in _FILES.items():
+            _once(name.rpartition("/")[2] for name in host[kind])  # the hosts get them in one folder
+            for name in host[kind]:
+                _must_hold(listing, folder, place, name)
+    for name in listing["supplies"].values():
+        _must_hold(listing, folder, "supplies", name)
+    if listing["data"] not in (None, *get_args(mnist.Source)):
+        raise ValueError(f"there are no data called {listing['data']!r}")
+
+
+def _once(names: Iterable[str]) -> None:
+    """Raise ValueError for names that some file systems do not tell apart."""
+    seen: set[str] = set()
+    for name in names:
+        if name.casefold() in seen:
+            raise ValueError(f"{name!r} is in it twice")
+        seen.add(name.casefold())
+
+
+def _must_hold(listing: Mapping[str, Any], folder: Path, place: str, name: str) -> None:
+    inside.path_in(folder / place, name)
+    if f"{place}/{name}" not in listing["files"]:
+        raise ValueError(f"{name!r} is said to be among its {place}, and is not in it")
 
 
 def _listing(packed: tarfile.TarFile, path: Path) -> dict[str, Any]:
     first = packed.next()
-    file = packed.extractfile(first) if first is not None and first.name == LIST and first.isfile() and first.size < _LIST_BYTES else None
+    fits = first is not None and first.name == LIST and inside.is_plain(first) and first.size < _LIST_BYTES
+    file = packed.extractfile(first) if first is not None and fits else None
     if file is None:
         raise UsageError("is no bundle of provision", where=str(path), todo=AGAIN)
     listing: dict[str, Any] = json.loads(file.read())

@@ -14,7 +14,9 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
+from provision import downloads, inside
 from provision.errors import ProvisionError
 from provision.plan import Repository
 from provision.sandbox import aptsources
@@ -99,21 +101,34 @@ class Apt:
         (self._root / f"etc/apt/sources.list.d/{repository.name}.list").write_text(entry.rstrip("\n") + "\n", encoding="utf-8")
 
     def bring(self, packages: Iterable[str], folder: Path) -> list[str]:
-        """Download into ``folder`` what the host lacks of ``packages``, beyond what was brought before; returns the files' names.
+        """Download into ``folder`` these packages, and what the host lacks of what they need; returns the names of the files.
 
-        A package may be ``name=version``: that version, whatever the host has or holds.
+        A package may be ``name=version``: that version, whatever the host has or holds. One that the host has already comes, too: it may
+        have it from an earlier run, and lose it again.
         """
         words = list(packages)
         before = set(self._archives.glob("*.deb"))
         silent = self._update()
         exact = ["--allow-downgrades", "--allow-change-held-packages"] if any("=" in word for word in words) else []
-        _run([*self._command, "-y", "--download-only", *exact, "install", *words], "apt could not bring the packages", silent)
+        what = "apt could not bring the packages"
+        _run([*self._command, "-y", "--download-only", *exact, "install", "--reinstall", *words], what, silent)
         folder.mkdir(parents=True, exist_ok=True)
         names = []
         for path in sorted(set(self._archives.glob("*.deb")) - before):
-            shutil.copyfile(path, folder / path.name)
+            _keep(path, folder)
             names.append(path.name)
         return names
+
+    def rely_on(self, packages: Iterable[str]) -> list[str]:
+        """Names of what ``packages`` need, themselves among it, and the host has."""
+        nothing = self._root / "var/lib/dpkg/nothing"
+        nothing.write_text("", encoding="utf-8")
+        command = [*self._command, "-o", f"Dir::State::status={nothing}", "--simulate", "install", *packages]
+        said = _run(command, "apt could not say what the packages need").decode("utf-8", "replace")
+        needed = set(re.findall(r"^Inst (\S+) ", said, re.MULTILINE))
+        status = (self._root / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"^Package: (\S+)\nStatus: \S+ \S+ installed$", status, re.MULTILINE)
+        return sorted(needed & set(found))
 
     def _update(self) -> list[str]:
         """Read the package lists; returns what apt says of repositories that did not answer and need not."""
@@ -124,20 +139,32 @@ class Apt:
         return [line for line in said.splitlines() if re.match(r"[EW]: (The repository|Failed to fetch) ", line)][:_SHOWN_LINES]
 
 
+def _keep(path: Path, folder: Path) -> None:
+    """Lay a package among those of all hosts. Each host says by itself whom it believes: none must change what another one gets.
+
+    Raises:
+        ProvisionError: another one of that name is there, which another host believed.
+    """
+    target = folder / path.name
+    if target.exists() and downloads.digest(target) != downloads.digest(path):
+        what = f"its repositories have another {path.name} than those of a host before it"
+        raise ProvisionError(what, todo="make a bundle for each of them: --limit")
+    shutil.copyfile(path, target)
+
+
 def _unpack(seen: str, root: Path) -> None:
     """The host's files, and nothing that its answer would put elsewhere."""
     try:
         content = base64.b64decode("".join(seen.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:
             for member in packed:
-                if member.isfile() and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
-                    if ".." in member.name.split("/"):
-                        continue
-                    target = root / member.name
+                if inside.is_plain(member) and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
+                    target = inside.path_in(root, member.name)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     file = packed.extractfile(member)
-                    target.write_bytes(file.read() if file else b"")
-    except (binascii.Error, tarfile.TarError, OSError, EOFError) as error:
+                    with target.open("wb") as copy:
+                        shutil.copyfileobj(cast(IO[bytes], file), copy)
+    except (binascii.Error, tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise ProvisionError(f"what it says of its packages cannot be read: {error}") from error
     if not (root / "var/lib/dpkg/status").exists():
         raise ProvisionError("it did not say which packages it has")

@@ -69,7 +69,7 @@ def gather(
                 "requirements": archive.requirements_of(host),
                 "wheels": found["venv"],
                 "nccl_wheels": found["nccl"],
-                **_packages(host, seen[host.name], work / host.name, folder / "debs", _release(facts[host.name], places), say),
+                **_packages(host, facts[host.name], seen[host.name], work / host.name, folder / "debs", places, say),
             }
         carried = supplies.carry(plan, folder / "supplies", sources.given, say=say)
         dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
@@ -84,7 +84,8 @@ def _pins(host: HostPlan) -> dict[str, list[str]]:
     """Folder in the prefix → what pip is to bring there. NCCL's wheel is apart: PyTorch pins another version of the same package."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
     wanted = [*archive.requirements_of(host), *install.build_packages()]
-    return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
+    found = {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
+    return {folder: [*pins, install.pip_package()] for folder, pins in found.items()}
 
 
 def _refuse(plan: Plan, folder: Path | None) -> None:
@@ -97,15 +98,24 @@ def _refuse(plan: Plan, folder: Path | None) -> None:
         supplies.torch_wheel(host, folder)  # of the user's: it must be at hand
 
 
-def _packages(host: HostPlan, seen: str, work: Path, folder: Path, release: debs.Release, say: Say) -> dict[str, list[str]]:
-    """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own."""
+def _packages(
+    host: HostPlan, facts: Mapping[str, Any], seen: str, work: Path, folder: Path, places: Places, say: Say
+) -> dict[str, list[str]]:
+    """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own. And what is not
+    brought because the host has it.
+    """
     nccl = host.nccl if host.nccl is not None and host.nccl.source in ("repository", "distribution") else None
     say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
-    found: dict[str, list[str]] = {"debs": [], "nccl_debs": []}
+    found: dict[str, list[str]] = {"debs": [], "nccl_debs": [], "relies_on": []}
+    pinned = {archive.name_of_package(package) for package in nccl.packages} if nccl else set()
     try:
         if host.packages or nccl:
-            apt = debs.Apt(host.arch, seen, work, release)
-            found["debs"] = apt.bring(host.packages, folder)
+            apt = debs.Apt(host.arch, seen, work, _release(facts, places))
+            # What came with an earlier run goes again with `provision remove`.
+            earlier = sorted(set(facts["installed"]["system_packages"]["added"]) - set(host.packages) - pinned)
+            found["debs"] = apt.bring([*host.packages, *earlier], folder)
+            brought = {archive.name_of_package(file) for file in found["debs"]}
+            found["relies_on"] = [name for name in apt.rely_on(host.packages) if name not in brought]
             if nccl and nccl.repository:
                 apt.know(nccl.repository, supplies.repository_key(nccl.repository, say))
             if nccl:
@@ -160,6 +170,8 @@ def _files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in names:
         distribution, version = Path(name).name.split("-")[:2]
+        if distribution == "pip":  # its checksum is the catalogue's
+            continue
         digest = downloads.digest(folder / "wheels" / name)
         found[distribution.lower().replace("_", "-").replace(".", "-")] = {"version": version, "url": None, "sha256": digest}
     return found

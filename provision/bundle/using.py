@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from provision import launch, tarball
+from provision import at_once, launch, tarball
 from provision.bundle.archive import Bundle
+from provision.errors import ProvisionError
 from provision.install_options import Options
+from provision.plan import Plan
+from provision.session import Session
 from provision.supplies import Given
+
+_PACKAGES = "dpkg-query -W -f '${db:Status-Status} ${Package}\\n'"
+
+
+def refuse_incomplete(session: Session, bundle: Bundle, plan: Plan) -> None:
+    """Raise UsageError when the bundle lacks what the plan needs on a host as it is now; nothing has been touched then."""
+    bundle.must_hold(plan)
+    wanting = [name for name, host in plan.hosts.items() if host.root]  # without root there are no packages
+    there: dict[str, list[str]] = {name: [] for name in plan.hosts}
+    for name, answer in at_once.ask(session, dict.fromkeys(wanting, _PACKAGES)).items():
+        if answer.code != 0:
+            raise ProvisionError(f"it does not say which packages it has: {answer.complaint}", where=name)
+        there[name] = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("installed ")]
+    bundle.must_complete(plan, there)
 
 
 def with_files_of(bundle: Bundle, options: Options) -> Options:

@@ -71,6 +71,19 @@ def _evidence_is_listed(value: Any) -> Wrong:
                 yield ("repository", "builds", revision, build), f"there is no evidence {letter!r}: one of {', '.join(value['evidence'])}"
 
 
+def _code_of_each_wheel(value: Any) -> Wrong:
+    """Of every wheel that is listed it is known, once, which GPUs it holds code for."""
+    missing = {(package, version) for package, versions in value["builds"].items() for version in versions}
+    for index, entry in enumerate(value["code"]):
+        for package, wheels in entry["wheels"].items():
+            for place, wheel in enumerate(wheels):
+                if (package, wheel) not in missing:
+                    yield ("code", index, "wheels", package, place), f"{package} {wheel} is there twice, or not listed under builds"
+                missing.discard((package, wheel))
+    for package, wheel in sorted(missing):
+        yield ("builds", package, wheel), f"{package} {wheel} is missing under code"
+
+
 def _architecture_in_url(value: Any) -> Wrong:
     """A template must name the architecture: a published list once had one file for all."""
     if "{arch}" not in value:
@@ -113,7 +126,17 @@ FILES: dict[str, Shape] = {
                 "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
                 "repository": _sourced({"apt": listed(word), "rpm": listed(word), "builds": mapping(release, mapping(cuda, word))}),
                 "absent": listed(_sourced({"version": release, "cuda": listed(cuda)}, {"systems": listed(_SYSTEM), "confirmed": flag})),
-                "wheels": _sourced({"builds": mapping(word, mapping(version, cuda)), "aarch64_from": mapping(word, version)}),
+                "wheels": both(
+                    _sourced(
+                        {
+                            "builds": mapping(word, mapping(version, cuda)),
+                            "code": listed(record({"has": listed(capability), "wheels": mapping(word, listed(version))})),
+                            "aarch64_from": mapping(word, version),
+                        }
+                    ),
+                    _code_of_each_wheel,
+                ),
+                "floors": _sourced({"lowest": mapping(number, mapping(version, capability))}),
                 "distribution": _sourced({"builds": mapping(_SYSTEM, record({"version": release, "cuda": optional(cuda)}))}),
                 "tarball": _sourced(
                     {
@@ -246,6 +269,7 @@ FILES: dict[str, Shape] = {
             "numpy": _sourced({"by_python": mapping(_PYTHON, version)}),
             "mpi4py": _sourced({"version": version}),
             "cloudpickle": _sourced({"version": version}),
+            "pip": _sourced({"version": version, "sha256": sha256, "needed": version}),
             "build": mapping(word, version),
         }
     ),

@@ -15,27 +15,27 @@ from typing import Any
 
 from provision.doctor.findings import document
 from provision.doctor.hosts import Look
+from provision.doctor.patterns import Pattern
 from provision.errors import UsageError
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"
 # A name that says that a secret follows, in the forms NAME=value, NAME: value, --name value, "name": "value".
-_NAMED = re.compile(
-    r"""((?:[\w.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|bearer)[\w.-]*)["']?"""
+_NAMED = Pattern(
+    r"""(?i)((?:[\w.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|bearer)[\w.-]*)["']?"""
     r"""(?:\s*[:=]\s*|\s+))(?:"[^"]*"|'[^']*'|[^\s,;"']+)""",
-    re.IGNORECASE,
 )
 _SHAPED = (
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-    re.compile(r"\b(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-\w+)\s+[A-Za-z0-9+/=]{20,}"),
-    re.compile(r"\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abps]|sk|pk|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
-    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
-    re.compile(r"(?<=Authorization: )\S+(?: \S+)?", re.IGNORECASE),
+    Pattern(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)"),
+    Pattern(r"\b(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-\w+)\s+[A-Za-z0-9+/=]{20,}"),
+    Pattern(r"\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abps]|sk|pk|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
+    Pattern(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    Pattern(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
 )
-_IN_URL = re.compile(r"(\w+://)[^/@\s]+@")
-_HOME = re.compile(r"(?<=/home/)[A-Za-z0-9._-]+")
-_LOGIN = re.compile(r"\b[A-Za-z_][\w.-]*(?=@[\w.-]+)")
+_AUTHORIZATION = Pattern(r"(?i)(Authorization: )\S+(?: \S+)?")
+_IN_URL = Pattern(r"(\w+://)[^/@\s]+@")
+_HOME = Pattern(r"(/home/)([A-Za-z0-9._-]+)")
+_LOGIN = Pattern(r"\b([A-Za-z_][\w.-]*)(@[\w.-]+)")
 
 
 class Redactor:
@@ -54,11 +54,12 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text without what should not leave the house."""
         for shape in _SHAPED:
-            text = shape.sub(_HIDDEN, text)
-        text = _IN_URL.sub(rf"\1{_HIDDEN}@", text)
-        text = _NAMED.sub(rf"\1{_HIDDEN}", text)
-        text = _HOME.sub(lambda found: self._alias(found.group()), text)
-        text = _LOGIN.sub(lambda found: self._alias(found.group()), text)
+            text = shape.replace(_HIDDEN, text)
+        text = _AUTHORIZATION.replace(rf"\1{_HIDDEN}", text)
+        text = _IN_URL.replace(rf"\1{_HIDDEN}@", text)
+        text = _NAMED.replace(rf"\1{_HIDDEN}", text)
+        text = _HOME.replace(lambda found: found[1] + self._alias(found[2]), text)
+        text = _LOGIN.replace(lambda found: self._alias(found[1]) + found[2], text)
         for user, alias in self._users.items():
             text = re.sub(rf"(?<![\w.-]){re.escape(user)}(?![\w-])", alias, text)
         return text

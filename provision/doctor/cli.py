@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
-from provision import progress
+from provision import progress, terminal
 from provision.doctor import bundle as bundling
 from provision.doctor import hosts as probing
 from provision.doctor import logs, show, signatures
@@ -20,11 +17,11 @@ from provision.doctor import mend as mending
 from provision.doctor.checks import CHECKS
 from provision.doctor.findings import Finding, document
 from provision.doctor.hosts import Look
-from provision.errors import ProvisionError, UsageError
+from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.options import Hosts, Json, Limit, also, inventory_of
 from provision.options import passwords as passwords_given
-from provision.session import Interrupted, Session
+from provision.session import Session
 
 
 class _LookByDefault(TyperGroup):
@@ -72,22 +69,25 @@ def look(
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
+        done = True
         try:
             found = probing.everywhere(session, bandwidth=bandwidth)
             if fix:
                 found.findings[:] = _chosen(found.findings, wanted)
-                found = _mended(inventory, session, found, passwords, yes)
+                found, done = _mended(inventory, session, found, passwords, yes)
         finally:
             session.close()
     nobody = not found.facts
     _print(_chosen(_together(found, said), wanted), json_, looked_at=_hosts(found), look=found, failed=nobody)
+    if not done:
+        raise typer.Exit(1)
 
 
 @app.command()
 def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `provision doctor list` names it.")]) -> None:
     """Print all that is known of one error."""
     signature = signatures.named(identifier)
-    show.entry(signature, _console(), live=identifier in {check.id for check in CHECKS})
+    show.entry(signature, terminal.out(), live=identifier in {check.id for check in CHECKS})
 
 
 @app.command()
@@ -108,57 +108,54 @@ def bundle(
         finally:
             session.close()
     bundling.write(out, found, [Path(name) for name in log or ()])
-    typer.echo(str(out))
+    terminal.out().say(str(out))
 
 
 @app.command("list")
 def list_() -> None:
     """Print the known errors, by layer."""
-    show.catalogue(_console())
+    show.catalogue(terminal.out())
 
 
 def _print(found: list[Finding], as_json: bool, *, looked_at: str, look: Look | None = None, failed: bool = False) -> None:
     if as_json:
         measured = {"bandwidth": look.bandwidth} if look and look.bandwidth else {}
-        typer.echo(json.dumps({**document(found), **measured}, indent=2, ensure_ascii=False))
+        terminal.document({**document(found), **measured})
     else:
         if look:
-            show.overview(found, look.names, _console())
+            show.overview(found, look.names, terminal.out())
         if look and look.bandwidth:
-            show.bandwidth(look.bandwidth, _console())
-        show.findings(found, _console(), looked_at=looked_at)
+            show.bandwidth(look.bandwidth, terminal.out())
+        show.findings(found, terminal.out(), looked_at=looked_at)
     if failed or found:
         raise typer.Exit(2 if failed else 1)
 
 
-def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mapping[str, str], yes: bool) -> Look:
-    """Ask, mend, look again; the second look says what is left."""
+def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mapping[str, str], yes: bool) -> tuple[Look, bool]:
+    """Ask, mend, look again: what is left, and whether all that was begun was done."""
     made = mending.treatment(look)
     for finding in made.left:
-        typer.echo(f"by hand: {finding.host}: {finding.title} [{finding.id}]", err=True)
+        terminal.say(f"by hand: {finding.host}: {finding.title} [{finding.id}]")
     if not made.anything:
-        typer.echo("nothing of this can be mended automatically", err=True)
-        return look
-    typer.echo("this will run:", err=True)
+        terminal.say("nothing of this can be mended automatically")
+        return look, True
+    terminal.say("this will run:")
     for line in made.lines():
-        typer.echo(f"  {line}", err=True)
-    if not yes and not typer.confirm("Run it?", err=True):
-        return look
+        terminal.say(f"  {line}")
+    if not yes and not terminal.confirm("Run it?"):
+        return look, True
     before = {(finding.id, finding.host) for finding in look.findings}
-    try:
-        mending.mend(inventory, session, look, made, passwords)
-    except Interrupted:
-        raise
-    except ProvisionError as error:  # what is mended is mended: the second look says what is left
-        typer.echo(f"provision: {error}", err=True)
+    results = mending.mend(inventory, session, look, made, passwords)
+    for result in results:
+        terminal.say(f"{result.state}: {result.host or 'all hosts'}: {result.id}" + (f": {result.why}" if result.why else ""))
     fresh = Session(inventory, session.progress, passwords)  # connections of its own: limits and PATH are given at login
     try:
         again = probing.everywhere(fresh)
     finally:
         fresh.close()
     for name, host in sorted(before - {(finding.id, finding.host) for finding in again.findings}, key=str):
-        typer.echo(f"mended: {host}: {name}", err=True)
-    return again
+        terminal.say(f"mended: {host}: {name}")
+    return again, all(result.state == "done" for result in results)
 
 
 def _together(look: Look, said: list[Finding]) -> list[Finding]:
@@ -176,8 +173,3 @@ def _hosts(look: Look) -> str:
 def _named(names: list[str]) -> str:
     shown = ["standard input" if name == "-" else name for name in names]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-
-
-def _console() -> Console:
-    """As wide as the terminal; into a pipe, no line is folded."""
-    return Console() if sys.stdout.isatty() else Console(width=200)

@@ -43,7 +43,7 @@ def here() -> Look:
     try:
         script = resources.script("survey").encode()
         answer = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_PATIENCE_S, check=False)
-        found = facts.normalise(facts.parse(answer.stdout.decode(errors="replace")))
+        found = facts.normalise(facts.answer(answer.stdout.decode(errors="replace")))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"cannot look at this machine: {error}") from error
     prefix = found["installed"]["prefix"] or "/opt"

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import yaml
 
@@ -20,8 +20,9 @@ from provision.doctor.hosts import Look
 from provision.errors import ProvisionError
 from provision.install_options import Options
 from provision.inventory import Inventory
+from provision.playbook import Event
 from provision.resolve.wishes import OpenMpiSource
-from provision.session import Session
+from provision.session import Interrupted, Session
 
 # Of the small tasks, those that need no root.
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
@@ -87,23 +88,74 @@ def treatment(look: Look) -> Treatment:
     return made
 
 
-def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, passwords: Mapping[str, str]) -> None:
-    """Run it. Raises ProvisionError where a host could not be mended; the others are done."""
-    failed = []
+@dataclass(frozen=True)
+class Mended:
+    """What became of one thing that was to be done: on a host, or on all of them (``host`` is empty)."""
+
+    host: str
+    id: str
+    state: Literal["done", "failed", "not tried"]
+    why: str = ""
+
+
+def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, passwords: Mapping[str, str]) -> list[Mended]:
+    """Do all of it, whatever fails, and say what became of each."""
+    results: list[Mended] = []
     if made.tasks:
-        with hold.every_host(inventory, "provision doctor --fix"):
-            outcome = session.play(
-                resources.folder("playbooks") / "mend.yml",
-                "Mend",
-                hosts=sorted(made.tasks),
-                extra_vars={"provision_mend": {host: _variables(look.facts[host], names) for host, names in made.tasks.items()}},
-            )
-        failed = [f"{name}: {result.failure.text}" for name, result in outcome.hosts.items() if result.failure is not None]
+        events: list[Event] = []
+
+        def note(event: Event) -> None:
+            events.append(event)
+            session.progress.event(event)
+
+        try:
+            with hold.every_host(inventory, "provision doctor --fix"):
+                session.play(
+                    resources.folder("playbooks") / "mend.yml",
+                    "Mend",
+                    hosts=sorted(made.tasks),
+                    extra_vars={"provision_mend": {host: _variables(look.facts[host], names) for host, names in made.tasks.items()}},
+                    on_event=note,
+                )
+            results += [result for host, names in sorted(made.tasks.items()) for result in became(host, names, events)]
+        except Interrupted:
+            raise
+        except ProvisionError as error:  # somebody else works on the hosts
+            results += [Mended(host, name, "not tried", str(error)) for host, names in sorted(made.tasks.items()) for name in names]
     if made.install:
-        report = main_job.up(inventory, _as_installed(look), session.progress, passwords)
-        failed += [f"{failure.host}: {failure.error}" for failure in report.failures]
-    if failed:
-        raise ProvisionError("not everything could be mended: " + "; ".join(failed), todo="mend the rest by hand, as listed above")
+        try:
+            report = main_job.up(inventory, _as_installed(look), session.progress, passwords)
+            why = "; ".join(f"{failure.host}: {failure.error}" for failure in report.failures)
+        except Interrupted:
+            raise
+        except ProvisionError as error:
+            why = str(error)
+        results += [Mended("", name, "failed" if why else "done", why) for name in made.install]
+    return results
+
+
+def became(host: str, names: Sequence[str], events: Sequence[Event]) -> list[Mended]:
+    """What the events of the run say of the errors that were to be mended on a host, in their order. Pure."""
+    mine = [event for event in events if event.host == host]
+    failed: dict[str, str] = {}
+    for event in mine:
+        if event.kind in ("failed", "unreachable"):
+            failed.setdefault(_id_of(event), event.text)
+    began = {_id_of(event) for event in mine}
+    found = []
+    for name in names:
+        if name in failed:
+            found.append(Mended(host, name, "failed", failed[name]))
+        elif name in began:
+            found.append(Mended(host, name, "done"))
+        else:
+            found.append(Mended(host, name, "not tried", next(iter(failed.values()), "the run ended before it")))
+    return found
+
+
+def _id_of(event: Event) -> str:
+    """The error whose tasks an event is of: their file's name."""
+    return Path(event.path.rpartition(":")[0]).stem
 
 
 def _as_installed(look: Look) -> Options:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from provision.doctor.findings import SEVERITIES, Finding
 from provision.doctor.signatures import LAYERS, Signature, all_signatures
+from provision.terminal import Console
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 LONGEST_QUOTE = 300  # letters of a log line
@@ -21,14 +19,14 @@ def findings(found: Sequence[Finding], console: Console, *, looked_at: str) -> N
             _root(finding, console)
         else:
             where = f" ({_place(finding)})" if finding.evidence else ""
-            _line(console, f"    then: {finding.title}{where}", "dim")
+            console.say(f"    then: {finding.title}{where}", "dim")
     roots = [finding for finding in found if finding.role == "root"]
     if not roots:
-        _line(console, f"nothing found in {looked_at}", "bold green")
+        console.say(f"nothing found in {looked_at}", "bold green")
         return
     counts = {level: sum(each.severity == level for each in roots) for level in STYLES}
     said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count)
-    _line(console, f"\n{said} in {looked_at}", STYLES[roots[0].severity])
+    console.say(f"\n{said} in {looked_at}", STYLES[roots[0].severity])
 
 
 def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -> None:
@@ -42,51 +40,51 @@ def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -
         rows.append((worst, host, SEVERITIES[worst] if mine else "well", "; ".join(said)))
     width = max(len(host) for host in hosts)
     for _, host, state, layers_said in sorted(rows, key=lambda row: row[0]):
-        _line(console, f"{host:{width}}  {state:8} {layers_said}", STYLES.get(state, "green"))
+        console.say(f"{host:{width}}  {state:8} {layers_said}", STYLES.get(state, "green"))
 
 
 def bandwidth(measured: Mapping[str, Mapping[str, float]], console: Console) -> None:
     """Print who sends how fast to whom: a row per sender, a column per receiver."""
     names = sorted(measured.keys() | {target for row in measured.values() for target in row})
     width = max(8, *(len(name) for name in names))
-    _line(console, "\nMbit/s, from the row to the column:", "bold")
-    _line(console, " " * width + "".join(f" {name:>{width}}" for name in names))
+    console.say("\nMbit/s, from the row to the column:", "bold")
+    console.say(" " * width + "".join(f" {name:>{width}}" for name in names))
     for source in names:
         row = measured.get(source, {})
         cells = (f"{row[target]:.0f}" if target in row else "-" if target == source else "?" for target in names)
-        _line(console, f"{source:{width}}" + "".join(f" {cell:>{width}}" for cell in cells))
+        console.say(f"{source:{width}}" + "".join(f" {cell:>{width}}" for cell in cells))
 
 
 def _root(finding: Finding, console: Console) -> None:
     who = f"{finding.host}: " if finding.host else ""
-    _line(console, f"\n{who}{finding.severity}: {finding.title}  [{finding.id}]", STYLES[finding.severity])
-    _line(console, f"  {finding.plain}")
+    console.say(f"\n{who}{finding.severity}: {finding.title}  [{finding.id}]", STYLES[finding.severity])
+    console.say(f"  {finding.plain}")
     if finding.seen:
         expected = f"; expected {finding.expected}" if finding.expected else ""
-        _line(console, f"  seen: {finding.seen}{expected}")
+        console.say(f"  seen: {finding.seen}{expected}")
     for each in finding.evidence[:2]:
-        _line(console, f"  {each.file}:{each.line}: {each.text[:LONGEST_QUOTE]}", "cyan")
+        console.say(f"  {each.file}:{each.line}: {each.text[:LONGEST_QUOTE]}", "cyan")
     if finding.times > 2:
-        _line(console, f"  … {finding.times} times in all", "dim")
+        console.say(f"  … {finding.times} times in all", "dim")
     for step in finding.fix:
-        _line(console, f"  → {step}")
+        console.say(f"  → {step}")
 
 
 def entry(signature: Signature, console: Console, *, live: bool) -> None:
     """Print a whole entry of the catalogue."""
-    _line(console, f"{signature.id}  ({signature.layer}, {signature.severity})", "bold")
-    _line(console, signature.title)
-    _line(console, f"\n{signature.plain}")
-    _line(console, f"\nCause: {signature.cause}")
-    _line(console, "\nTo mend it:")
+    console.say(f"{signature.id}  ({signature.layer}, {signature.severity})", "bold")
+    console.say(signature.title)
+    console.say(f"\n{signature.plain}")
+    console.say(f"\nCause: {signature.cause}")
+    console.say("\nTo mend it:")
     for step in signature.fix:
-        _line(console, f"  {step}")
+        console.say(f"  {step}")
     if signature.probe:
-        _line(console, f"\nTo see it on a host: {signature.probe}")
-    _line(console, "\nprovision doctor HOSTS looks for it." if live else "\nIt shows in logs only: provision doctor --log FILE")
+        console.say(f"\nTo see it on a host: {signature.probe}")
+    console.say("\nprovision doctor HOSTS looks for it." if live else "\nIt shows in logs only: provision doctor --log FILE")
     if signature.consequence_of:
         causes = ", ".join("any other error" if name == "any" else name for name in sorted(signature.consequence_of))
-        _line(console, f"\nIt often follows from: {causes}")
+        console.say(f"\nIt often follows from: {causes}")
 
 
 def catalogue(console: Console) -> None:
@@ -94,14 +92,10 @@ def catalogue(console: Console) -> None:
     for layer in LAYERS:
         entries = [each for each in all_signatures().values() if each.layer == layer and not each.generic]
         if entries:
-            _line(console, f"\n{layer}", "bold")
+            console.say(f"\n{layer}", "bold")
         for each in entries:
-            _line(console, f"  {each.id:30} {each.title}")
+            console.say(f"  {each.id:30} {each.title}")
 
 
 def _place(finding: Finding) -> str:
     return f"{finding.evidence[0].file}:{finding.evidence[0].line}"
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from provision.doctor.findings import Severity
+from provision.doctor.patterns import Pattern
 from provision.errors import UsageError
 
 FOLDER = Path(__file__).parent
@@ -33,18 +33,18 @@ class Signature:
     plain: str
     cause: str
     fix: tuple[str, ...]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[Pattern, ...]
     probe: str = ""
     over: frozenset[str] = frozenset()
     consequence_of: frozenset[str] = frozenset()
-    recovered_by: tuple[re.Pattern[str], ...] = ()
+    recovered_by: tuple[Pattern, ...] = ()
     generic: bool = False
     quoted_alone: bool = False
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> Pattern:
     """A pattern as the data files write it: any case, a space stands for any white space, line ends included."""
-    return re.compile(pattern.replace(" ?", r"\s*").replace(" ", r"\s+"), re.IGNORECASE | re.MULTILINE)
+    return Pattern("(?im)" + pattern.replace(" ?", r"\s*").replace(" ", r"\s+"))
 
 
 @cache
@@ -70,7 +70,7 @@ def conditions() -> dict[str, Signature]:
 
 
 @cache
-def harmless() -> tuple[re.Pattern[str], ...]:
+def harmless() -> tuple[Pattern, ...]:
     """Patterns of lines that look alarming and mean nothing."""
     entries = yaml.safe_load((FOLDER / "harmless.yaml").read_text(encoding="utf-8"))
     return tuple(compiled(pattern) for entry in entries for pattern in entry["patterns"])

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from provision.facts.conditions import Problem, problems, problems_across, untested, why_no_root
 from provision.facts.document import BEGIN, END, Facts, normalise, parse, with_python
-from provision.facts.file import load_file
+from provision.facts.file import answer, load_file
 
 __all__ = [
     "BEGIN",
     "END",
     "Facts",
     "Problem",
+    "answer",
     "load_file",
     "normalise",
     "parse",

@@ -108,6 +108,8 @@ DEFAULTS: Mapping[str, Any] = {
         "packages": {},
         "torch_cuda": None,
         "files": {},
+        "system_packages": {"added": [], "replaced": []},
+        "partial_mb": 0,
         "engine_libraries": [],
     },
 }

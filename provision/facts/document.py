@@ -49,14 +49,16 @@ def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Facts:
 def defused(value: Any) -> Any:
     """The document with every text made harmless: it comes from another machine and travels on in Ansible's variables.
 
-    Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file.
+    Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone
+    surrogate can be written nowhere.
     """
     if isinstance(value, str):
         if "{" not in value and value.isprintable():  # nearly all of them
             return value
         for opening in ("{{", "{%", "{#"):
             value = value.replace(opening, f"{{ {opening[1]}")
-        return "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
+        harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
+        return harmless.encode(errors="replace").decode()  # half a pair of surrogates, which JSON can hold and no UTF-8
     if isinstance(value, list):
         return [defused(entry) for entry in value]
     if isinstance(value, dict):

@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from provision.errors import UsageError
+from provision import catalog
+from provision.errors import ProvisionError, UsageError
 from provision.facts.defaults import BESIDES, DEFAULTS, OFFERS
-from provision.facts.document import Facts, defused, normalise
-from provision.facts.kinds import wrong_kinds
+from provision.facts.document import Facts, defused, normalise, parse
+from provision.facts.kinds import is_version, wrong_kinds
+from provision.inventory.names import HOST_NAME
 
 SCHEMA = 1
 _DOTTED = re.compile(r"\d+(\.\d+)*")
 _CUDA = re.compile(r"\d+\.\d+")  # `12` alone would be read as 12.0
 _CAPABILITY = re.compile(r"\d+\.\d+")
-_HOST = re.compile(r"\[?[\w:][\w.:%-]*\]?")
+# They become parts of the names of files, here and on hosts, and of other hosts' settings: os-release and uname have nothing else.
+_WORD = re.compile(r"\w[\w.+~:-]*")
 _CHECKED_APART = ("os", "arch", "driver", "gpus")
 
 _SMALLEST = (
@@ -55,6 +58,21 @@ def load_file(path: str | Path) -> dict[str, Facts]:
     return {host: normalise(defused(facts)) for host, facts in document["hosts"].items()}
 
 
+def answer(stdout: str) -> Facts:
+    """What the survey printed on a host, as `parse` reads it: it must be facts as a file of them must.
+
+    Raises:
+        ProvisionError: it is something else.
+    """
+    found = parse(stdout)
+    seen = {name: section for name, section in found.items() if section is not None}  # what could not be looked at is told apart
+    if wrong := list(_wrong_facts("facts", {"os": {"id": "linux", "version": ""}, "arch": "", **seen})):
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        what = f"the survey's answer cannot be true: {wrong[0]}{more}"
+        raise ProvisionError(what, todo="look at this host: its own Python answers so")
+    return found
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; a name that stands in it twice would silently be the last one."""
     found = dict(pairs)
@@ -79,7 +97,7 @@ def _wrong_in_file(document: Any) -> Iterator[str]:
     if not hosts:
         yield "`hosts` is empty"
     for name, facts in hosts.items():
-        if not _HOST.fullmatch(name):
+        if not HOST_NAME.fullmatch(name):
             yield f"`hosts`: {name!r} is not a host name: letters, digits, `_`, `-`, `.` and `:`"
         yield from _wrong_in_host(f"hosts.{name}", facts)
 
@@ -87,13 +105,20 @@ def _wrong_in_file(document: Any) -> Iterator[str]:
 def _wrong_in_host(at: str, facts: Any) -> Iterator[str]:
     if not isinstance(facts, dict):
         yield f"`{at}` must be an object"
-    elif not (facts.get("missing_python") or facts.get("unreachable")):
+        return
+    if not (facts.get("missing_python") or facts.get("unreachable")):
         yield from _unknown_keys(at, facts)
+        for offers in OFFERS:
+            yield from _wrong_candidates(f"{at}.{offers}", facts.get(offers))
+    yield from _wrong_facts(at, facts)
+
+
+def _wrong_facts(at: str, facts: dict[str, Any]) -> Iterator[str]:
+    """What would surprise those who read the facts of a host, whoever states them."""
+    if not (facts.get("missing_python") or facts.get("unreachable")):
         yield from _wrong_system(at, facts)
         yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
         yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
-        for offers in OFFERS:
-            yield from _wrong_candidates(f"{at}.{offers}", facts.get(offers))
         yield from wrong_kinds(at, facts, DEFAULTS, _CHECKED_APART)
 
 
@@ -116,8 +141,16 @@ def _wrong_system(at: str, facts: dict[str, Any]) -> Iterator[str]:
         for key in ("id", "version"):
             if not isinstance(system.get(key), str) or (key == "id" and not system[key]):
                 yield f"`{at}.os.{key}` " + ("is missing" if key not in system else "must be a text in quotes")
+        known = system.get("id") in catalog.load("os")["distributions"]  # of others nothing is compared
+        if known and isinstance(version := system.get("version"), str) and version and not is_version(version):
+            yield f'`{at}.os.version` must be a version, such as "22.04"'
+        for key in ("id", "version", "family", "codename"):
+            if isinstance(system.get(key), str) and system[key] and not _WORD.fullmatch(system[key]):
+                yield f"`{at}.os.{key}` must be a word of letters, digits and . _ + ~ : -"
     if not isinstance(facts.get("arch"), str):
         yield f"`{at}.arch` " + ("is missing" if facts.get("arch") is None else "must be a text in quotes")
+    elif facts["arch"] and not _WORD.fullmatch(facts["arch"]):
+        yield f"`{at}.arch` must be a word of letters, digits and . _ + ~ : -"
 
 
 def _wrong_driver(at: str, driver: Any) -> Iterator[str]:

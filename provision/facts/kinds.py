@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _VERSION = re.compile(r"[0-9][\w.+~:-]*")
+_LOGIN = re.compile(r"[^\W-][\w.@$\\+-]*")  # it stands in other hosts' ssh configuration
+_HOSTNAME = re.compile(r"\w[\w.:-]*")
 
 
 def is_version(value: Any) -> bool:
@@ -77,14 +79,15 @@ _ADDRESS = ('an address, such as "10.0.0.1/24"', _is_address)
 _PORT = ("a port, a number from 1 to 65535", lambda value: _is(int)(value) and 0 < value < 65536)
 
 _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "hostname": _TEXT,
-    "user.name": _TEXT,
+    "hostname": ("a host name", lambda value: isinstance(value, str) and bool(_HOSTNAME.fullmatch(value))),
+    "user.name": ("a login name", lambda value: isinstance(value, str) and bool(_LOGIN.fullmatch(value))),
     "user.home": _TEXT,
     "user.can_become": (_NAMES[bool], lambda value: isinstance(value, bool)),
     "os.id_like": (_NAMES[list], _is(list)),
     "os.id_like.*": _TEXT,
     "os.family": _TEXT,
     "os.codename": _TEXT,
+    "os.libc": _VERSIONED,
     "gpus.*.name": _TEXT,
     "cuda.toolkits.*": _OBJECT,
     "cuda.toolkits.*.path": _TEXT,

@@ -136,7 +136,16 @@ def step(model, optimizer, images, labels, precision):
 
 
 def one_rank_rate(args, model, images, labels, precision, measure):
-    """Images per second of this rank alone: a copy of the model, plain SGD, no communication. Only warms up unless ``measure``."""
+    """Images per second of this rank alone: a copy of the model, plain SGD, no communication. Only warms up unless ``measure``.
+
+    How many batches it takes depends on the machine, so it gives back the random numbers that it uses: the training after it depends on
+    the seed alone.
+    """
+    with torch.random.fork_rng([images.device] if images.is_cuda else []):
+        return _one_rank_rate(args, model, images, labels, precision, measure)
+
+
+def _one_rank_rate(args, model, images, labels, precision, measure):
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     order = torch.randperm(len(images))
@@ -420,8 +429,8 @@ def run(args, data):
         "parameter_digest": participants[0]["parameter_digest"],
         "images_per_second": round(rate, 1),
         "one_rank_images_per_second": round(one_rank, 1) if one_rank else None,
-        "speedup": round(rate / one_rank, 3) if one_rank else None,
-        "efficiency": round(rate / one_rank / size, 3) if one_rank else None,
+        "speedup": round(rate / one_rank, 3) if one_rank and size > 1 else None,  # one rank has nothing to be faster than
+        "efficiency": round(rate / one_rank / size, 3) if one_rank and size > 1 else None,
         "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up, the better of "
         "before and after the training; all ranks: every image of all epochs over the time from a barrier before to a barrier after "
         "each epoch" % participants[0]["host"],
@@ -433,9 +442,13 @@ def run(args, data):
 
 
 def last_line(report):
-    return "%s: %d rank%s, %.0f images/s; one rank alone %.0f, speed-up %.2f, efficiency %.0f %%; accuracy %.2f %% (bar %g %%: %s); parameters %s" % (
-        report["dataset"], report["np"], "s" if report["np"] > 1 else "", report["images_per_second"], report["one_rank_images_per_second"],
-        report["speedup"], 100 * report["efficiency"], report["test_accuracy_percent"], report["bar_percent"],
+    speed = "%.0f images/s" % report["images_per_second"]
+    if report["speedup"] is not None:
+        speed += "; one rank alone %.0f, speed-up %.2f, efficiency %.0f %%" % (
+            report["one_rank_images_per_second"], report["speedup"], 100 * report["efficiency"],
+        )  # fmt: skip
+    return "%s: %d rank%s, %s; accuracy %.2f %% (bar %g %%: %s); parameters %s" % (
+        report["dataset"], report["np"], "s" if report["np"] > 1 else "", speed, report["test_accuracy_percent"], report["bar_percent"],
         "passed" if report["passed_bar"] else "NOT passed",
         "bit-identical on all ranks" if report["parameters_identical"] else "DIFFER between ranks",
     )  # fmt: skip

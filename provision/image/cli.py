@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from provision import installed, launch, progress, report
+from provision import installed, launch, progress, report, terminal
 from provision import survey as surveying
 from provision.errors import UsageError
 from provision.image import asking, build, folder, labels, manifest, render, store
@@ -22,7 +18,7 @@ from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
 from provision.install_options import Options
-from provision.options import Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
 from provision.run_options import run_options
 from provision.sandbox import bases, engine
@@ -39,7 +35,6 @@ ForHosts = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--os", help="Make it of this system, e.g. ubuntu22.04.", metavar="SYSTEM")]
 Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12.4.", metavar="VERSION")]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Without CUDA.")]
 Facts = Annotated[Path | None, typer.Option("--facts", help="As for `plan`: from this file of facts, touching no host.")]
 Base = Annotated[str | None, typer.Option("--base", help="Begin with this image instead of the catalogue's.", metavar="IMAGE")]
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
@@ -51,13 +46,13 @@ def subject(
     facts_file: Facts = None,
     system: System = None,
     cuda: Cuda = None,
-    cpu: Cpu = False,
+    cpu: Cpu = None,
     base: Base = None,
 ) -> asking.Subject:
     """What the image is to be of. Raises UsageError for what contradicts itself."""
     of_hosts = hosts is not None or facts_file is not None
-    if of_hosts and (system or cuda or cpu):
-        raise UsageError("HOSTS and --os, --cuda or --cpu exclude each other", todo="give one of them")
+    if of_hosts and (system or cuda):
+        raise UsageError("HOSTS and --os or --cuda exclude each other", todo="give one of them")
     if cuda and cpu:
         raise UsageError("--cuda and --cpu exclude each other", todo="leave one of them out")
     if base is not None:
@@ -92,15 +87,15 @@ def render_(
     else:
         with progress.make() as shown:
             made, problems = asking.targets_of(subject, options, shown, passwords)
-        report.show_problems(problems, Console(stderr=True))
+        report.show_problems(problems, terminal.err())
     contexts = {each.target.name: render.context(each.target, each.engine, kind=wanted, buildx=buildx, locked=each.locked) for each in made}
     if out is None:
         for files in contexts.values():
-            typer.echo(files["provision.def" if wanted == "apptainer" else "Dockerfile"].content.decode(), nl=False)
+            terminal.out().content(files["provision.def" if wanted == "apptainer" else "Dockerfile"].content.decode())
         return
     for name, files in contexts.items():
         folder.write(out / name if matrix or len(contexts) > 1 else out, files)
-    typer.echo(f"{out}: {', '.join(contexts) if len(contexts) < 5 else f'{len(contexts)} images'}", err=True)
+    terminal.say(f"{out}: {', '.join(contexts) if len(contexts) < 5 else f'{len(contexts)} images'}")
 
 
 @app.command("build")
@@ -120,15 +115,15 @@ def build_(
     wanted = build.checked_tag(tag) if tag else None
     with progress.make() as shown:
         made, problems = asking.targets_of(subject, options, shown, passwords)
-    report.show_problems(problems, Console(stderr=True))
+    report.show_problems(problems, terminal.err())
     if wanted and len(made) > 1:
         raise UsageError(f"these hosts need {len(made)} images: --tag names one", todo="leave --tag out, or choose hosts: --limit")
     tags = [wanted or build.checked_tag(f"provision:{each.target.name}") for each in made]  # all, before the first is built
     build.check_mirror(url("--mirror", mirror), made)
     for each, called in zip(made, tags, strict=True):
         done = build.build(each, called, options, mirror=mirror, cache=not no_cache)
-        typer.echo(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
-        typer.echo(f"not proven yet: provision image verify {done.tag}", err=True)
+        terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
+        terminal.say(f"not proven yet: provision image verify {done.tag}")
 
 
 @app.command("verify")
@@ -142,17 +137,17 @@ def verify_(
     with progress.make() as shown:
         verdict = verifying.verify(image, hosts, launch.SmokeOptions(data=data), shown)
     if json_:
-        typer.echo(json.dumps(verdict.as_dict(), indent=2))
+        terminal.document(verdict.as_dict())
     else:
-        console = _console()
+        console = terminal.out()
         for line in verdict.summaries:
-            console.print(Text(line))
+            console.say(line)
         for finding in verdict.findings:
             if finding.severity != "error":
-                console.print(Text(f"{finding.severity}: {finding.host or 'between them'}: {finding.title}: {finding.seen}"))
+                console.say(f"{finding.severity}: {finding.host or 'between them'}: {finding.title}: {finding.seen}")
         for fault in verdict.faults:
-            console.print(Text(f"fault: {fault}", style="red"))
-        console.print(Text(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})"))
+            console.say(f"fault: {fault}", style="red")
+        console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")
     if not verdict.ready:
         raise typer.Exit(1)
 
@@ -195,15 +190,15 @@ def run_(
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
             raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", todo="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
-    training = launch.SmokeOptions(np=options.np, epochs=epochs, data=data)
+    training = launch.SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
         wanted = running.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
         ended = running.run(inventory, image, wanted, shown, passwords)
-    console = _console()
+    console = terminal.out()
     if ended.summary:
-        console.print(Text(ended.summary))
+        console.say(ended.summary)
     for fault in ended.faults:
-        console.print(Text(f"fault: {fault}", style="red"))
+        console.say(f"fault: {fault}", style="red")
     raise typer.Exit(ended.code)
 
 
@@ -217,6 +212,7 @@ def manifest_(
     ] = None,
     limit: Limit = None,
     facts_file: Facts = None,
+    cpu: Cpu = None,
     image: Annotated[
         str | None, typer.Option("--image", metavar="IMAGE", help="As the cluster's nodes pull it; the name that `build` gives by default.")
     ] = None,
@@ -227,14 +223,14 @@ def manifest_(
     passwords: Mapping[str, str],
 ) -> None:
     """A job of Kubernetes' MPI operator (kubeflow.org/v2beta1): a worker per host, with the slots, processors, memory and GPUs of these."""
-    named = subject(hosts, limit, facts_file)
+    named = subject(hosts, limit, facts_file, cpu=cpu)
     manifest.check_names(name, image)
     with progress.make() as shown:
         found = asking.planned(named, options, shown, passwords)
-    report.show_problems(found.problems, Console(stderr=True))
+    report.show_problems(found.problems, terminal.err())
     text = manifest.render(found.plan, found.known, name=name, image=image, program=command)
     if out is None:
-        typer.echo(text, nl=False)
+        terminal.out().content(text)
         return
     try:
         out.write_text(text, encoding="utf-8")
@@ -267,11 +263,11 @@ def ls(json_: Json = False) -> None:
         listed = [
             {"image": told.name, "id": told.image, "ready": told.ready, "bytes": told.size, "labels": dict(told.labels)} for told in found
         ]
-        typer.echo(json.dumps({"schema": 1, "images": listed}, indent=2))
+        terminal.document({"schema": 1, "images": listed})
     elif rows:
-        _console().print(report.table(rows))
+        terminal.out().print(terminal.table(rows))
     else:
-        typer.echo("no image was made here yet: provision image build")
+        terminal.out().say("no image was made here yet: provision image build")
 
 
 @app.command("rm")
@@ -281,7 +277,7 @@ def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names,
     try:
         for name in images:
             store.remove(client, name)
-            typer.echo(f"removed {name}")
+            terminal.out().say(f"removed {name}")
     finally:
         client.close()
 
@@ -298,7 +294,7 @@ def push(
             digest = store.push(client, image, unproven=unproven, view=view)
     finally:
         client.close()
-    typer.echo(f"{labels.parted(image)[0]}@{digest}")
+    terminal.out().say(f"{labels.parted(image)[0]}@{digest}")
 
 
 @app.command("diff")
@@ -323,18 +319,14 @@ def diff(
             found = surveying.look(session)
         finally:
             session.close()
-    report.show_problems([problem for problem in found.problems if problem.host not in found.hosts], Console(stderr=True))
+    report.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
     empty = installed.without_manifest(found.hosts)
     held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if name not in empty}).hosts
     lines = store.differences({name: held.get(name) for name in found.hosts}, told)
     for line in lines:
-        typer.echo(line)
+        terminal.out().say(line)
     absent = len(found.hosts) < len(inventory.hosts)
     if not lines and not absent:
-        typer.echo(f"{len(held)} hosts hold what {image} holds")
+        terminal.out().say(f"{len(held)} hosts hold what {image} holds")
     if lines or absent:
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=200)

@@ -151,7 +151,7 @@ def _launch(held: HostPlan, workers: int, slots: int, program: Sequence[str]) ->
         networks=(),
         ssh_config=f"{mesh.home()}/.provision_config",
         environment=_variables(),
-        program=where.program(program),
+        program=where.limited(program),
         as_root=False,
         oversubscribe=True,
     )
@@ -169,7 +169,7 @@ def _launch(held: HostPlan, workers: int, slots: int, program: Sequence[str]) ->
 
 def _variables() -> dict[str, str]:
     """What every rank gets; the way in of an SSH session sets its PATH."""
-    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {"PYTHONUNBUFFERED": "1"}
 
 
 def _share(hosts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], str]:

@@ -100,9 +100,9 @@ def _facts(session: Session) -> dict[str, dict[str, Any]]:
 def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
     """Raise UsageError for more ranks than there are slots, or too few for all hosts to train, before anything is brought."""
     if wanted.program is None:
-        mpirun.spread(slots, wanted.smoke.np or sum(count for _, count in slots))
+        mpirun.spread(slots, wanted.smoke.np or sum(count for _, count in slots), oversubscribe=wanted.smoke.oversubscribe)
     elif not wanted.program.elastic:
-        mpirun.fill(slots, wanted.program.np)
+        mpirun.fill(slots, wanted.program.np, oversubscribe=wanted.program.oversubscribe)
 
 
 def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> None:
@@ -129,7 +129,8 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
         return Ended(1 if result.faults else 0, result.summary, result.faults)
     options = wanted.program
     hosts = list(plan.hosts.values())
-    placed = mpirun.fill([(host.network.address, host.slots) for host in hosts], None if options.elastic else options.np)
+    slots = [(host.network.address, host.slots) for host in hosts]
+    placed = mpirun.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
     there = {host.name: host for host in hosts[: len(placed)]}
     where = launch.Environment.of(replace(plan, hosts=there))
     where = replace(where, networks=options.networks) if options.networks else where

@@ -17,9 +17,12 @@ from provision.image.stream import Failed, events
 from provision.image.view import View
 from provision.plan import HostPlan
 from provision.sandbox import engine
+from provision.versions import minor
 
 # What must be the same on hosts and in images; what only builds is on hosts alone.
 _COMPARED = {"arch", "prefix", "python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "engine", "engine.sha256"}
+
+_NOTHING = "nothing"
 
 
 def listed(client: DockerClient) -> list[Told]:
@@ -101,7 +104,9 @@ def differences(hosts: Mapping[str, HostPlan | None], told: Told) -> list[str]:
             theirs["engine.sha256"] = host.engine.sha256
         named = {what.removeprefix(f"{LABEL}.") for what in told.labels if what.startswith(f"{LABEL}.")} & _COMPARED
         for what in sorted((set(theirs) & _COMPARED) | named):
-            here, there = theirs.get(what, "nothing"), told.of(what) or "nothing"
+            here, there = theirs.get(what, _NOTHING), told.of(what) or _NOTHING
+            if what == "python":  # of an image only this much is known before it is built, and no package needs more
+                here, there = (minor(each) if each != _NOTHING else each for each in (here, there))
             if here != there:
                 lines.setdefault(f"{what}: {_shown(here)}, in the image {_shown(there)}", []).append(name)
     return [f"{line} ({', '.join(names)})" for line, names in lines.items()]

@@ -143,7 +143,7 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
 
     def show(line: str) -> None:
-        session.progress.line(mpirun.readable(line), "dim")
+        session.progress.line(f"    {mpirun.readable(line)}", "dim")
 
     result = launch.run(session, hosts[0].name, job, where.interpreter, title, log, show)
     if result.interrupted:

@@ -7,12 +7,8 @@ import threading
 import time
 from typing import IO
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from provision.image.stream import Cached, Event, Failed, Layer, Line, Made, Step
+from provision.terminal import Console, Live, Table, Text, err, live, styled
 
 _PATIENCE_S = 30.0  # without a terminal: how often a step that takes long says what it does
 _TAIL = 12
@@ -28,7 +24,7 @@ class View:
 
     def __init__(self, log: IO[str] | None = None, console: Console | None = None) -> None:
         self._log = log
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or err()
         self._live: Live | None = None
         self._guard = threading.Lock()
         self._layers: dict[str, Layer] = {}
@@ -39,7 +35,7 @@ class View:
 
     def __enter__(self) -> View:
         if self._console.is_terminal and os.environ.get("TERM", "") != "dumb":
-            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8, transient=True)
+            self._live = live(self._console, self._table)
             self._live.start()
         return self
 
@@ -59,29 +55,29 @@ class View:
                 self.step, self.tail, self._cached = f"Step {event.number}/{event.total}: {event.instruction}", [], False
                 self._began = self._told = time.monotonic()
                 if self._live is None:
-                    shown.append(Text(short(self.step)))
+                    shown.append(styled(short(self.step)))
             elif isinstance(event, Cached):
                 self._cached = True
             elif isinstance(event, Line):
                 self.tail = [*self.tail[-(_TAIL - 1) :], event.text]
                 if self._live is None and time.monotonic() - self._told > _PATIENCE_S:
                     self._told = time.monotonic()
-                    shown.append(Text(f"  … {event.text.strip()[:160]}"))
+                    shown.append(styled(f"  … {event.text.strip()[:160]}"))
             elif isinstance(event, Layer):
                 known = self._layers.get(event.name)
                 self._layers[event.name] = event
                 if self._live is None and (known is None or known.status != event.status) and not event.total:
-                    shown.append(Text(f"{event.name}: {event.status}"))
+                    shown.append(styled(f"{event.name}: {event.status}"))
         # Not under the guard: the thread that draws holds the console's own lock while it waits for ours.
         self._print(shown)
 
     def line(self, text: str) -> None:
         """A remark of ours."""
-        self._print([Text(text)])
+        self._print([styled(text)])
 
     def _print(self, lines: list[Text]) -> None:
         for line in lines:
-            (self._live.console if self._live else self._console).print(line)
+            (self._live.console if self._live else self._console).print(line, soft_wrap=True)
 
     def _end_step(self) -> list[Text]:
         """Closes the step in the log; what is to be shown of it."""
@@ -94,9 +90,9 @@ class View:
         if self._live is not None:
             how = "cached" if self._cached else f"{seconds:.0f} s"
             text = short(self.step, self._console.width - len(how) - 3)
-            shown.append(Text(f"{text} ({how})", style="dim" if self._cached else ""))
+            shown.append(styled(f"{text} ({how})", "dim" if self._cached else ""))
         elif not self._cached and seconds >= 1:
-            shown.append(Text(f"  {seconds:.0f} s"))
+            shown.append(styled(f"  {seconds:.0f} s"))
         self.step = self.step if not self._live else ""
         return shown
 
@@ -120,12 +116,12 @@ class View:
         with self._guard:
             step, tail, layers, began = self.step, list(self.tail), list(self._layers.values()), self._began
         if step:
-            table.add_row(Text(f"{short(step, self._console.width - 8)}  {time.monotonic() - began:.0f} s", style="bold"))
+            table.add_row(styled(f"{short(step, self._console.width - 8)}  {time.monotonic() - began:.0f} s", "bold"))
             for line in tail[-4:]:
-                table.add_row(Text(f"  {line[: max(20, self._console.width - 4)]}", style="dim"))
+                table.add_row(styled(f"  {line[: max(20, self._console.width - 4)]}", "dim"))
         moving = [layer for layer in layers if layer.total and layer.done < layer.total]
         for layer in moving[: max(3, self._console.height - 8)]:
-            table.add_row(Text(f"  {layer.name}  {layer.status} {_bar(layer)} {layer.done / 1e6:.0f} of {layer.total / 1e6:.0f} MB"))
+            table.add_row(styled(f"  {layer.name}  {layer.status} {_bar(layer)} {layer.done / 1e6:.0f} of {layer.total / 1e6:.0f} MB"))
         return table
 
 

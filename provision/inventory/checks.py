@@ -10,7 +10,7 @@ from typing import Any
 
 from provision.inventory import values
 from provision.inventory.model import ENCRYPTED, Finding, Host, Inventory
-from provision.inventory.names import OURS
+from provision.inventory.names import HOST_NAME, OURS
 from provision.inventory.reading import Complaint, ReadHost, Reading
 from provision.inventory.sources import HostLine, Sources, VariableLine
 from provision.inventory.spelling import is_stray, meant
@@ -57,6 +57,14 @@ def ansible_warnings(reading: Reading, origin: str) -> Iterator[Finding]:
     for complaint in reading.complaints:
         if not complaint.plugin and not _OURS_TO_SAY.search(complaint.message):
             yield Finding("warning", origin, f"Ansible says: {complaint.message}")
+
+
+def strange_names(hosts: Iterable[Host], where: Mapping[str, str], origin: str) -> Iterator[Finding]:
+    """Names become parts of paths, of patterns of Ansible's and of other hosts' ssh configuration. Of others `unprintable` tells."""
+    for host in hosts:
+        if host.name.isprintable() and not HOST_NAME.fullmatch(host.name):
+            todo = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may be another: ansible_host"
+            yield Finding("error", where.get(host.name, origin), f"{host.name!r} is not a name for a host", todo)
 
 
 def nothing_in_it(reading: Reading, sources: Sources, origin: str) -> Iterator[Finding]:
@@ -120,6 +128,16 @@ def duplicate_addresses(hosts: Iterable[Host], where: Mapping[str, str], origin:
             )
         else:
             first[key] = host.name
+
+
+def unprintable(hosts: Iterable[Host], where: Mapping[str, str], origin: str) -> Iterator[Finding]:
+    """Names and addresses with control characters: no host is called so, and on a terminal they could show another name than they are."""
+    for host in hosts:
+        for what, value in (("name", host.name), ("address", host.address)):
+            if not value.isprintable():
+                place = where.get(host.name, origin)
+                yield Finding("error", place, f"the {what} {value!a} of a host holds control characters", "write it in plain letters")
+                break
 
 
 def unknown_variables(sources: Sources, named: Collection[str], known: Collection[str], origin: str) -> Iterator[Finding]:

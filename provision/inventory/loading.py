@@ -59,10 +59,12 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
         *failures,
         *checks.ansible_warnings(read, origin),
         *([] if failures else checks.nothing_in_it(read, text, origin)),
+        *checks.strange_names(hosts, where, origin),
         *checks.strange_keys(text),
         *checks.repeated_keys(text),
         *checks.duplicate_hosts(text),
         *checks.duplicate_addresses(hosts, where, origin),
+        *checks.unprintable(hosts, where, origin),
         *checks.unknown_variables(text, read.named, reading.known_to_ansible(), origin),
         *checks.wrong_values(read.hosts, places, where, origin),
         *checks.local_by_ssh(hosts, where, origin),
@@ -168,6 +170,7 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
 def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
     """Hosts of which nothing but their names is known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
     everyone = tuple(Host(name, name) for name in names)
+    _raise_errors(list(checks.unprintable(everyone, {}, argument)))
     hosts = everyone
     if limit is not None:
         read = reading.read(",".join(names) + ",", limit=limit)

@@ -125,7 +125,25 @@ class Inventory:
         body: dict[str, Any] = {"hosts": {host.name: _as_variables(host) for host in self.hosts}}
         if groups:
             body["children"] = groups
-        return yaml.safe_dump({"all": body}, sort_keys=False, default_flow_style=False)
+        return yaml.dump({"all": body}, Dumper=_Data, sort_keys=False, default_flow_style=False)
+
+
+class _Data(yaml.SafeDumper):
+    """Texts that are values are no templates to Ansible, whatever stands in them."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        for _key, value in node.value:
+            _mark(value)
+        return node
+
+
+def _mark(node: yaml.Node) -> None:
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
+        node.tag = "!unsafe"
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _mark(each)
 
 
 def _as_variables(host: Host) -> dict[str, Any]:
@@ -150,3 +168,6 @@ class InventoryError(UsageError):
             super().__init__(only.message, where=only.where, todo=only.todo)
         else:
             super().__init__("\n".join(str(finding) for finding in self.findings))
+
+    def parts(self) -> Iterable[tuple[str, str | None]]:
+        return [(f"{finding.where}: {finding.message}", finding.todo) for finding in self.findings]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+# How a host may be called, an IPv6 address among them.
+HOST_NAME = re.compile(r"\[?[\w:][\w.:%-]*\]?")
+
 # Ours, with what they must be.
 OURS = {
     "slots": "ranks to start on the host, a whole number from 1",

@@ -10,6 +10,8 @@ from provision.inventory.names import SYSTEM_FOLDERS
 
 HIGHEST_PORT = 65535
 _SAFE_PATH = re.compile(r"^[A-Za-z0-9._/+@-]+$")
+_ADDRESS = re.compile(r"[\w:\[][\w.:%\[\]-]*")  # never an option of ssh
+_LOGIN = re.compile(r"[^\s-]\S*")
 _PYTHON_NAME = re.compile(r"^python3(\.\d+)?$")
 _INTERFACE = re.compile(r"^[A-Za-z0-9_.:@-]{1,15}$")  # 15 bytes: IFNAMSIZ of the kernel, less its ending zero
 
@@ -56,7 +58,7 @@ def sudo(value: Any) -> str | None:
 
 
 def python(value: Any) -> str | None:
-    if isinstance(value, str) and (_PYTHON_NAME.match(value) or (value.startswith("/") and not re.search(r"\s", value))):
+    if isinstance(value, str) and (_PYTHON_NAME.match(value) or (value.startswith("/") and _SAFE_PATH.match(value))):
         return None
     return f"provision_python must be an absolute path or a name like python3.11, not {_say(value)}"
 
@@ -77,13 +79,23 @@ def text(value: Any) -> str | None:
     )
 
 
+def address(value: Any) -> str | None:
+    return text(value) or (None if _ADDRESS.fullmatch(str(value).strip()) else f"must be a host name or an address, not {_say(value)}")
+
+
+def login(value: Any) -> str | None:
+    return text(value) or (None if _LOGIN.fullmatch(str(value).strip()) else f"must be a login name, not {_say(value)}")
+
+
 # Variable → its test.
 TESTS: Mapping[str, Callable[[Any], str | None]] = {
     "slots": slots,
     "ansible_port": port,
     "ansible_ssh_port": port,
-    "ansible_host": lambda value: (said := text(value)) and f"ansible_host {said}",
-    "ansible_user": lambda value: (said := text(value)) and f"ansible_user {said}",
+    "ansible_host": lambda value: (said := address(value)) and f"ansible_host {said}",
+    "ansible_ssh_host": lambda value: (said := address(value)) and f"ansible_ssh_host {said}",
+    "ansible_user": lambda value: (said := login(value)) and f"ansible_user {said}",
+    "ansible_ssh_user": lambda value: (said := login(value)) and f"ansible_ssh_user {said}",
     "provision_prefix": prefix,
     "provision_sudo": sudo,
     "provision_python": python,

@@ -13,10 +13,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from provision import catalog
-from provision.plan import Component, HostPlan, Network, Plan
+from provision.facts import gpus
+from provision.plan import CPU_ONLY, HOROVOD_NAMES, Component, HostPlan, Network, Plan
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
-from provision.resolve.blocked import Blocked, Kinds, Way, leave_out, newer_drivers, other_pythons, some
-from provision.resolve.machine import Facts, Interpreter, Machine, has_gpu, machine
+from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, instead, leave_out, newer_drivers, other_pythons, some
+from provision.resolve.machine import Facts, Interpreter, Machine, for_cpus, machine, with_newest_driver
 from provision.resolve.ways_out import Trial, Trouble
 from provision.resolve.wishes import DEFAULT_PREFIX, HostWishes, Wishes
 from provision.versions import key, minor
@@ -56,6 +57,8 @@ class _Shared:
 def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> Plan:
     """The plan for all hosts in ``facts`` (normalised, see ``provision.facts``); its order is the inventory's."""
     kind_of = {name: machine(host, hosts[name].builds if name in hosts else ()) for name, host in facts.items()}
+    if wishes.cpu:
+        kind_of = {name: for_cpus(kind) for name, kind in kind_of.items()}
     kinds: dict[Machine, list[str]] = {}
     for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
         kinds.setdefault(kind_of[name], []).append(name)
@@ -66,7 +69,7 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
             networks[name] = network.network(name, host, hosts.get(name, HostWishes()).interface, alone=len(facts) == 1)
         except Blocked as blocked:
             trouble[f"the network of {name}"] = blocked
-    trouble |= _different_prefixes(facts, hosts)
+    trouble |= _different_prefixes(facts, hosts) | _beside_horovod(facts, wishes, hosts)
     if trouble:
         return Plan(conflicts=tuple(Trial(kinds, wishes, trouble, lambda *other: _shared(*other)[1]).conflicts()))
     plans = {
@@ -77,6 +80,20 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
         hosts=plans,
         notes=(*notes, *_without_root(plans), *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())),
     )
+
+
+def _beside_horovod(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> dict[Hashable, Blocked]:
+    """Hosts whose environment has the real Horovod, whose files the names for the engine would overwrite."""
+    found: dict[Hashable, Blocked] = {}
+    for name, host in facts.items() if wishes.horovod_names else ():
+        version = ((host.get("installed") or {}).get("packages") or {}).get("horovod")
+        if version:
+            venv = f"{hosts.get(name, HostWishes()).prefix}/venv"
+            ways = (Way(f"uninstall it there: {venv}/bin/pip uninstall horovod"), ask("leave --horovod-names out", horovod_names=False))
+            found[f"Horovod on {name}"] = Blocked(
+                name, f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files", ways
+            )
+    return found
 
 
 def _unusable(kinds: Kinds) -> Trouble:
@@ -97,6 +114,14 @@ def _unusable(kinds: Kinds) -> Trouble:
         elif kind.too_old:
             what = f"{kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
             ways[1:] = newer_drivers(kind, names)
+        elif kind.gpu_fault is not None:
+            what = kind.gpu_fault.what
+            remedy = kind.gpu_fault.remedy.format(host=some(names))
+            ways = [
+                become(remedy, instead(kind, with_newest_driver(kind))),  # tried with that, since nothing says which driver it will be
+                become("--cpu: the CPU build on all hosts, their GPUs stay unused", for_cpus),
+                leave_out(names),
+            ]
         else:
             continue
         found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), ways)
@@ -140,6 +165,7 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
         "bundled",
         ("built on the host from the sources that this toolkit carries",),
         sha256=wishes.engine_sha256,
+        options=(*([HOROVOD_NAMES] if wishes.horovod_names else []), *([CPU_ONLY] if wishes.cpu else [])),
     )
     equal: dict[Component, Component] = {}
 
@@ -193,7 +219,7 @@ def _host_plan(name: str, host: Facts, kind: Machine, asked: HostWishes, net: Ne
         system=kind.system,
         arch=kind.arch,
         prefix=asked.prefix,
-        slots=asked.slots or len(host["gpus"]) or 1,
+        slots=asked.slots or (len(host["gpus"]) if kind.cuda is not None else 0) or 1,
         family=host["os"]["family"],
         login=host["user"]["name"] or "",
         ssh_port=_ssh_port(host),
@@ -278,7 +304,7 @@ def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> 
     """GPUs that the plan leaves alone, by cause."""
     unused: dict[str, list[str]] = {}
     for name in sorted(facts):
-        if has_gpu(facts[name]) and kind_of[name].cuda is None:
+        if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and kind_of[name].cuda is None:
             unused.setdefault(kind_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name]["gpus"]) for name in names) for why, names in unused.items()}
     return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]

@@ -69,7 +69,8 @@ def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> W
     return Way(text, then, sort)
 
 
-def _instead(before: Machine, after: Machine) -> Callable[[Machine], Machine]:
+def instead(before: Machine, after: Machine) -> Callable[[Machine], Machine]:
+    """For `become`: this kind of host alone changes."""
     return lambda kind: after if kind == before else kind
 
 
@@ -78,7 +79,7 @@ def newer_drivers(kind: Machine, names: Sequence[str]) -> Iterator[Way]:
     for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
         if kind.cuda is None or key(cuda) > key(kind.cuda):
             text = f"update the NVIDIA driver of {some(names)} to {driver_for(cuda)} or newer (CUDA {cuda})"
-            yield become(text, _instead(kind, replace(kind, cuda=cuda, driver=driver_for(cuda), too_old=False)), "driver")
+            yield become(text, instead(kind, replace(kind, cuda=cuda, driver=driver_for(cuda), too_old=False)), "driver")
 
 
 def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]) -> Iterator[Way]:
@@ -86,7 +87,7 @@ def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]
     for version in sorted(versions, key=key, reverse=True):
         path = f"/usr/bin/python{version}"
         text = f"install Python {version} on {some(names)} and name it in the inventory: provision_python={path}"
-        yield become(text, _instead(kind, replace(kind, python=Interpreter(version, path), others=())), "python")
+        yield become(text, instead(kind, replace(kind, python=Interpreter(version, path), others=())), "python")
 
 
 def some(names: Sequence[str]) -> str:

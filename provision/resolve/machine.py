@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
+from provision.facts import gpus
 from provision.versions import key, minor
 
 Facts = Mapping[str, Any]
@@ -54,6 +55,8 @@ class Machine:
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
         cuda_why: where ``cuda`` is known from.
         too_old: whether there are GPUs whose driver is too old for every CUDA that is known.
+        own_nccl: its installed packages of NCCL with their versions, without those that earlier runs put there.
+        gpu_fault: why its GPUs cannot be used, where their driver is missing or does not work.
         toolkits: its CUDA toolkits, those first that were set up on purpose; None where that is not known or, without ``cuda``, not asked.
         capabilities: the GPUs' compute capabilities, each once, lowest first; empty when they are not known.
         python: the interpreter that everything is made with unless another is chosen.
@@ -89,6 +92,8 @@ class Machine:
     builds: tuple[tuple[str, str | None], ...] = ()
     wheel_candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    gpu_fault: gpus.Fault | None = None
+    own_nccl: tuple[tuple[str, str], ...] = ()
 
     @property
     def system(self) -> str:
@@ -107,6 +112,19 @@ class Machine:
         """The versions of which the index of its pip has a wheel for it, newest first; None when it was not or could not be asked."""
         return dict(self.wheel_candidates).get(package)
 
+    def without_code(self, compiled: Iterable[str]) -> list[str]:
+        """The compute capabilities of its GPUs that cannot run what was compiled for these.
+
+        Machine code runs on GPUs of its major and no older minor, PTX (``9.0+PTX``) on all newer ones.
+        """
+        there = list(compiled)
+
+        def runs(capability: str) -> bool:
+            gpu = key(capability)
+            return any(key(each) <= gpu and (key(each)[0] == gpu[0] or each.endswith("+PTX")) for each in there)
+
+        return [capability for capability in self.capabilities if not runs(capability)]
+
     def of_system(self, table: Mapping[str, Any]) -> Any:
         """The entry of ``ubuntu 22.04`` or, where point releases do not count, of ``debian 12``; None without one."""
         return table.get(self.system, table.get(f"{self.os_id} {self.os_version.split('.')[0]}"))
@@ -117,7 +135,8 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
     system = facts["os"]
     os_id, version, family, arch = system["id"], system["version"], system["family"], str(facts["arch"])
     driver = facts["driver"] or {}
-    cuda, why = _cuda(facts)
+    fault = gpus.fault(facts)
+    cuda, why = _cuda(facts) if fault is None else (None, fault.what)
     python, others = _interpreters(facts)
     return Machine(
         os_id=os_id,
@@ -128,7 +147,7 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         driver=driver.get("version"),
         cuda=cuda,
         cuda_why=why,
-        too_old=has_gpu(facts) and cuda is None and bool(driver.get("version")),
+        too_old=gpus.has_gpu(facts) and cuda is None and fault is None and bool(driver.get("version")),
         toolkits=_toolkits(facts) if cuda is not None else None,
         capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
         python=python,
@@ -141,7 +160,38 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         builds=builds,
         wheel_candidates=_newest_first(facts["wheel_candidates"]),
         elsewhere=_newest_first(facts["candidates_elsewhere"]),
+        gpu_fault=fault,
+        own_nccl=_own_nccl(facts) if cuda is not None else (),
     )
+
+
+def _own_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
+    """What an earlier run brought counts as ours only as that run left it: a version that somebody put there since does not."""
+    nccl = catalog.load("nccl")["repository"]
+    names = nccl["rpm" if facts["os"]["family"] == "rhel" else "apt"]
+    installed = facts["installed"]
+    brought = {*installed["system_packages"]["added"], *installed["system_packages"]["replaced"]}
+    pins = ((((installed["manifest"] or {}).get("host") or {}).get("nccl") or {}).get("packages")) or ()
+    found = ((name, version.rpartition(":")[2]) for name, version in facts["packages"].items() if name in names)
+    return tuple(sorted((name, version) for name, version in found if not (name in brought and pins and _pinned(name, version, pins))))
+
+
+def _pinned(name: str, version: str, pins: Iterable[str]) -> bool:
+    return any(pin in (f"{name}={version}", f"{name}-{version}") for pin in pins)
+
+
+def for_cpus(kind: Machine) -> Machine:
+    """The same kind of host where its GPUs are not to be used."""
+    has_none = kind.cuda is None and not kind.too_old and kind.gpu_fault is None
+    why = kind.cuda_why if has_none else "--cpu was asked for; --no-cpu takes it back"
+    return replace(kind, cuda=None, cuda_why=why, too_old=False, gpu_fault=None, toolkits=None, builds=(), own_nccl=())
+
+
+def with_newest_driver(kind: Machine) -> Machine:
+    """The same kind of host with a working driver, the newest that is known."""
+    drivers = catalog.load("cuda")["toolkits"]["drivers"]
+    cuda = max(drivers, key=key)
+    return replace(kind, cuda=cuda, driver=drivers[cuda], too_old=False, gpu_fault=None)
 
 
 def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
@@ -178,17 +228,10 @@ def driver_for(cuda: str) -> str | None:
     return str(oldest) if oldest else None
 
 
-def has_gpu(facts: Facts) -> bool:
-    """Whether there is a GPU: one that was listed, one on the bus, or, where nothing is said of GPUs, a driver that must be for one."""
-    return bool(facts["gpus"]) or (bool(facts["driver"]) and (bool(facts["nvidia"]["pci_devices"]) or "gpus" in facts["missing"]))
-
-
 def _cuda(facts: Facts) -> tuple[str | None, str]:
     driver = facts["driver"]
-    if not has_gpu(facts):
-        return None, "it has no GPU"
-    if not driver:
-        return None, "no NVIDIA driver"
+    if not gpus.has_gpu(facts):
+        return None, "its container was given none of the machine's GPUs" if gpus.outside(facts) else "it has no GPU"
     if driver["cuda"]:
         return str(driver["cuda"]), f"the driver's CUDA is {driver['cuda']}"
     if driver["version"]:

@@ -12,7 +12,7 @@ from provision.plan import Builder, Component, Rejected
 from provision.resolve import nccl_sources, toolkits
 from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers, some
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
-from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds, local_repository
+from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds, downgrades, local_repository
 from provision.resolve.wishes import Wishes
 from provision.versions import key, troubles
 
@@ -44,7 +44,7 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
     """
     wanting = {kind: names for kind, names in kinds.items() if kind.cuda is not None}
     if not wanting:
-        return {}, []
+        return {}, _without_effect(wishes)
     compilers = nccl_sources.compilers(wanting, _runs)
     known = {kind: builds(kind, wishes, compilers[kind]) for kind in wanting}
     fitting = {kind: _fitting(kind, wishes, compilers[kind]) for kind in wanting}
@@ -59,7 +59,30 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
             f"NCCL {choice.version}, which an earlier run took, is known bad: {said}; --upgrade resolves anew"
             for said in _known_bad(choice.version)
         ]
+    notes += [
+        f"{some(names)}: {package} {now} is replaced by the older {then}, as --allow-downgrade says"
+        for kind, names in wanting.items()
+        for package, now, then in downgrades(choice.builds[kind], kind)
+    ]
     return {kind: _component(kind, choice, known[kind][0], known[kind][1], wishes, everywhere, wanting, alone) for kind in wanting}, notes
+
+
+def _without_effect(wishes: Wishes) -> list[str]:
+    """What was asked for of NCCL where no host gets any; what a lock fills in nobody has asked for."""
+    if "nccl" in wishes.kept:
+        return []
+    asked = {"--nccl": wishes.nccl_version, "--nccl-local": wishes.nccl_local, "--nccl-tarball": wishes.nccl_tarball}
+    if not any(asked.values()) and wishes.nccl_source != "auto":
+        asked["--nccl-source"] = wishes.nccl_source
+    known = {".".join(map(str, key(revision))) for revision in catalog.load("nccl")["repository"]["builds"]}
+    known |= {version for versions in catalog.load("nccl")["wheels"]["builds"].values() for version in versions}
+    unknown = wishes.nccl_version is not None and wishes.nccl_version not in known
+    return [
+        f"{option} {value} has no effect: none of these hosts has a GPU that is used"
+        + ("; nor is any build of that version known" if option == "--nccl" and unknown else "")
+        for option, value in asked.items()
+        if value
+    ]
 
 
 def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
@@ -70,9 +93,11 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
         return f"newer than the driver's CUDA {kind.cuda}"
     if not kind.root and build.source not in ("wheel", "source"):
         return "it is installed as root, which is not to be had there"
-    unfit = _wrong_gpu(build.cuda, kind)
+    unfit = _wrong_gpu(build.cuda, kind) or _no_code(build, kind)
     if unfit:
         return unfit
+    if not wishes.allow_downgrade and (older := downgrades(build, kind)):
+        return f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it"
     bad = _known_bad(build.version)
     if bad and not (asked and wishes.allows_bad("nccl")):
         return f"known bad: {bad[0]}"
@@ -106,13 +131,25 @@ def _wrong_gpu(cuda: str, kind: Machine) -> str | None:
     floor = known["gpu_floors"]["lowest"].get(cuda.split(".")[0])
     if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
         return f"its CUDA has no code for compute capability {kind.capabilities[0]} any more (from {floor} on)"
-    needed = [
-        oldest
-        for capability, oldest in known["gpu_ceilings"]["oldest"].items()
-        if kind.capabilities and key(kind.capabilities[-1]) >= key(capability)
-    ]
-    if needed and key(cuda) < max(map(key, needed)):
-        return f"its CUDA does not know compute capability {kind.capabilities[-1]} yet ({max(needed, key=key)} or newer)"
+    oldest = known["gpu_ceilings"]["oldest"]
+    for capability in reversed(kind.capabilities):
+        named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
+        if named and key(cuda) < key(oldest[named]):
+            return f"its CUDA does not know compute capability {capability} yet ({oldest[named]} or newer)"
+    return None
+
+
+def _no_code(build: Build, kind: Machine) -> str | None:
+    """Why a build of NVIDIA's does not run on these GPUs though its CUDA would: which code is in it, the release decides."""
+    if build.code and (without := kind.without_code(build.code)):
+        lowest = build.code[0]
+        has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
+        return f"it has no code for compute capability {without[0]} ({has})"
+    if build.source in ("repository", "local_repository") and kind.capabilities:
+        floors = catalog.load("nccl")["floors"]["lowest"].get(build.cuda.split(".")[0], {})
+        floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
+        if floor and key(kind.capabilities[0]) < key(floor):
+            return f"it has no code for compute capability {kind.capabilities[0]} (from {floor} on)"
     return None
 
 
@@ -309,6 +346,9 @@ def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[W
         yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=wishes.nccl_version)
     if (asked := _version_asked(wishes)) and not wishes.allow_bad:
         yield ask(f"--allow-bad takes {asked} all the same", allow_bad=True)
+    if blocking.own_nccl:
+        replaced = " and ".join(f"{name} {version}" for name, version in blocking.own_nccl)
+        yield ask(f"--allow-downgrade replaces {replaced} on {some(names)} by an older one", allow_downgrade=True)
     yield leave_out(names)
     yield from newer_drivers(blocking, names)
     yield Way(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")

@@ -16,7 +16,7 @@ from provision.resolve import toolkits
 from provision.resolve.machine import Machine
 from provision.resolve.repositories import repository
 from provision.resolve.wishes import Wishes
-from provision.versions import key, minor
+from provision.versions import key, minor, package_key
 
 FROM_SOURCE = "a build from source"
 _READ_OUT = "the CUDA is read out of the library in the wheel"
@@ -39,6 +39,7 @@ class Build:
         package: what is asked for; ``packages`` are the exact strings for the package manager.
         evidence: how it is known that it exists.
         weak: whether that is not much.
+        code: the compute capabilities that it holds machine code for; empty where that is not known.
     """
 
     version: str
@@ -52,6 +53,7 @@ class Build:
     repository: Repository | None = None
     sha256: str | None = None
     url: str | None = None
+    code: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -87,7 +89,10 @@ def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[l
     found: list[Build] = []
     lost: list[Rejected] = []
     differences: list[str] = []
-    prebuilt = (*_wheels(kind, differences), *_repository(kind, differences), *_local(kind, wishes), *_distribution(kind))
+    own = list(_installed(kind))
+    there = {each.package for each in own}  # surer than where else the same may come from
+    repository = (each for each in _repository(kind, differences) if not (isinstance(each, Build) and each.package in there))
+    prebuilt = (*_wheels(kind, differences), *own, *repository, *_local(kind, wishes), *_distribution(kind))
     for each in (*prebuilt, *_sources(kind, wishes, compilers)):
         if isinstance(each, Build):
             found.append(each)
@@ -109,9 +114,14 @@ def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]
         for version, cuda in versions.items():
             exact = f"{package}=={version}"
             if version in expected:
-                yield Build(version, cuda, "wheel", version, exact, _READ_OUT)
+                yield _wheel(package, version, cuda)
             else:
                 yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
+
+
+def _wheel(package: str, version: str, cuda: str) -> Build:
+    code = next(each["has"] for each in catalog.load("nccl")["wheels"]["code"] if version in each["wheels"].get(package, ()))
+    return Build(version, cuda, "wheel", version, f"{package}=={version}", _READ_OUT, code=tuple(code))
 
 
 def _offered(
@@ -119,7 +129,7 @@ def _offered(
 ) -> Iterator[Build | Rejected]:
     for version, cuda in known.items():
         if version in offered:
-            yield Build(version, cuda, "wheel", version, f"{package}=={version}", _READ_OUT)
+            yield _wheel(package, version, cuda)
         else:
             yield Rejected(f"{package}=={version}", "the index that the host's pip asks has no such wheel for it")
     new = [version for version in offered if version not in known]
@@ -173,6 +183,29 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
             version = f"{entry['version']}+cuda{cuda}"
             if version not in listed and kind.repository in entry.get("systems", [kind.repository]):
                 yield Rejected(_strings(kind, version)[0], _absence(entry))
+
+
+def _installed(kind: Machine) -> Iterator[Build]:
+    """NVIDIA's build that is installed there, whether or not a repository still offers it, and whether or not with its headers."""
+    versions = {version for _name, version in kind.own_nccl}
+    version = next(iter(versions), "")
+    revision, _, cuda = version.partition("+cuda")
+    if len(versions) == 1 and dict(kind.own_nccl).get(_names(kind)[0]) and re.fullmatch(r"\d+\.\d+", cuda):
+        packages = tuple(string for string in _strings(kind, version) if _name_of(kind, string) in dict(kind.own_nccl))
+        number = ".".join(map(str, key(revision)))
+        yield Build(number, cuda, "repository", revision, packages[0], "it is installed there", packages=packages)
+
+
+def downgrades(build: Build, kind: Machine) -> list[tuple[str, str, str]]:
+    """(package, the version that is there, the older one of the build) of packages that are not of ours."""
+    there = dict(kind.own_nccl)
+    wanted = {_name_of(kind, package): package for package in build.packages}
+    pairs = ((name, there[name], package[len(name) + 1 :]) for name, package in wanted.items() if name in there)
+    return [(name, now, then) for name, now, then in pairs if package_key(then) < package_key(now)]
+
+
+def _name_of(kind: Machine, package: str) -> str:
+    return package.rsplit("-", 2)[0] if kind.family == "rhel" else package.partition("=")[0]
 
 
 def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:

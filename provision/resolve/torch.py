@@ -137,14 +137,7 @@ def _runs_on_driver(cuda: str, kind: Machine) -> bool:
 
 def _has_code(compiled: list[str] | None, kind: Machine) -> bool:
     """Whether a build runs on all GPUs: code for the same major and no newer minor, or PTX for an older one."""
-    if compiled is None:
-        return False
-
-    def runs(capability: str) -> bool:
-        gpu = key(capability)
-        return any(key(each) <= gpu and (key(each)[0] == gpu[0] or each.endswith("+PTX")) for each in compiled)
-
-    return all(runs(capability) for capability in kind.capabilities)
+    return compiled is not None and not kind.without_code(compiled)
 
 
 def _same_nccl(version: str, tags: dict[Machine, str], wishes: Wishes) -> dict[Machine, str]:

@@ -34,6 +34,9 @@ class Wishes:
         openmpi_tarball_sha256: of that file.
         openmpi_cuda: build Open MPI with support for buffers in GPU memory.
         openmpi_verbs: build Open MPI with InfiniBand verbs.
+        cpu: use no GPU: the CPU builds, also where there are GPUs.
+        allow_downgrade: bring NCCL's system packages back to an older version where a newer one is installed that is not of ours.
+        horovod_names: install Horovod's module names for the engine, too.
         allow_bad: take what is known bad, too, where it is asked for by version.
         kept: components whose version is that of an earlier run: it is taken again although it may be known bad by now.
         engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
@@ -57,6 +60,9 @@ class Wishes:
     openmpi_tarball_sha256: str | None = None
     openmpi_cuda: bool = False
     openmpi_verbs: bool = False
+    cpu: bool = False
+    allow_downgrade: bool = False
+    horovod_names: bool = False
     allow_bad: bool = False
     kept: tuple[str, ...] = ()
     engine_version: str = ""

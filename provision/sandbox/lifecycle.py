@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
 
-from provision import interrupts
+from provision import interrupts, terminal
 from provision.errors import ProvisionError, UsageError
 from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, lock, names, sweep
 from provision.sandbox import settings as controller
@@ -31,16 +32,12 @@ START_SECONDS = 90
 LOCK_SECONDS = 30
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def up(
     *,
     count: int = 2,
     base: str | Sequence[str] | None = None,
     name: str = "default",
-    say: Say = _to_stderr,
+    say: Say = terminal.say,
     sudo: SudoMode = "nopasswd",
     slots: int = 2,
 ) -> Sandbox:
@@ -77,15 +74,21 @@ def status(name: str = "default") -> Sandbox | None:
     """The sandbox as it is now, each host with its state; None when there is none of that name.
 
     Raises:
-        ProvisionError: no engine answers.
+        ProvisionError: no engine answers, or its keys and inventory lie in another state folder.
     """
     names.checked(name)
     with _engine() as client, engine.explained(f"looking at sandbox {name}"):
         found = [_host(container) for container in sweep.hosts(client, name)]
-        return _sandbox(name, found) if found else None
+        folder = sweep.folder(client, name)
+    if found and folder is not None and folder.resolve() != names.folder(name).resolve():
+        raise ProvisionError(
+            f"Sandbox '{name}' is up, but its keys and its inventory are in another state folder: {folder}",
+            todo=f"Use that one: PROVISION_HOME={shlex.quote(str(folder.parent.parent))}; or another name: --name",
+        )
+    return _sandbox(name, found) if found else None
 
 
-def down(name: str = "default", say: Say = _to_stderr) -> list[str]:
+def down(name: str = "default", say: Say = terminal.say) -> list[str]:
     """Removes every trace of a sandbox, also of one whose making was killed. Doing it twice does no harm.
 
     Returns:

@@ -60,6 +60,13 @@ def hosts(client: DockerClient, sandbox: str) -> list[Container]:
     return sorted(found, key=lambda container: int(container.labels[names.HOST].removeprefix("node")))
 
 
+def folder(client: DockerClient, sandbox: str) -> Path | None:
+    """Where the keys and the inventory of the sandbox lie, as its network says; None where there is none."""
+    found = client.networks.list(filters={"label": f"{names.LABEL}={sandbox}"})
+    labels = [(network.attrs.get("Labels") or {}) for network in found]
+    return next((Path(label[names.FOLDER]) for label in labels if names.FOLDER in label), None)
+
+
 def _containers(client: DockerClient, sandbox: str) -> list[str]:
     removed = []
     for container in client.containers.list(all=True, filters={"label": f"{names.LABEL}={sandbox}"}, ignore_removed=True):

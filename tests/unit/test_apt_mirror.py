@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rendered import variables_in
 from test_remove_script import ROOT, load_module
 
 from provision import facts, install, inventory, planning
@@ -224,8 +225,8 @@ def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) 
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
     plan, sources = planning.make_plan(hosts, known, options)
-    playbook = install.render(plan, hosts, known, sources, tmp_path, fetch=False)
-    given = json.loads((tmp_path / "vars.json").read_text())["provision_apt_mirror"]
+    playbook, _variables = install.render(plan, hosts, known, sources, tmp_path, fetch=False)
+    given = variables_in(tmp_path / "vars.json")["provision_apt_mirror"]
     assert given == {"url": "http://mirror.example/debian", "login": "reader:se@cret"}
     assert (tmp_path / "vars.json").stat().st_mode & 0o077 == 0
     assert "cret" not in playbook.read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from provision import downloads, facts
+from provision import downloads, facts, install
 from provision.bundle import archive, gather, wheels
 from provision.errors import ProvisionError, UsageError
+from provision.lock import Lock
 from provision.plan import Plan
 from provision.resolve import HostWishes, Wishes, resolve
 
@@ -41,12 +44,13 @@ def packed(tmp_path: Path) -> Path:
             "nccl_wheels": ["kind/demo-1.0+cpu-py3-none-any.whl"] if host.nccl else [],
             "debs": [],
             "nccl_debs": [],
+            "relies_on": ["libc6"],
         }
         for name, host in plan().hosts.items()
     }
     (folder / "supplies/openmpi").mkdir(parents=True)
     (folder / "supplies/openmpi/openmpi-4.1.8.tar.gz").write_bytes(b"sources")
-    lock = {"components": {}, "environments": {}}
+    lock = Lock({}, {}).as_dict()
     listing = {"hosts": hosts, "lock": lock, "data": "digits", "supplies": {"openmpi_sources": "openmpi/openmpi-4.1.8.tar.gz"}}
     archive.pack(folder, listing, tmp_path / "hosts.bundle")
     return tmp_path / "hosts.bundle"
@@ -108,12 +112,12 @@ def rewritten(packed: Path, change: Callable[[dict[str, Any]], None], extra: str
     [
         (lambda listing: listing.update(schema=9), None, "schema 9"),
         (lambda listing: listing.pop("hosts"), None, "list is damaged"),
-        (lambda listing: listing["files"].update({"wheels/kind/gone.whl": {"bytes": 1, "sha256": "0" * 64}}), None, "gone.whl is missing"),
+        (lambda listing: listing["files"].update({"wheels/kind/gone.whl": {"bytes": 1, "sha256": "0" * 64}}), None, "gone.whl. is missing"),
         (lambda _listing: None, "wheels/kind/more.whl", "not in its list"),
         (
             lambda listing: listing["files"].update({OUTSIDE: {"bytes": 0, "sha256": "0" * 64}}),
             OUTSIDE,
-            "not in its list",
+            "not the name of a file below a folder",
         ),
     ],
 )
@@ -121,6 +125,85 @@ def test_a_list_that_does_not_fit_is_refused(packed: Path, tmp_path: Path, chang
     with pytest.raises(UsageError, match=said):
         archive.unpack(rewritten(packed, change, extra), tmp_path / "out")
     assert not (tmp_path / "evil").exists()
+
+
+WHEEL = "kind/demo-1.0+cpu-py3-none-any.whl"
+HOSTS_LISTS = ("wheels", "nccl_wheels", "debs", "nccl_debs")
+
+
+@pytest.mark.parametrize("kind", [*HOSTS_LISTS, "supplies"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/shadow", "../cache/x", "/etc/shadow", "kind/../" + WHEEL, ".", "", "a\nb", "kind/other.whl", 7, None]
+)
+def test_a_name_that_leads_elsewhere_or_to_nothing_in_it_is_refused(packed: Path, tmp_path: Path, kind: str, name: Any) -> None:
+    def change(listing: dict[str, Any]) -> None:
+        if kind == "supplies":
+            listing["supplies"]["openmpi_sources"] = name
+        else:
+            listing["hosts"]["gpu1"][kind] = [name]
+
+    with pytest.raises(UsageError, match=r"its list is damaged.*nothing of it was used"):
+        archive.unpack(rewritten(packed, change), tmp_path / "out")
+
+
+def test_two_files_that_would_be_one_on_a_host_are_refused(packed: Path, tmp_path: Path) -> None:
+    def change(listing: dict[str, Any]) -> None:
+        for name in (one := f"wheels/{WHEEL}", f"wheels/other/{WHEEL.rpartition('/')[2].upper()}"):
+            listing["files"][name] = listing["files"][one]
+        listing["hosts"]["gpu1"]["wheels"] = [name.partition("/")[2] for name in listing["files"] if name.startswith("wheels/")]
+
+    whole = rewritten(packed, change)
+    with tarfile.open(whole, "a") as more:
+        member = tarfile.TarInfo(f"wheels/other/{WHEEL.rpartition('/')[2].upper()}")
+        member.size = 5000
+        more.addfile(member, io.BytesIO(b"wheel" * 1000))
+    with pytest.raises(UsageError, match=r"DEMO.* is in it twice"):
+        archive.unpack(whole, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, "sparse", "longer"])
+def test_what_is_no_plain_file_of_the_stated_size_is_refused(packed: Path, tmp_path: Path, kind: Any) -> None:
+    stated = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    whole = rewritten(packed, lambda listing: listing["files"].update({"wheels/kind/odd.whl": stated}))
+    with tarfile.open(whole, "a", format=tarfile.PAX_FORMAT) as more:
+        member, content = tarfile.TarInfo("wheels/kind/odd.whl"), b""
+        if kind == "longer":
+            member.size, content = 1, b"x"
+        elif kind == "sparse":  # a terabyte of nothing
+            member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
+        else:
+            member.type, member.linkname = kind, "/etc/shadow"
+        more.addfile(member, io.BytesIO(content))
+    with pytest.raises(UsageError, match=r"odd.whl.*nothing of it was used"):
+        archive.unpack(whole, tmp_path / "out")
+    assert not (tmp_path / "out/wheels/kind/odd.whl").exists()
+
+
+def test_a_lock_in_it_that_cannot_be_believed_is_refused(packed: Path, tmp_path: Path) -> None:
+    wrong = Lock({"openmpi": [{"version": "{{ x }}", "package": "p", "source": "wheel", "hosts": [], "why": []}]}, {}).as_dict()
+    files = [{"name": "x\n--index-url http://x", "version": "1.0", "url": None, "sha256": "a" * 64}]
+    long = Lock({}, {"k" * 2000: []}).as_dict()  # YAML, as which a lock is read, has no such keys
+    large = Lock({}, {"e": ["x" * (4 << 20)]}).as_dict()
+    for odd in (wrong, Lock({}, {"e": files}).as_dict(), {}, [], {**Lock({}, {}).as_dict(), "digest": "0"}, long, large):
+        with pytest.raises(UsageError, match="its list is damaged"):
+            archive.unpack(rewritten(packed, lambda listing, odd=odd: listing.update(lock=odd)), tmp_path / "out")  # type: ignore[misc]
+        shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"machine": {}},
+        {"machine": {"system": "debian 12", "architecture": "x86_64"}},
+        {"machine": {"system": "debian 12", "architecture": "x86_64", "Python": "3.11", "more": "x"}},
+        {"machine": []},
+        *({kind: ""} for kind in (*HOSTS_LISTS, "requirements", "relies_on")),
+        *({kind: {}} for kind in (*HOSTS_LISTS, "requirements", "relies_on")),
+    ],
+)
+def test_a_host_in_it_that_lacks_what_is_read_later_is_refused(packed: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"its list is damaged.*nothing of it was used"):
+        archive.unpack(rewritten(packed, lambda listing: listing["hosts"]["gpu1"].update(odd)), tmp_path / "out")
 
 
 def test_something_else_is_no_bundle(tmp_path: Path) -> None:
@@ -185,7 +268,7 @@ def test_nccls_wheel_is_brought_beside_the_one_that_pytorch_pins(tmp_path: Path)
     assert host.nccl is not None
     assert host.torch is not None
     pins = gather._pins(host)
-    assert pins["nccl"] == [host.nccl.package]
+    assert pins["nccl"] == [host.nccl.package, install.pip_package()]
     assert host.torch.package in pins["venv"]
     assert host.nccl.package not in pins["venv"]
     (tmp_path / "links").mkdir()
@@ -236,3 +319,17 @@ def test_wheels_are_for_the_other_machines_processor_and_c_library(tmp_path: Pat
     assert found == ["pvbin-1.0-cp312-cp312-manylinux_2_17_aarch64.whl"]
     with pytest.raises(ProvisionError, match="could not bring"):
         bring(tmp_path, wheels.Target("3.12", "aarch64", "2.12"), "pvbin==1.0")
+
+
+def test_packages_that_the_bundle_lacks_for_a_host_are_named(packed: Path, tmp_path: Path) -> None:
+    bundle = archive.unpack(packed, tmp_path / "out")
+    made = plan()
+    complete = {name: ["libc6", *host.packages] for name, host in made.hosts.items()}
+    bundle.must_complete(made, complete)
+    with pytest.raises(UsageError, match=r"lacks packages that are not installed there: g\+\+, libc6") as refused:
+        bundle.must_complete(made, {**complete, "node1": [name for name in complete["node1"] if name not in ("g++", "libc6")]})
+    assert refused.value.where == "node1"
+    assert "make a new one where there is a network" in str(refused.value.todo)
+    held = {**bundle.hosts["node1"], "debs": ["g++_4%3a12.2.0-3_amd64.deb"]}
+    holding = replace(bundle, hosts={**bundle.hosts, "node1": held})
+    holding.must_complete(made, {**complete, "node1": [name for name in complete["node1"] if name != "g++"]})

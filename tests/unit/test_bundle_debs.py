@@ -23,33 +23,41 @@ BOOKWORM = debs.Release("debian", "bookworm")
 LOCAL = "deb [trusted=yes] file:/var/nccl-local-repo-debian12-2.21.5-cuda12.4 /\n"  # a folder of the host's, not of this machine's
 UNREACHABLE = "deb [trusted=yes] http://127.0.0.2:9/vendor anything main\n"
 NAMESAKE = "deb [trusted=yes] http://127.0.0.2:9/docker bookworm stable\n"  # a suite of the distribution's name, but not its parts
+INSTALLED = (
+    "Package: {}\nStatus: install ok installed\nVersion: 1.0\nArchitecture: all\nMaintainer: t <t@example.org>\nDescription: stand-in\n"
+)
 DISC = "deb cdrom:[Debian GNU/Linux 12.0.0 _Bookworm_]/ bookworm main\n"
 
 
-def archive(folder: Path, name: str, version: str, suite: str = "bookworm") -> None:
-    """An archive of one package."""
+def archive(folder: Path, name: str, version: str, suite: str = "bookworm", needs: str = "") -> None:
+    """An archive with one package more."""
     tree = folder.parent / f"{name}-{version}"
     (tree / "DEBIAN").mkdir(parents=True)
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: t <t@example.org>\nDescription: stand-in\n"
+    control += f"Depends: {needs}\n" if needs else ""
     (tree / "DEBIAN/control").write_text(control)
-    (folder / "pool").mkdir(parents=True)
+    (folder / "pool").mkdir(parents=True, exist_ok=True)
     deb = folder / f"pool/{name}_{version}_all.deb"
     subprocess.run(["dpkg-deb", "--build", tree, deb], check=True, capture_output=True)
     content = deb.read_bytes()
     listed = f"{control}Filename: pool/{deb.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n".encode()
     packages = folder / f"dists/{suite}/main/binary-amd64/Packages"
-    packages.parent.mkdir(parents=True)
+    packages.parent.mkdir(parents=True, exist_ok=True)
+    listed = (packages.read_bytes() + b"\n" if packages.exists() else b"") + listed
     packages.write_bytes(listed)
     sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages"
     release = f"Codename: {suite}\nArchitectures: amd64\nComponents: main\nDate: Sat, 01 Nov 2025 00:00:00 UTC\nSHA256:\n{sums}\n"
     (folder / f"dists/{suite}/Release").write_text(release)
 
 
-def seen(**lists: str) -> str:
-    """What a host says of itself that has nothing installed, with these lists."""
+def seen(*installed: str, **lists: str) -> str:
+    """What a host says of itself that has these packages in version 1.0, with these lists."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        files = {"var/lib/dpkg/status": "", **{f"etc/apt/sources.list.d/{name}.list": text for name, text in lists.items()}}
+        files = {
+            "var/lib/dpkg/status": "\n".join(map(INSTALLED.format, installed)),
+            **{f"etc/apt/sources.list.d/{name}.list": text for name, text in lists.items()},
+        }
         for path, text in files.items():
             member = tarfile.TarInfo(path)
             member.size = len(text.encode())
@@ -106,3 +114,47 @@ def test_a_list_of_mirrors_is_read_where_it_lies_here(bring: Callable[..., list[
     debs._lay_out(root, BOOKWORM)
     laid = (root / "etc/apt/sources.list.d/debian.sources").read_text()
     assert f"URIs: mirror+file://{root}/etc/apt/mirrors/debian.list\n" in laid
+
+
+def test_what_the_host_has_from_an_earlier_run_comes_too_and_what_it_has_besides_is_named(own: str, tmp_path: Path) -> None:
+    archive(tmp_path / "debian", "pvlib", "1.0")
+    archive(tmp_path / "debian", "pvapp", "1.0", needs="pvlib")
+    apt = debs.Apt("x86_64", seen("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
+    assert apt.bring(["pvapp"], tmp_path / "out") == ["pvapp_1.0_all.deb"]
+    assert apt.rely_on(["pvapp"]) == ["pvapp", "pvlib"]
+
+
+def test_a_host_changes_nothing_that_another_one_gets(tmp_path: Path) -> None:
+    said, names = [], []
+    for number in (1, 2):
+        archive(tmp_path / f"{number}/debian", "pvdemo", "1.0")
+        if number == 2:  # a host that believes somebody else for the same package
+            deb = tmp_path / "2/debian/pool/pvdemo_1.0_all.deb"
+            subprocess.run(["dpkg-deb", "-Zgzip", "--build", tmp_path / "2/pvdemo-1.0", deb], check=True, capture_output=True)
+            packages = tmp_path / "2/debian/dists/bookworm/main/binary-amd64/Packages"
+            old, new = packages.read_bytes(), deb.read_bytes()
+            fields = f"Size: {len(new)}\nSHA256: {hashlib.sha256(new).hexdigest()}\n"
+            listed = (old.decode().partition("Size: ")[0] + fields).encode()
+            packages.write_bytes(listed)
+            release = tmp_path / "2/debian/dists/bookworm/Release"
+            sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages\n"
+            release.write_text(release.read_text().partition("SHA256:\n")[0] + "SHA256:\n" + sums)
+        said.append(seen(own=f"deb [trusted=yes] file://{tmp_path}/{number}/debian bookworm main\n"))
+    names += debs.Apt("x86_64", said[0], tmp_path / "one", BOOKWORM).bring(["pvdemo"], tmp_path / "out")
+    first = (tmp_path / "out" / names[0]).read_bytes()
+    with pytest.raises(ProvisionError, match=r"another pvdemo_1\.0_all\.deb than those of a host before it"):
+        debs.Apt("x86_64", said[1], tmp_path / "two", BOOKWORM).bring(["pvdemo"], tmp_path / "out")
+    assert (tmp_path / "out" / names[0]).read_bytes() == first
+
+
+def test_what_a_host_says_lands_nowhere_else(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, kind in (("etc/apt/x", tarfile.SYMTYPE), ("etc/apt/sources.list.d/../../../../evil", tarfile.REGTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, str(tmp_path)
+            tar.addfile(member)
+    with pytest.raises(ProvisionError, match="cannot be read"):
+        debs.Apt("x86_64", base64.b64encode(packed.getvalue()).decode(), tmp_path / "work", BOOKWORM)
+    assert not (tmp_path / "work/host/etc/apt/x").exists()
+    assert not (tmp_path / "evil").exists()

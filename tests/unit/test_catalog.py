@@ -92,6 +92,13 @@ def test_what_the_sources_do_not_confirm_says_so() -> None:
         ("openmpi", "value: fb41086b", "value: xb41086b", "is no SHA-256"),
         ("pytorch", "index: ", "index ", "this is no catalogue"),
         ("nccl", '{"12.0": "N", "12.1": "N"}', '{"12.0": "N", "12.1": "Q"}', "there is no evidence 'Q'"),
+        (
+            "nccl",
+            '"2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"]',
+            '"2.28.8", "2.28.9", "2.29.7"]',
+            "2.28.8 is there twice, or not listed",
+        ),
+        ("nccl", '"2.27.5": "12.9"\n', '"2.27.5": "12.9"\n      "2.27.6": "12.9"\n', "nvidia-nccl-cu12 2.27.6 is missing under code"),
         ("mnist", "max_learning_rate: 0.16, min_steps: 59", "max_learning_rate: 0.16, min_step: 59", "is 'min_steps' meant?"),
         ("os", "family: debian", "family: debain", "is no family: debian or rhel"),
     ],

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rendered import variables_in
 
 import provision as provision_package
 
@@ -68,6 +69,15 @@ def facts_file(folder: Path, **hosts: dict[str, object]) -> str:
 BARE: dict[str, object] = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
 
 
+def test_hosts_whose_gpus_have_no_driver_get_the_cpu_build_when_it_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    dark = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "nvidia": {"pci_devices": ["0000:41:00.0"]}}
+    file.write_text(json.dumps({"hosts": {"dark": dark}}))
+    assert "no NVIDIA driver" in provision("plan", "--facts", str(file), code=1).stderr
+    assert "torch==2.13.0+cpu" in provision("plan", "--facts", str(file), "--cpu").stdout
+    assert provision("image", "render", "--facts", str(file), "--cpu").stdout.startswith("# debian 12 on x86_64, without CUDA")
+
+
 def test_limit_chooses_among_the_hosts_of_the_facts(tmp_path: Path) -> None:
     file = facts_file(tmp_path, a=BARE, b=BARE, c=BARE)
     assert list(json.loads(provision("plan", "--facts", file, "--limit", "!b", "--json").stdout)["hosts"]) == ["a", "c"]
@@ -110,7 +120,7 @@ def test_the_rendered_playbook_stands_alone(tmp_path: Path) -> None:
     text = (tmp_path / "book/site.yml").read_text()
     assert "[[" not in text
     assert "role: openmpi" in text
-    variables = json.loads((tmp_path / "book/vars.json").read_text())
+    variables = variables_in(tmp_path / "book/vars.json")
     assert Path(variables["provision_engine"]["archive"]).exists()
     syntax = subprocess.run(
         [

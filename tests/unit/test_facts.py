@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision import catalog, facts
+from provision import catalog, facts, survey
 from provision.errors import ProvisionError, UsageError
+from provision.facts import gpus
 from provision.facts.defaults import DEFAULTS
 from provision.facts.document import defused
+from provision.inventory import Host
 from provision.resolve import Wishes, resolve
 
 MINIMAL = {
@@ -69,6 +71,37 @@ def test_a_terminals_line_ends_do_not_disturb() -> None:
 def test_what_is_no_answer(text: str, sentence: str) -> None:
     with pytest.raises(ProvisionError, match=sentence):
         facts.parse(text)
+
+
+SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages": {"libnccl2": "2.21.5-1"}}
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"os": {"id": "debian", "version": "$(id)"}}, "`facts.os.version` must be a version"),
+        ({"os": "debian"}, "`facts.os` must be an object"),
+        ({"os": {"id": "x/../../../../tmp/x", "version": "1"}}, "`facts.os.id` must be a word"),  # it is part of a file's name here
+        ({"os": {"id": "x", "version": "/../1"}}, "`facts.os.version` must be a word"),
+        ({"arch": "x/../../y"}, "`facts.arch` must be a word"),
+        ({"user": {"name": "ann\n    ProxyCommand id"}}, "`facts.user.name` must be a login name"),  # in other hosts' ssh configuration
+        ({"user": {"name": "-oProxyCommand=id"}}, "`facts.user.name` must be a login name"),
+        ({"hostname": "a'; id; '"}, "`facts.hostname` must be a host name"),
+        ({"packages": {"libnccl2": "2.21; id"}}, "`facts.packages.libnccl2` must be a version"),
+        ({"network": {"interfaces": [{"name": "eth0", "addresses": ["many"]}]}}, "must be an address"),
+        ({"ssh": {"ports": ["22 -o ProxyCommand=id"]}}, "`facts.ssh.ports[0]` must be a port"),
+        ({"driver": {"version": "new", "cuda": None}}, "`facts.driver.version` must be a version"),
+    ],
+)
+def test_a_host_that_answers_what_no_host_is_is_refused(odd: dict[str, Any], said: str) -> None:
+    def printed(document: dict[str, Any]) -> str:
+        return f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n"
+
+    assert facts.answer(printed(SURVEYED)) == SURVEYED
+    assert facts.answer(printed({"arch": "x86_64", "os": None})) == {"arch": "x86_64", "os": None}
+    with pytest.raises(ProvisionError) as refused:
+        facts.answer(printed({**SURVEYED, **odd}))
+    assert said in refused.value.what
 
 
 @given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
@@ -235,6 +268,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)  # the first of them reads the catalogue
 @given(st.dictionaries(st.sampled_from([*DEFAULTS, "missing", "errors", "missing_python"]), json_values, max_size=6))
 def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
@@ -462,3 +496,61 @@ def test_what_a_host_says_is_never_a_template() -> None:
 
 def test_what_a_host_says_cannot_leave_its_line() -> None:
     assert facts.parse(f"{facts.BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{facts.END}")["hostname"] == "a  b"
+
+
+def test_what_a_host_says_can_be_written_down() -> None:
+    said = facts.parse(f"{facts.BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{facts.END}")
+    assert said == {"?": ["a?"], "b": chr(0x1F600)}
+
+
+MODULE = {"version": "550.54.15", "cuda": "12.4", "kernel_module": "550.54.15"}
+LISTED = [{"name": "A100", "compute_capability": "8.0"}]
+ON_THE_BUS = ["0000:41:00.0"]
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+FAILED = {"smi": "/usr/bin/nvidia-smi", "smi_error": "NVIDIA-SMI has failed because …"}
+NODE = ["/dev/nvidia0"]
+
+
+@pytest.mark.parametrize(
+    ("known", "cause"),
+    [
+        ({}, None),
+        ({"driver": MODULE, "gpus": LISTED}, None),
+        ({"driver": MODULE}, None),  # written by hand: nobody asked the driver
+        ({"driver": MODULE, "gpus": LISTED, "nvidia": {"smi_error": "nvidia-smi: no answer within 20 s"}}, None),  # CUDA answered
+        ({"nvidia": {**FAILED}}, None),  # left over: no GPU at all
+        ({"nvidia": {"pci_devices": ON_THE_BUS}}, "no-driver"),
+        ({"gpus": LISTED}, "no-driver"),
+        ({"nvidia": {"pci_devices": ON_THE_BUS, "nouveau": True}}, "nouveau"),
+        (
+            {"nvidia": {"pci_devices": ON_THE_BUS, **FAILED}},
+            "not-loaded",
+        ),
+        ({"driver": MODULE, "gpus": [], "nvidia": {"smi_error": "Failed to initialize NVML: Unknown Error"}}, "nvml"),
+        (
+            {"driver": MODULE, "gpus": LISTED, "nvidia": {"smi_error": MISMATCH}},
+            "version-mismatch",
+        ),
+        ({"driver": MODULE, "gpus": [], "nvidia": {"smi_error": "No devices were found"}}, "no-devices"),
+        ({"driver": MODULE, "gpus": [], "nvidia": {"smi_error": "No devices were found", "pci_devices": ON_THE_BUS}}, "no-devices"),
+        ({"driver": MODULE, "gpus": [], "nvidia": {"pci_devices": ON_THE_BUS}}, "silent"),
+        ({"driver": MODULE, "gpus": [], "container": "docker", "nvidia": {"pci_devices": ON_THE_BUS}}, None),
+        (
+            {"driver": MODULE, "gpus": [], "container": "docker", "nvidia": {"pci_devices": ON_THE_BUS, "device_nodes": NODE}},
+            "silent",
+        ),
+    ],
+)
+def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> None:
+    found = gpus.fault(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
+    assert (found and found.cause) == cause
+    assert found is None or "{" not in found.remedy.format(host="a")
+
+
+@pytest.mark.parametrize(("there", "full"), [(0, True), (1500, False)])
+def test_what_a_run_has_left_that_ran_into_a_full_disk_need_not_find_room_again(there: int, full: bool) -> None:
+    disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
+    found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
+    answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
+    problems = survey._host_problems(Host("a", "a"), survey.Survey(), (answer, 0.0), None, has_password=False)
+    assert any("the disk is full" in problem.what for problem in problems) == full

@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from provision import facts, plan_text
 from provision.resolve import Wishes, resolve
+from provision.terminal import Console
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 INVENTORIES = sorted(PLANS.glob("*.json"))
 # What is asked for beyond the facts.
-ASKED: dict[str, dict[str, Any]] = {"nccl-from-source": {"nccl_source": "source"}}
+_OLDER = {"nccl_source": "repository", "nccl_version": "2.21.5"}
+ASKED: dict[str, dict[str, Any]] = {
+    "nccl-from-source": {"nccl_source": "source"},
+    "gpus-left-unused-with-cpu": {"cpu": True},
+    "newer-nccl-is-installed": {"nccl_source": "repository"},
+    "newer-nccl-is-installed-and-an-older-asked-for": _OLDER,
+    "newer-nccl-is-replaced": {**_OLDER, "allow_downgrade": True},
+}
 
 
 def as_text(known: Path) -> str:

@@ -66,8 +66,6 @@ def test_options_win_over_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("params: {fusion_threshold: 3}", "params: fusion_threshold: no such key"),
-        ("parms: {}", "parms: no such section"),
         ("params: 3", "params: keys and values"),
         ("params: {cycle_time_ms: fast}", "'fast' is no number"),
         ("params: {fusion_threshold_mb: -1}", "-1 is no number from 0"),
@@ -84,6 +82,18 @@ def test_what_cannot_be_meant_is_named(tmp_path: Path, text: str, says: str) -> 
     with pytest.raises(UsageError, match=says) as error:
         horovod_config.read(path)
     assert str(path) in str(error.value)
+
+
+def test_what_is_unknown_has_no_effect_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("parms: {}\nparams: {fusion_threshold: 3, cycle_time_ms: 2, torus_allreduce: true}\nxgboost: 3\n")
+    chosen = run_options(["train"], config_file=path, env="none")
+    assert chosen.environment == {"HOROVOD_CYCLE_TIME": "2", "HOROVOD_TORUS_ALLREDUCE": "1"}
+    assert [line.partition(", it has no effect; there are ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"warning: {path}: parms: no such section",
+        f"warning: {path}: params: fusion_threshold: no such key",
+        f"warning: {path}: xgboost: no such section",
+    ]
 
 
 def test_tuning_reaches_the_engine_wherever_it_is_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from click import Context
 from typer.testing import CliRunner
 
 from provision import cli, horovod_options, launch
@@ -21,6 +23,8 @@ VARIABLES = {
     "--no-hierarchical-allreduce": {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0"},
     "--hierarchical-allgather": {"HOROVOD_HIERARCHICAL_ALLGATHER": "1"},
     "--no-hierarchical-allgather": {"HOROVOD_HIERARCHICAL_ALLGATHER": "0"},
+    "--torus-allreduce": {"HOROVOD_TORUS_ALLREDUCE": "1"},
+    "--no-torus-allreduce": {"HOROVOD_TORUS_ALLREDUCE": "0"},
     "--autotune": {"COLLECTIVE_AUTOTUNE": "1"},
     "--no-autotune": {"COLLECTIVE_AUTOTUNE": "0"},
     "--autotune-log-file log.csv": {"HOROVOD_AUTOTUNE_LOG": "log.csv"},
@@ -49,6 +53,17 @@ VARIABLES = {
     "--tcp": {},
     "--disable-cache": {},
 }
+#: All that horovodrun 0.28.1 takes. Source: horovod/runner/launch.py.
+HOROVODS = """-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces --network-interface
+--output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file --fusion-threshold-mb --cycle-time-ms --cache-capacity
+--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce
+--no-torus-allreduce --autotune --no-autotune --autotune-log-file --autotune-warmup-samples --autotune-steps-per-sample
+--autotune-bayes-opt-max-samples --autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host
+--elastic-timeout --reset-limit --blacklist-cooldown-range --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+--no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds --mpi-threads-disable
+--no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level
+--log-with-timestamp --log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp
+-H --hosts -hostfile --hostfile --host-discovery-script --gloo --mpi --jsrun"""
 #: As it is typed → fields of the options.
 FIELDS = {
     "--num-proc 4": {"np": 4},
@@ -99,6 +114,13 @@ def test_an_option_of_horovodrun(typed: str, monkeypatch: pytest.MonkeyPatch) ->
     if typed in VARIABLES:
         assert dict(options.environment) == VARIABLES[typed]
     assert options.command == ("python", "train.py", "--lr", "1")
+
+
+def test_every_option_of_horovodrun_is_taken() -> None:
+    group = typer.main.get_command(cli.app)
+    command = group.get_command(Context(group), "run")  # type: ignore[attr-defined]
+    assert command is not None
+    assert set(HOROVODS.split()) - {name for each in command.params for name in (*each.opts, *each.secondary_opts)} == set()
 
 
 def test_every_option_of_the_table_is_among_them() -> None:

@@ -65,7 +65,7 @@ def test_an_image_of_the_users_own_takes_the_place_of_the_catalogues() -> None:
         ("--os fedora40", "no image of it is known", "ubuntu20.04"),
         ("--os ubuntu26.04", "no image of it is known", "ubuntu24.04"),
         ("--cuda 12.4 --cpu", "exclude each other", "leave one"),
-        ("--cpu --facts {DATA}/lint-facts.json", "exclude each other", "one of them"),
+        ("--os debian12 --facts {DATA}/lint-facts.json", "exclude each other", "one of them"),
         ("", "nothing to make an image of", "--cpu"),
         ("--cpu --format oci", "no such format", "apptainer"),
         ("--cpu --format apptainer --buildx", "is about Dockerfiles", "leave it out"),

@@ -74,6 +74,13 @@ def test_hosts_that_hold_the_same_do_not_differ() -> None:
     assert store.differences({"node1": TARGET.host, "node2": TARGET.host}, told) == []
 
 
+def test_a_host_knows_its_python_more_exactly_than_an_image() -> None:
+    told = labels.read("mine:1", attributes(["a"]))
+    exact, other = (replace(TARGET.host, python=replace(TARGET.host.python, version=version)) for version in ("3.11.2", "3.13.5"))
+    assert told.of("python") == "3.11"
+    assert store.differences({"node1": exact, "node2": other}, told) == ["python: 3.13, in the image 3.11 (node2)"]
+
+
 def test_what_differs_is_said_once_with_its_hosts() -> None:
     told = labels.read("mine:1", attributes(["a"]))
     host, torch = TARGET.host, TARGET.host.torch

@@ -27,9 +27,13 @@ def test_our_own_launcher_word_for_word() -> None:
     job = launch.own_job(WHERE, PLACED, ["python", "train.py", "--lr", "0.1"], environment=SECRET, workdir="{home}/x", start_timeout=30)
     assert shlex.join(job.argv) == (
         "/opt/p/venv/bin/python -m collective_core.launch --tag-output -H '{job}/hostfile' --ssh-config '{home}/.ssh/provision_config' "
-        "--start-timeout 30 -x COLLECTIVE_NETWORK -x OMP_NUM_THREADS -x PATH -x PROVISION_RUN_ID -x PYTHONUNBUFFERED -x WORD "
-        "--wdir '{home}/x' -- /opt/p/venv/bin/python train.py --lr 0.1"
+        "--start-timeout 30 -x COLLECTIVE_NETWORK -x PATH -x PROVISION_RUN_ID -x PYTHONUNBUFFERED -x WORD "
+        "--wdir '{home}/x' -- /opt/p/venv/bin/python -I -S '{job}/rank.py'"
     )
+    assert job.program == ["/opt/p/venv/bin/python", "train.py", "--lr", "0.1"]
+    assert shlex.join(job.ssh).endswith("-F '{home}/.ssh/provision_config'")
+    assert "-o ControlMaster=no -o ControlPath=none" in shlex.join(job.ssh)
+    assert job.hosts == ["10.0.0.2"]
     assert job.files == {"hostfile": "localhost slots=2\n10.0.0.2 slots=1\n"}
     assert "--ssh-config" not in launch.own_job(WHERE, PLACED[:1], ["train"]).argv
 
@@ -40,14 +44,15 @@ def test_both_ways_give_ranks_the_same_and_show_no_value(launcher: str) -> None:
     assert job.environment == {
         "COLLECTIVE_NETWORK": "10.0.0.0/24",
         "LD_LIBRARY_PATH": "/opt/p/lib:{inherited}",
-        "OMP_NUM_THREADS": "1",
         "PATH": "/opt/p/venv/bin:{inherited}",
         "PYTHONUNBUFFERED": "1",
         "WORD": "s3cr3t",
     }
     assert "s3cr3t" not in shlex.join(job.argv)
     assert {job.argv[at + 1] for at, word in enumerate(job.argv) if word == "-x"} == {*job.environment, "PROVISION_RUN_ID"}
-    assert job.argv[-2:] == ["/opt/p/venv/bin/python", "train.py"]
+    assert job.argv[-4:] == ["/opt/p/venv/bin/python", "-I", "-S", "{job}/rank.py"]
+    # Under mpirun each rank takes its part of its host's cores first.
+    assert job.program == (WHERE.limited if launcher == "mpi" else WHERE.program)(["python", "train.py"])
 
 
 def test_which_launcher_is_meant() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rendered import variables_in
 
 from provision import catalog, facts, install, lock, lock_file, planning
 from provision.errors import ProvisionError, UsageError
@@ -318,7 +319,7 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     anew = planning.make_plan(listed, after, Options(upgrade=True))[0]
     assert not same(anew, first)
     assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, anew))
-    damaged = {name: {**each, "installed": {"manifest": {"host": {"name": name}}}} for name, each in after.items()}
+    damaged = {name: facts.normalise({**each, "installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
     assert not planning.make_plan(listed, damaged, Options())[0].conflicts
 
 
@@ -352,11 +353,11 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
                 install.render(plan, inventory, there, sources, tmp_path / "harmed")
         else:
             install.render(plan, inventory, there, sources, tmp_path / "there")
-            assert json.loads((tmp_path / "there/vars.json").read_text())["provision_torch_wheels"] == {}
+            assert variables_in(tmp_path / "there/vars.json")["provision_torch_wheels"] == {}
     wheel.write_bytes(b"a build of the user's own")
     plan, sources = planning.make_plan(inventory, known, Options(wheels=tmp_path), locked)
     install.render(plan, inventory, known, sources, tmp_path / "given")
-    assert json.loads((tmp_path / "given/vars.json").read_text())["provision_torch_wheels"] == {"node1": str(wheel)}
+    assert variables_in(tmp_path / "given/vars.json")["provision_torch_wheels"] == {"node1": str(wheel)}
     other = planning.make_plan(inventory, known, Options(torch_index="https://index.example/simple"), locked)[0]
     assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]
 

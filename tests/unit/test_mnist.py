@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import catalog, downloads, launch, mnist
+from provision import catalog, downloads, launch, lock, mnist
 from provision.bundle import archive, gather, using
 from provision.errors import ProvisionError, UsageError
 
@@ -238,7 +238,7 @@ def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(
     small_catalogue["mnist"]["mirrors"] = [f"{site}/good/"]
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     key = gather._data(tmp_path / "content/cache", lambda _line: None)
-    listing = {"hosts": {}, "lock": {"components": {}, "environments": {}}, "data": key, "supplies": {}}
+    listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     small_catalogue["mnist"]["mirrors"] = [f"{site}/404/"]
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))

@@ -114,7 +114,12 @@ def test_a_hostfile_that_would_be_misread_is_refused(hosts: list[tuple[str, int]
 )
 def test_ranks_are_spread_over_all_hosts(slots: tuple[int, ...], np: int, counts: list[int]) -> None:
     hosts = [(f"h{number}", count) for number, count in enumerate(slots)]
-    assert mpirun.spread(hosts, np) == [(f"h{number}", count) for number, count in enumerate(counts)]
+    assert mpirun.spread(hosts, np, oversubscribe=True) == [(f"h{number}", count) for number, count in enumerate(counts)]
+    if np > sum(slots):
+        for place in (mpirun.spread, mpirun.fill):
+            with pytest.raises(UsageError, match=r"ranks, but the \d host\(s\) have \d+ slots.*\n.*--oversubscribe"):
+                place(hosts, np)
+        assert sum(count for _, count in mpirun.fill(hosts, np, oversubscribe=True)) == np
 
 
 def test_fewer_ranks_than_hosts_is_a_usage_error() -> None:

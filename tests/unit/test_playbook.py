@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ensurepip
 import fcntl
 import hashlib
 import json
@@ -110,6 +111,37 @@ def test_venv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) ->
     assert keep(tmp_path, "pvdemo==1.1").kind == "ok"  # any build of 1.1 meets a pin without a local version
     assert keep(tmp_path, absent=["pvdemo"]).kind == "changed"
     assert keep(tmp_path, absent=["pvdemo"]).kind == "ok"
+
+
+def newer_pip(folder: Path) -> Path:
+    """This Python's own pip as a wheel of a later version."""
+    (own,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    version = own.name.split("-")[1]
+    path = folder / own.name.replace(version, f"{version}.post1")
+    with zipfile.ZipFile(own) as before, zipfile.ZipFile(path, "w") as after:
+        for name in before.namelist():
+            content = before.read(name)
+            if ".dist-info/" in name:
+                content = content.replace(version.encode(), f"{version}.post1".encode())
+            after.writestr(name.replace(version, f"{version}.post1"), content)
+    return path
+
+
+def test_venv_packages_replaces_a_pip_that_is_too_old_for_todays_wheels_first(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    new, bundle = newer_pip(tmp_path / "wheels"), str(tmp_path / "wheels")
+    version = new.name.split("-")[1]
+    pip = {"version": version, "sha256": hashlib.sha256(new.read_bytes()).hexdigest(), "needed": version}
+    refused = keep(tmp_path, "pvdemo==1.0", bundle=bundle, pip={**pip, "sha256": "0" * 64})
+    assert refused.kind == "failed"
+    assert "nothing of it was used" in refused.text
+    assert keep(tmp_path, "pvdemo==1.0", bundle=bundle, pip={**pip, "needed": "1.0"}).kind == "changed"
+    there = f"venv/lib/python3.*/site-packages/pip-{version}.dist-info"
+    assert not list(tmp_path.glob(there)), "it is new enough"
+    wheel(tmp_path / "wheels", "pvdemo", "1.1")
+    assert keep(tmp_path, "pvdemo==1.1", bundle=bundle, pip=pip).kind == "changed"
+    assert list(tmp_path.glob(there))
+    assert version_in(tmp_path, "pvdemo") == "1.1"
 
 
 def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console
 
 from provision.playbook import Event, Kind
 from provision.progress import LiveProgress, Progress
+from provision.terminal import Console
 
 
 def shown(*events: Event, live: bool = False) -> str:

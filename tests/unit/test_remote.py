@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loading import load
 
-from provision import remote, resources
+from provision import remote, resources, survey
 from provision.inventory import Host
 from provision.remote import Job
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
 
-def run(job: Job, run_id: str = "unit-remote") -> tuple[remote.JobResult, list[str]]:
+#: In ssh's place: the guard of "another host", which is this machine under another run's name and with another folder.
+OTHER_HOST = """
+import json, os, sys
+def line():
+    found = b""
+    while not found.endswith(b"\\n"):
+        found += os.read(0, 1)
+    return json.loads(found.decode())
+script, order = line(), line()
+sys.stdout.write(eval(sys.argv[1]))
+sys.stdout.flush()
+os.environ["PROVISION_RUN_ID"] = "unit-another-host"
+order["folder"] += "-of-another"
+guard = {"__name__": "guard"}
+exec(script, guard)
+heard = guard["lines"]
+def lines():
+    yield json.dumps(order)
+    yield from heard()
+guard["lines"] = lines
+sys.exit(guard["guard"]())
+"""
+
+
+def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
+    """A job with another host, whose shell says something first."""
+    return Job(argv, hosts=["other"], ssh=[sys.executable, "-c", OTHER_HOST, before], **more)
+
+
+def run(job: Job, run_id: str = "unit-remote", python: str = sys.executable) -> tuple[remote.JobResult, list[str]]:
     lines: list[str] = []
-    return remote.run_job(HERE, job, python=sys.executable, run_id=run_id, on_line=lines.append), lines
+    return remote.run_job(HERE, job, python=python, run_id=run_id, on_line=lines.append), lines
 
 
 def marked(run_id: str) -> list[int]:
@@ -55,6 +88,19 @@ def test_what_a_variable_holds_already_stays_behind_what_is_given(monkeypatch: p
     monkeypatch.delenv("NO_PATH", raising=False)
     given = {"SOME_PATH": "/a:/b:{inherited}", "NO_PATH": "/a:{inherited}", "WORD": "a:"}
     assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], given))[1] == ["/a:/b:/own /a a:"]
+
+
+def test_the_jobs_folder_is_where_other_hosts_have_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert Path(run(Job(["pwd"]))[1][0]).parent == Path("/tmp")
+
+
+def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable() -> None:
+    """Here because it is this machine: "ssh" runs what it is given."""
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
+    assert result.verdict is not None
+    assert result.verdict.kind == "refused"
+    assert "it is the same machine as another host of this job, or shares /" in result.verdict.said[0]
 
 
 def test_nothing_of_the_environment_shows_in_a_process_list() -> None:
@@ -111,6 +157,185 @@ def test_an_interrupt_ends_the_job_and_is_reported() -> None:
     assert not marked("unit-interrupt")
 
 
+def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
+    monkeypatch.setattr(remote, "_BEAT_S", 0.1)
+    (tmp_path / "python").write_text(f"#!/bin/sh\nread -r order; echo held; read -r a; read -r b; read -r c; touch {tmp_path}/heard\n")
+    (tmp_path / "python").chmod(0o700)
+
+    def hold(_line: str) -> None:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "heard").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (tmp_path / "heard").exists()
+
+    remote.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-held", on_line=hold)
+
+
+def test_a_job_that_does_not_hear_of_us_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = resources.script
+    monkeypatch.setattr(resources, "script", lambda name: script(name).replace("CONTROLLER_SILENT_S = 60.0", "CONTROLLER_SILENT_S = 0.5"))
+    monkeypatch.setattr(remote, "_BEAT_S", 1000.0)
+    result, _ = run(Job(["sleep", "300"]))
+    assert (result.code, result.verdict) == (1, remote.Verdict("controller", "", seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    "said", ["'hello'", """'{}\\n'""", """'[' * 9000 + '\\n'""", """'{"stopped": 1}\\n{"ended": [{}]}\\n'""", "'x' * (3 << 20)"]
+)
+def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None:
+    """The last before the guard's own lines may have no end, as after ``echo -n`` in a .bashrc."""
+    result, lines = run(beside(["echo", "ran"], said))
+    assert (result.code, result.verdict, lines) == (0, None, ["ran"])
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        "{",
+        "[" * 9000,
+        "null",
+        '{"code": 0}',
+        '{"code": "0", "verdict": null, "report": null}',
+        '{"code": 1, "verdict": null, "report": []}',
+        *(
+            f'{{"code": 1, "report": null, "verdict": {verdict}}}'
+            for verdict in (
+                '{"kind": "boom", "host": ""}',
+                '{"kind": [], "host": ""}',
+                '{"kind": "lost"}',
+                '{"kind": "lost", "host": []}',
+                '{"kind": "lost", "host": "", "more": 1}',
+                '{"kind": "lost", "host": "", "said": [1]}',
+                '{"kind": "ended", "host": ""}',
+                '{"kind": "silent", "host": "", "seconds": "1"}',
+                f'{{"kind": "silent", "host": "", "seconds": {10**400}}}',
+            )
+        ),
+    ],
+)
+def test_what_a_host_says_at_a_jobs_end_is_believed_only_as_the_job_would_say_it(tmp_path: Path, outcome: str) -> None:
+    (tmp_path / "outcome").write_text(outcome)
+    answer = "import json, sys; print(json.loads(sys.stdin.readline())['mark'] + open(sys.argv[1]).read())"
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(answer)} {tmp_path}/outcome\n")
+    (tmp_path / "python").chmod(0o700)
+    result = remote.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-answer", on_line=lambda _: None)
+    assert (result.code, result.report, result.verdict) == (1, None, remote.Verdict("gone", ""))
+
+
+def test_a_line_that_does_not_end_comes_in_parts() -> None:
+    result, lines = run(Job(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]))
+    assert result.code == 0
+    assert len(lines) > 1
+    assert "".join(lines) == "x" * 3000000
+
+
+def test_a_host_whose_guard_never_begins_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = resources.script
+    monkeypatch.setattr(resources, "script", lambda name: script(name).replace("\nSILENT_S = 45.0", "\nSILENT_S = 5.0"))
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
+    assert result.verdict == remote.Verdict("silent", "other", seconds=5.0, said=["a quota is exceeded"] * 5)
+
+
+def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
+    """The launcher is faster here: it ends before the other guard's connection does."""
+    died = beside(["sh", "-c", f"touch {tmp_path}/ended; kill -9 $$"])
+    watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
+    way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
+    result, _ = run(replace(died, ssh=["sh", "-c", f"export GUARD=$$; {way}"]))
+    assert result.verdict == remote.Verdict("lost", "other", said=[])
+    assert result.code == 137
+
+
+def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ssh has started, as its ProxyCommand, may hold its output open for longer.
+
+    The job's own guard, which has to begin within this time, too, needs a second on a busy machine.
+    """
+    script = resources.script
+    shorter = {
+        "\nSILENT_S = 45.0": "\nSILENT_S = 5.0",
+        "BEAT_S = 5.0\nTICK_S": "BEAT_S = 0.0\nTICK_S",  # job.py's
+        "BEAT_S = 5.0\nSILENT_S": "BEAT_S = 0.1\nSILENT_S",  # guard.py's
+    }
+
+    def hurried(name: str) -> str:
+        text = script(name)
+        for long, short in shorter.items():
+            text = text.replace(long, short)
+        return text
+
+    monkeypatch.setattr(resources, "script", hurried)
+    result, _ = run(
+        Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
+    )
+    assert result.verdict == remote.Verdict("silent", "other", seconds=5.0, said=[])
+
+
+def test_another_hosts_interpreter_is_the_one_that_was_named_and_not_where_the_first_host_has_it() -> None:
+    """``env`` finds this one by its name, which is not what the process calls itself."""
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
+    assert result.verdict == remote.Verdict("unreachable", "other", said=["python3"])
+
+
+def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_that_runs_stay() -> None:
+    program = textwrap.dedent("""
+        import sys
+        from provision import remote
+        from provision.inventory import Host
+        host = Host(name="localhost", address="localhost", connection="local")
+        job = remote.Job(["sh", "-c", "echo {job}; echo {shm}; sleep 300"])
+        remote.run_job(host, job, python=sys.executable, run_id=sys.argv[1], on_line=lambda line: print(line, flush=True))
+    """)
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", program, run_id], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for run_id in ("unit-killed", "unit-living")
+    )
+    try:
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        left, kept = ([Path(stdout.readline().strip()) for _ in range(2)] for stdout in (killed.stdout, living.stdout))
+        killed.kill()
+        for pid in marked("unit-killed"):  # the guard as well, before it can act
+            os.kill(pid, signal.SIGKILL)
+        assert all(folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 for folder in left + kept)
+        run(Job(["true"]))
+        assert not any(folder.exists() for folder in left)
+        assert all(folder.is_dir() for folder in kept)
+    finally:
+        for each in (killed, living):
+            each.terminate()
+            each.communicate(timeout=30)
+    assert not any(folder.exists() for folder in kept)
+
+
+def test_what_a_program_prints_is_never_taken_for_the_end_of_its_job() -> None:
+    said = '===PROVISION-JOB-ENDED==={"code": 0, "verdict": null, "report": null}'
+    result, lines = run(Job(["sh", "-c", f"printf %s '{said}'; exit 3"]))
+    assert (result.code, lines) == (3, [said])
+
+
+def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
+    """Without a launcher: a shell starts the two ranks, the first of which goes on."""
+    start = f"{sys.executable} -I -S {{job}}/rank.py"
+    ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
+    die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
+    result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
+    assert (result.code, result.verdict) == (9, remote.Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
+
+
+@pytest.mark.parametrize("name", ["rank-loss.json", "rank-7.new", "rank-7"])
+@pytest.mark.parametrize("text", ["[1, 2]", '{"rank": 7}', '{"rank": 7, "pid": 2, "parent": 2, "code": "x"}', "[" * 9000])
+def test_files_of_the_programs_are_not_taken_for_notes_of_ranks(tmp_path: Path, name: str, text: str) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    (tmp_path / name).write_text(text)
+    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid()}
+    (tmp_path / "rank-0").write_text(json.dumps(note))
+    ranks = script.Ranks(str(tmp_path))
+    assert (ranks.all(), ranks.ended(), script.stopped("unit-notes", ranks)) == ([note], [], [])
+    assert script.Ranks(str(tmp_path / "removed")).all() == []
+
+
 def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
     environment = dict(os.environ)
     ours = subprocess.Popen(
@@ -119,7 +344,7 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
     other = subprocess.Popen(["sleep", "300"], env={**environment, "PROVISION_RUN_ID": "unit-sweep-not"})
     try:
         said = subprocess.run(
-            [sys.executable, str(resources.hostside("sweep.py")), "unit-sweep"], capture_output=True, text=True, check=True
+            [sys.executable, str(resources.hostside("guard.py")), "unit-sweep"], capture_output=True, text=True, check=True
         ).stdout
         assert "sleep (pid" in said
         assert ours.wait(timeout=10) != 0
@@ -131,14 +356,14 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
 
 def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers begin anew at 300 after the highest one, so a child may have the smaller."""
-    script = load("sweep_on_hosts", resources.hostside("sweep.py"))
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
     found = {}
     for name in ("parent", "child"):
         found[subprocess.Popen(["sleep", "300"]).pid] = name
         time.sleep(0.05)  # the kernel notes beginnings in hundredths of a second
     ended: list[int] = []
     try:
-        monkeypatch.setattr(script, "marked", lambda _run_id: {} if ended else dict(reversed(found.items())))
+        monkeypatch.setattr(script, "marked", lambda _run_id, _spared: {} if ended else dict(reversed(found.items())))
         monkeypatch.setattr(script, "signal_all", lambda pids, _number: ended.extend(pids))
         script.sweep("a run")
         assert [found[pid] for pid in ended] == ["parent", "child"]
@@ -146,6 +371,28 @@ def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypat
         for pid in found:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def test_the_sweep_waits_for_what_it_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard holds the locks of its folders until it is gone; they are looked for right after."""
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    left = [{1: "guard"}] * 4
+    monkeypatch.setattr(script, "marked", lambda _run_id, _spared: left.pop() if left else {})
+    monkeypatch.setattr(script, "signal_all", lambda _pids, _number: None)
+    script.sweep("a run", grace=0.0)
+    assert not left
+
+
+def test_a_program_whose_parent_was_killed_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+    script = load("rank_on_hosts", resources.hostside("rank.py"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            script.become(["touch", str(tmp_path / "begun")], set(), os.getpid())  # our parent is another
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    assert not (tmp_path / "begun").exists()
 
 
 def test_ssh_gets_the_inventorys_own_settings() -> None:
@@ -163,3 +410,14 @@ def test_ssh_gets_the_inventorys_own_settings() -> None:
     assert argv[argv.index("-p") + 1] == "2222"
     assert argv[argv.index("-l") + 1] == "trainer"
     assert argv[argv.index("-i") + 1] == "/keys/id"
+
+
+@pytest.mark.parametrize("warning", ["no such identity: {}: No such file", "Warning: Identity file {} not accessible: No such file."])
+def test_a_private_key_that_is_not_there_is_named(warning: str) -> None:
+    refusal = "trainer@10.0.0.1: Permission denied (publickey)."
+    host = Host("a", "10.0.0.1", key_file="/keys/gone")
+    gone = survey.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
+    assert "the private key /keys/gone is not there" in gone.what
+    assert "ansible_ssh_private_key_file" in str(gone.todo)
+    assert "wrong key, user or password" in survey.connection_problem(host, refusal).what
+    assert "nothing listens" in survey.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what

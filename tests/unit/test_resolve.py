@@ -104,16 +104,28 @@ def test_docker0_and_loopback_are_never_taken() -> None:
     assert plan_for({"a": hosts["a"]}).hosts["a"].network.interface == "lo"  # alone, it needs no network
 
 
-def test_gpus_without_a_driver_are_named() -> None:
-    made = plan_for({"a": facts.normalise({**host(), "gpus": [{"name": "A100"}] * 2})})
-    assert "a: 2 GPUs stay unused: no NVIDIA driver" in made.notes
-    assert not any("unused" in note for note in plan_for({"a": host()}).notes)
+def test_gpus_without_a_driver_are_a_conflict_unless_the_cpu_build_is_meant() -> None:
+    dark = facts.normalise({**host(), "nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
+    (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
+    assert (conflict.host, conflict.constraint) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
+    assert [way.partition(" ")[0] for way in conflict.ways_out] == ["install", "--cpu:"]
+    meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Wishes(cpu=True))
+    assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
+    assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was asked for; --no-cpu takes it back",)
+    assert plan_for({"b": host()}).notes == ()
 
 
-def test_a_driver_without_a_gpu_gets_no_nccl_and_gpus_without_a_driver_neither() -> None:
+def test_the_gpus_of_the_machine_around_a_container_are_not_its_own() -> None:
+    seen = {"pci_devices": ["0000:01:00.0"], "device_nodes": []}
+    inside = facts.normalise({**host(cuda="12.4"), "gpus": [], "container": "docker", "nvidia": seen})
+    made = plan_for({"a": inside})
+    assert made.hosts["a"].nccl is None
+    assert made.notes == ("a: all GPUs stay unused: its container was given none of the machine's GPUs",)
+
+
+def test_a_driver_without_a_gpu_gets_no_nccl() -> None:
     bare = facts.normalise({**host(cuda="12.4"), "gpus": []})
     assert plan_for({"a": bare}).hosts["a"].nccl is None
-    assert plan_for({"a": facts.normalise({**host(), "gpus": [{"name": "A100"}]})}).hosts["a"].nccl is None
 
 
 def test_a_driver_of_which_only_the_version_is_known() -> None:

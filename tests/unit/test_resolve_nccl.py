@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from invented_hosts import gpu, host, plan_for
@@ -139,3 +140,78 @@ def test_a_gpu_is_told_the_cuda_that_the_newest_of_its_demands_needs() -> None:
     lost = plan_for({"a": gpu("13.0", "10.0")}).hosts["a"].nccl.rejected
     said = {each.reason for each in lost if "compute capability 10.0" in each.reason}
     assert said == {"its CUDA does not know compute capability 10.0 yet (12.8 or newer)"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "asked", "version"),
+    [
+        ("5.2", "12.9", {}, "2.27.7"),  # newer builds for CUDA 12 begin with 6.0
+        ("5.2", "12.9", {"nccl_source": "repository"}, "2.27.7"),
+        ("6.1", "12.9", {}, "2.31.2"),
+        ("11.0", "12.9", {}, None),
+        ("11.0", "13.0", {}, "2.28.9"),
+        ("12.1", "12.9", {}, "2.31.2"),
+    ],
+)
+def test_a_build_holds_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
+    made = plan_for({"a": gpu(cuda, capability)}, Wishes(torch=False, **asked))
+    assert (made.hosts["a"].nccl.version if made.hosts else None) == version
+    assert version or f"compute capability {capability}" in made.conflicts[0].constraint
+
+
+NEWER = {"libnccl2": "2.27.3-1+cuda12.4", "libnccl-dev": "2.27.3-1+cuda12.4"}
+OF_AN_EARLIER_RUN = {
+    "system_packages": {"added": ["libnccl-dev"], "replaced": ["libnccl2"]},
+    "manifest": {"host": {"nccl": {"packages": [f"{name}={version}" for name, version in NEWER.items()]}}},
+}
+
+
+def test_a_newer_nccl_of_the_hosts_own_is_not_replaced_by_an_older_one_without_a_word() -> None:
+    older = Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5")
+    theirs = gpu("12.4", packages=NEWER)
+    unfit = gpu("12.4", packages={"libnccl2": "2.29.7-1+cuda13.2"})
+    assert plan_for({"a": unfit}, Wishes(torch=False)).hosts["a"].nccl.source == "wheel", "which lies in the prefix"
+    (conflict,) = plan_for({"a": theirs}, older).conflicts
+    assert "libnccl2 2.27.3-1+cuda12.4 is installed there, which is newer" in conflict.constraint
+    assert any(way.startswith("--allow-downgrade") for way in conflict.ways_out)
+    told = plan_for({"a": theirs}, replace(older, allow_downgrade=True))
+    assert told.hosts["a"].nccl.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
+    assert any("libnccl2 2.27.3-1+cuda12.4 is replaced by the older 2.21.5-1+cuda12.4" in note for note in told.notes)
+    kept = plan_for({"a": theirs}, Wishes(torch=False, nccl_source="repository")).hosts["a"].nccl
+    assert (kept.packages, kept.repository) == (("libnccl2=2.27.3-1+cuda12.4", "libnccl-dev=2.27.3-1+cuda12.4"), None)
+
+
+@pytest.mark.parametrize(("version", "ours"), [("2.27.3-1+cuda12.4", True), ("2.27.5-1+cuda12.4", False)])
+def test_an_nccl_of_an_earlier_run_is_replaced_unless_somebody_has_brought_another_since(version: str, ours: bool) -> None:
+    packages = dict.fromkeys(NEWER, version)
+    made = plan_for(
+        {"a": gpu("12.4", packages=packages, installed=OF_AN_EARLIER_RUN)},
+        Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5"),
+    )
+    assert bool(made.hosts) == ours
+
+
+def test_the_same_release_for_a_larger_cuda_is_newer_too_and_one_for_a_smaller_is_not() -> None:
+    asked = Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5")
+    assert plan_for({"a": gpu("12.4", packages={"libnccl2": "2.21.5-1+cuda13.1"})}, asked).conflicts
+    assert not plan_for({"a": gpu("12.4", packages={"libnccl2": "2.21.5-1+cuda12.2"})}, asked).conflicts
+
+
+NO_GPU = "none of these hosts has a GPU that is used"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, None),
+        ({"nccl_version": "2.21.5"}, f"--nccl 2.21.5 has no effect: {NO_GPU}"),
+        (
+            {"nccl_version": "9.9"},
+            f"--nccl 9.9 has no effect: {NO_GPU}; nor is any build of that version known",
+        ),
+        ({"nccl_source": "repository"}, f"--nccl-source repository has no effect: {NO_GPU}"),
+        ({"nccl_version": "2.21.5", "kept": ("nccl",)}, None),  # the lock's, which hosts with GPUs outside --limit have
+    ],
+)
+def test_what_is_asked_of_nccl_is_told_to_have_no_effect_without_gpus(asked: dict[str, Any], said: str | None) -> None:
+    assert [note for note in plan_for({"a": host()}, Wishes(torch=False, **asked)).notes if "no effect" in note] == ([said] if said else [])

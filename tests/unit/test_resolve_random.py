@@ -129,7 +129,8 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         lowest = min((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
         highest = max((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
         assert key(floors.get(one.nccl.cuda.split(".")[0], "0.0")) <= key(lowest)
-        assert all(key(one.nccl.cuda) >= key(oldest) for capability, oldest in ceilings.items() if key(highest) >= key(capability))
+        newest = max((capability for capability in ceilings if key(capability) <= key(highest)), key=key, default=None)
+        assert newest is None or key(one.nccl.cuda) >= key(ceilings[newest])
         if one.nccl.source == "repository":
             revision, _, cuda = one.nccl.packages[0].replace("libnccl2=", "").replace("libnccl-", "").partition("+cuda")
             offered = [version for versions in hosts[name]["candidates"].values() for version in versions if "+cuda" in version]

@@ -15,10 +15,13 @@ import pytest
 
 from provision import at_once, forwarded, installed, launch, mpirun, program_files, remote, run_hosts
 from provision import inventory as inventories
+from provision import run as launching
 from provision.errors import ProvisionError, UsageError
 from provision.inventory import Inventory
 from provision.progress import Progress
 from provision.rank_output import RankOutput
+from provision.remote import Job, JobResult, Verdict
+from provision.run import RunOptions
 from provision.run_options import run_options
 from provision.session import Session
 
@@ -90,6 +93,9 @@ def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(t
     assert [host.name for host in choose(None, [("x", 1)]).hosts] == ["x"]
     with pytest.raises(UsageError, match=r"gone\.ini"):
         choose(None, [])
+    (tmp_path / "gone.ini").write_text("a ansible_host=10.0.0.1\n")
+    hosts = choose(None, [("a", 1), ("x", 2)]).hosts
+    assert [(host.name, host.address, host.slots) for host in hosts] == [("a", "10.0.0.1", 1), ("x", "x", 2)]
 
 
 def test_without_an_installation_this_machines_own_environment_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +197,8 @@ def test_ranks_fill_one_host_after_the_other() -> None:
 
 def heard(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
     shown: list[str] = []
-    output = RankOutput(lambda text, _style: shown.append(text), lambda text, _style: shown.append(text), **more)
+    ranks = [lambda tag, text, _style: shown.append(tag + text)] * 2
+    output = RankOutput(lambda text, _style: shown.append(text), *ranks, **more)
     for line in lines:
         output(line)
     output.close()
@@ -225,6 +232,40 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     assert heard(["[1,0]<stdout>:all well"])[0].first_failure() is None
 
 
+@pytest.mark.parametrize(
+    ("verdict", "last"),
+    [
+        (Verdict("ended", "10.0.0.2", rank=1, code=-9), "rank 1 on b (10.0.0.2) was ended by SIGKILL"),
+        (Verdict("ended", "10.0.0.2", rank=1, code=3), "rank 1 on b (10.0.0.2) ended with exit code 3"),
+        (Verdict("launcher", "", code=-9), "the launcher on a was ended by SIGKILL"),
+        (Verdict("stopped", "10.0.0.2", rank=1, seconds=45, pid=7), "rank 1 on b (10.0.0.2) has been stopped by a signal for 45 s (pid 7"),
+        (Verdict("stopped", "", seconds=45, pid=7, name="mpirun"), "mpirun on a has been stopped by a signal for 45 s (pid 7; "),
+        (Verdict("silent", "10.0.0.2", seconds=45), "b (10.0.0.2) has not been heard of for 45 s"),
+        (Verdict("refused", "10.0.0.2", said=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
+        (Verdict("controller", "", seconds=60), "a has not heard of `provision` for 60 s: it was stopped (Ctrl-Z)"),
+        (Verdict("unreachable", "10.0.0.2", said=("No route to host",)), "from the first host: No route to host"),
+    ],
+)
+def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, last: str
+) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    said: list[str] = []
+    shown = Progress()
+    monkeypatch.setattr(shown, "line", lambda text, _style=None: said.append(text))
+    session = Session(inventories.load("localhost"), shown, {})
+    job = Job([], names={"": "a", "10.0.0.2": "b"})
+
+    def ended(*_: Any, on_line: Any, **__: Any) -> JobResult:
+        for line in CONSEQUENCE:
+            on_line(line)
+        return JobResult(1, None, False, verdict)
+
+    monkeypatch.setattr(remote, "run_job", ended)
+    assert launching.follow(session, "localhost", job, "python", [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
+    assert last in said[-1]
+
+
 def test_a_line_that_a_rank_writes_in_pieces_is_one_line() -> None:
     """As mpirun 4.1.8 brings ``print("rank", 1)`` of two ranks that do not buffer."""
     pieces = ["[1,1]<stdout>:rank[1,1]<stdout>: [1,0]<stdout>:rank[1,1]<stdout>:1[1,1]<stdout>:", "[1,0]<stdout>: [1,0]<stdout>:0"]
@@ -256,6 +297,8 @@ def test_an_elastic_job_goes_through_our_own_launcher() -> None:
     chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
     assert (chosen.launcher, chosen.elastic) == ("own", launch.Elastic(4, 2, 8))
     assert run_options(["python", "train.py"], np=4).elastic is None
+    with pytest.raises(UsageError, match="--oversubscribe: an elastic job"):
+        run_options(["python", "train.py"], np=4, min_np=2, oversubscribe=True)
     for wrong in ({"np": 4, "min_np": 5}, {"np": 4, "max_np": 3}, {"min_np": 4, "max_np": 3}):
         with pytest.raises(UsageError, match="they must rise"):
             run_options(["true"], **wrong)

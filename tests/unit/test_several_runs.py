@@ -362,7 +362,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
     plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
-    book = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
+    book, _ = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
 

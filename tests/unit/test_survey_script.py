@@ -199,6 +199,32 @@ def test_what_lies_in_the_prefix(tmp_path: Path) -> None:
     assert found["engine_libraries"] == [f"{site}/collective_core/libcore.so"]
 
 
+def test_what_a_run_that_did_not_come_to_its_end_has_left_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"schema": 1, "contents": ["venv", "nccl", "env.sh"]}')
+    (tmp_path / "venv/lib").mkdir(parents=True)
+    for name in ("venv/lib/torch", "venv/python", "env.sh", "theirs"):
+        (tmp_path / name).write_bytes(os.urandom(3 << 20))
+    assert survey({"prefix": str(tmp_path)})["installed"]["partial_mb"] == 9
+    (tmp_path / "manifest.json").write_text('{"schema": 1}')
+    assert survey({"prefix": str(tmp_path)})["installed"]["partial_mb"] == 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"contents": ["..", "../theirs", "", ".", "a\0b", 7, "env.sh"]}, {"contents": "env.sh"}, {"contents": 7}]
+    + [{"packages": each, "replaced": each} for each in ([], "x", {"added": 7}, {"added": [7, {}]})],
+)
+def test_a_record_that_is_none_of_ours_leads_nowhere_else(tmp_path: Path, odd: dict[str, Any]) -> None:
+    (tmp_path / "prefix").mkdir()
+    (tmp_path / "theirs").write_bytes(os.urandom(3 << 20))
+    (tmp_path / "prefix/env.sh").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "prefix/record.json").write_text(json.dumps({"schema": 1, **odd}))
+    found = survey({"prefix": str(tmp_path / "prefix")})
+    assert found["installed"]["partial_mb"] == (1 if isinstance(odd.get("contents"), list) else 0)
+    assert found["installed"]["system_packages"]["added"] == []
+    assert "installed" not in found.get("errors", {})
+
+
 def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     found = survey({"prefix": str(tmp_path)})["installed"]
@@ -269,6 +295,12 @@ def test_a_fake_nvidia_smi_that_fails_is_quoted(tmp_path: Path) -> None:
     assert found["gpus"] == []
     assert found["nvidia"]["smi_error"] == "Failed to initialize NVML: Driver/library version mismatch"
     assert found["errors"] == {}
+
+
+def test_a_fake_nvidia_smi_that_finds_nothing_and_calls_it_a_success_is_quoted(tmp_path: Path) -> None:
+    program(tmp_path, "nvidia-smi", "echo 'No devices were found'\n")
+    found = survey(env=with_fake(tmp_path))
+    assert (found["gpus"], found["nvidia"]["smi_error"]) == ([], "No devices were found")
 
 
 def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:

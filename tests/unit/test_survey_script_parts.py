@@ -226,3 +226,19 @@ def test_no_newer_python_than_promised_is_needed() -> None:
     import ast
 
     ast.parse(resources.script("survey"), feature_version=(3, 6))
+
+
+def test_gpus_on_the_bus_are_vga_and_3d_controllers_of_nvidia(tmp_path: Path) -> None:
+    devices = {
+        "0000:01:00.0": ("0x10de", "0x030000"),  # a GPU with a monitor's connector,
+        "0000:01:00.1": ("0x10de", "0x040300"),  # and its sound
+        "0000:02:00.0": ("0x10de", "0x030200"),  # a data centre's GPU
+        "0000:03:00.0": ("0x10de", "0x068000"),  # an NVSwitch
+        "0000:04:00.0": ("0x1a03", "0x030000"),  # the server's own graphics
+    }
+    files = {
+        f"/sys/bus/pci/devices/{name}/{what}": f"{value}\n"
+        for name, values in devices.items()
+        for what, value in zip(("vendor", "class"), values, strict=True)
+    }
+    assert survey.nvidia_pci_devices(machine(tmp_path, files)) == ["0000:01:00.0", "0000:02:00.0"]

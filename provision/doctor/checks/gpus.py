@@ -6,16 +6,21 @@ import re
 from collections.abc import Iterator
 
 from provision.doctor.checks.model import Seen, check
-from provision.facts import Facts
+from provision.facts import Facts, gpus
 from provision.versions import key
 
 ENOUGH_SHM_MB = 1024  # NCCL and data loaders; Docker gives 64 MB unless asked
 
 
+def _uses_nccl(facts: Facts) -> bool:
+    """Where there is no GPU, nothing that only NCCL needs is wrong."""
+    return bool(facts["gpus"] or facts["driver"] or facts["nvidia"]["pci_devices"])
+
+
 @check("nvml-driver-mismatch")
 def _mismatch(facts: Facts) -> Iterator[Seen]:
     driver = facts["driver"] or {}
-    if "version mismatch" in (facts["nvidia"]["smi_error"] or "").lower():
+    if gpus.version_mismatch(facts):
         yield Seen(f"nvidia-smi says: {facts['nvidia']['smi_error'].strip().splitlines()[0]}", "an answer")
         return
     loaded = driver.get("kernel_module")
@@ -40,9 +45,9 @@ def _nouveau(facts: Facts) -> Iterator[Seen]:
 
 @check("rm-init-adapter-failed")
 def _lost_gpus(facts: Facts) -> Iterator[Seen]:
-    devices, gpus = len(facts["nvidia"]["pci_devices"]), len(facts["gpus"])
-    if facts["driver"] and not facts["nvidia"]["smi_error"] and devices > gpus:
-        yield Seen(f"{devices} NVIDIA devices, of which the driver shows {gpus}", "all of them")
+    devices, shown = len(facts["nvidia"]["pci_devices"]), len(facts["gpus"])
+    if facts["driver"] and not facts["nvidia"]["smi_error"] and devices > shown:
+        yield Seen(f"{devices} NVIDIA devices, of which the driver shows {shown}", "all of them")
 
 
 @check("fabric-manager-down")
@@ -95,6 +100,8 @@ def _no_nvcc(facts: Facts) -> Iterator[Seen]:
 @check("nccl-shm-too-small", "warning")
 def _shm(facts: Facts) -> Iterator[Seen]:
     total, free = facts["disk"]["shm"].get("total_mb"), facts["disk"]["shm"].get("free_mb")
+    if not _uses_nccl(facts):
+        return
     if total is not None and total < ENOUGH_SHM_MB:
         yield Seen(f"/dev/shm has {total} MB", f"{ENOUGH_SHM_MB} MB or more")
     elif free is not None and free < ENOUGH_SHM_MB / 4:
@@ -112,7 +119,7 @@ def _shm_mode(facts: Facts) -> Iterator[Seen]:
 def _socket_interface(facts: Facts) -> Iterator[Seen]:
     wanted = facts["environment"]["variables"].get("NCCL_SOCKET_IFNAME") or facts["signs"]["nccl_conf"].get("NCCL_SOCKET_IFNAME")
     names = [each["name"] for each in facts["network"]["interfaces"]]
-    if not wanted or wanted.startswith("^") or not names:
+    if not _uses_nccl(facts) or not wanted or wanted.startswith("^") or not names:
         return
     exact, prefixes = wanted.startswith("="), wanted.lstrip("=").split(",")
     if not any(name == prefix if exact else name.startswith(prefix) for prefix in prefixes for name in names):
@@ -122,7 +129,7 @@ def _socket_interface(facts: Facts) -> Iterator[Seen]:
 @check("nccl-undefined-symbol", "warning")
 def _two_nccl(facts: Facts) -> Iterator[Seen]:
     found = sorted(name for name in facts["installed"]["packages"] if re.match(r"nvidia-nccl-cu\d+$", name))
-    if len(found) > 1:
+    if len(found) > 1 and _uses_nccl(facts):
         yield Seen(f"the environment holds {' and '.join(found)}, which share one folder", "one of them")
 
 
@@ -135,7 +142,7 @@ def _no_nccl(facts: Facts) -> Iterator[Seen]:
 @check("apt-nccl-version-held")
 def _nccl_packages(facts: Facts) -> Iterator[Seen]:
     library, headers = facts["packages"].get("libnccl2"), facts["packages"].get("libnccl-dev")
-    if library and headers and library != headers:
+    if library and headers and library != headers and _uses_nccl(facts):
         held = sorted({"libnccl2", "libnccl-dev"} & set(facts["held_packages"]))
         kept = f" ({' and '.join(held)} held)" if held else ""
         fix = (f"sudo apt-get install --allow-downgrades --allow-change-held-packages libnccl2={library} libnccl-dev={library}",)

@@ -102,7 +102,7 @@ def _explained(text: str, label: str = "survey") -> list[Finding]:
     if not text:
         return []
     scanner = Scanner(all_signatures().values(), harmless())
-    scanner.read(io.BytesIO(text.encode()), label)
+    scanner.read(io.BytesIO(text.encode(errors="replace")), label)
     return judge(scanner, all_signatures())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from functools import lru_cache
 from typing import NamedTuple
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+from provision.doctor.patterns import Pattern
+
+_ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # What stands before the message: whose line it is, and when it was said.
-_RANK = re.compile(
+_RANK = Pattern(
     r"\s*(?:"
     r"\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:?"  # mpirun --tag-output
     r"|\[(?P<horovod>\d+)\]<\w+>:?"  # Horovod
@@ -18,7 +20,7 @@ _RANK = re.compile(
     r"|[\w.-]+\s+\| "  # docker compose
     r")"
 )
-_TIME = re.compile(
+_TIME = Pattern(
     r"\s*(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?"
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
     r"|\[\s*\d+\.\d{6}\]"
@@ -37,9 +39,14 @@ class Line(NamedTuple):
 
 def clean(raw: bytes) -> Line:
     """The message of a line as programs printed it. Any bytes are allowed."""
-    text = raw[: _LONGEST * 2].decode("utf-8", "replace")[:_LONGEST]
+    return _cleaned(raw[: _LONGEST * 2])
+
+
+@lru_cache(maxsize=256)  # a line is looked at with each of its neighbours
+def _cleaned(raw: bytes) -> Line:
+    text = raw.decode("utf-8", "replace")[:_LONGEST]
     if "\x1b" in text:
-        text = _ANSI.sub("", text)
+        text = _ANSI.replace("", text)
     if "\r" in text:
         text = text.replace("\r", " ")
     text = text.replace("\x00", "")

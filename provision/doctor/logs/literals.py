@@ -1,16 +1,17 @@
 """Which words must stand in a line for a pattern to have a chance: they are looked for in bulk before any pattern is tried.
 
-A pattern is read with Python's own parser of regular expressions. The words are in lower case and without digits, as the lines are
-that they are looked for in (`prefilter.py`).
+A pattern is read with Python's parser of regular expressions, which knows all that RE2 does. The words are in lower case and without
+digits, as the lines are that they are looked for in (`prefilter.py`).
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from provision.doctor.patterns import Pattern
 
 if sys.version_info >= (3, 11):
     from re import _parser as parser  # type: ignore[attr-defined]
@@ -27,16 +28,16 @@ COMMON = frozenset(
 _Words = frozenset[str]
 
 
-def required(pattern: re.Pattern[str]) -> list[_Words]:
+def required(pattern: Pattern) -> list[_Words]:
     """Sets of words: of each, one word stands in every text that matches. The first set tells texts apart best.
 
     Raises:
         ValueError: the pattern has no part that is literal enough.
     """
-    candidates = _candidates(parser.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
+    candidates = _candidates(parser.parse(pattern.source))
     best = _best(candidates)
     if best is None:
-        raise ValueError(f"the pattern has no literal word of {SHORTEST} letters or more: {pattern.pattern}")
+        raise ValueError(f"the pattern has no literal word of {SHORTEST} letters or more: {pattern.source}")
     return [best, *(words for words in candidates if words != best and not any(" " in word for word in words))]
 
 

@@ -34,15 +34,15 @@ class Prefilter:
         """The lines of a block in lower case and without digits."""
         return block.translate(_LOWER, _DIGITS).split(b"\n")
 
-    def candidates(self, lines: list[bytes]) -> list[int]:
-        """Indexes of the (reduced) lines that hold a word."""
+    def candidates(self, lines: list[bytes]) -> Iterable[int]:
+        """Indexes of the (reduced) lines that hold a word; one that is forgotten meanwhile comes no more."""
         new = set(lines).difference(self._seen).difference(self._words_of)
         if new:
             self._look_at(new)
         if self._words_of.keys().isdisjoint(lines):
-            return []
+            return ()
         known = self._words_of
-        return [index for index, line in enumerate(lines) if line in known]
+        return (index for index, line in enumerate(lines) if line in known)
 
     def words_in(self, line: bytes) -> tuple[bytes, ...]:
         """Which words stand in a reduced line that is a candidate."""
@@ -64,11 +64,12 @@ class Prefilter:
         if len(self._words_of) > _KEPT_LINES:
             self._words_of.clear()
         joined = b"\n".join(new)
-        candidates = set()
-        for match in self._any.finditer(joined):
+        candidates, end = set(), -1
+        while match := self._any.search(joined, end + 1):  # once a line: it may be long, and full of words
             begin = joined.rfind(b"\n", 0, match.start()) + 1
             end = joined.find(b"\n", match.end())
-            candidates.add(joined[begin : end if end >= 0 else len(joined)])
+            end = end if end >= 0 else len(joined)
+            candidates.add(joined[begin:end])
         self._words_of.update(dict.fromkeys(candidates, ()))
         self._seen |= new - candidates
         self._seen_bytes += len(joined)

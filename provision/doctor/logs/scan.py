@@ -6,20 +6,22 @@ people fold them: first with the neighbours of the same rank, then with all.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import BinaryIO
 
 from provision.doctor.logs.lines import Line, clean
 from provision.doctor.logs.literals import required
 from provision.doctor.logs.prefilter import Prefilter
 from provision.doctor.logs.unknown import MARKERS
+from provision.doctor.patterns import Pattern, letters
 from provision.doctor.signatures import Signature
 
 BLOCK = 1 << 20  # bytes read at once
 BEHIND, AHEAD = 12, 16  # lines around a candidate that a message may take
+NEAR = 1 << 13  # bytes of them on each side
 LONGEST_LINE = 1 << 18  # bytes; what is longer is cut into lines of this size
 KEPT_HITS = 100  # of one signature; all further ones are only counted
 TRIES = 60  # looks at lines that are alike but for their digits, before they are taken to be what they were so far
@@ -53,13 +55,13 @@ class Found:
 
 @dataclass(frozen=True)
 class _Rule:
-    pattern: re.Pattern[str]
+    pattern: Pattern
     kind: str  # signature, recovery, harmless, unknown
     id: str
     words: tuple[tuple[bytes, ...], ...]  # of each group one must stand near the candidate; the first is the one it was found by
 
     @classmethod
-    def of(cls, pattern: re.Pattern[str], kind: str, name: str) -> _Rule:
+    def of(cls, pattern: Pattern, kind: str, name: str) -> _Rule:
         return cls(pattern, kind, name, tuple(tuple(word.encode() for word in group) for group in required(pattern)))
 
     def possible(self, near: bytes) -> bool:
@@ -76,7 +78,7 @@ class Scanner:
         recovered: signature id → last line (file, line) that says that it went well after all.
     """
 
-    def __init__(self, signatures: Iterable[Signature], harmless: Sequence[re.Pattern[str]]) -> None:
+    def __init__(self, signatures: Iterable[Signature], harmless: Sequence[Pattern]) -> None:
         rules = [_Rule.of(pattern, "harmless", "") for pattern in harmless]
         for signature in signatures:
             rules += [_Rule.of(pattern, "signature", signature.id) for pattern in signature.patterns]
@@ -125,13 +127,13 @@ class Scanner:
             self._prefilter.forget(line)
             self._tries.pop(line)
             return
-        begin = max(0, index - BEHIND)
-        near = b"\n".join(reduced[begin : index + AHEAD])
+        begin, end = index - _fitting(reversed(raw[max(0, index - BEHIND) : index])), index + 1 + _fitting(raw[index + 1 : index + AHEAD])
+        near = b"\n".join(reduced[begin:end])
         rules = {id(rule): rule for word in self._prefilter.words_in(line) for rule in self._rules[word] if rule.possible(near)}
         rules.update({id(rule): rule for rule in self._harmless if rule.possible(near)})  # also one that begins on another line
         if not rules:
             return
-        lines = [clean(each) for each in raw[begin : index + AHEAD]]
+        lines = [clean(each) for each in raw[begin:end]]
         here = index - begin
         alike = [(at, line) for at, line in enumerate(lines) if line.rank == lines[here].rank]
         everything = list(enumerate(lines))
@@ -161,23 +163,20 @@ class _Window:
 
     def __init__(self, lines: Sequence[tuple[int, Line]], here: int) -> None:
         self._numbers = [at for at, _ in lines]
-        self._starts = []
-        length = 0
-        for _, line in lines:
-            self._starts.append(length)
-            length += len(line.text) + 1
-        self._text = "\n".join(line.text for _, line in lines)
+        texts = [letters(line.text) for _, line in lines]
+        self._starts = [0, *accumulate(len(text) + 1 for text in texts[:-1])]
+        self._text = b"\n".join(texts)
         position = self._numbers.index(here)
         self._begin = self._starts[position]
-        self._end = self._begin + len(lines[position][1].text)
+        self._end = self._begin + len(texts[position])
 
-    def match(self, pattern: re.Pattern[str], *, only_here: bool) -> tuple[int, int] | None:
+    def match(self, pattern: Pattern, *, only_here: bool) -> tuple[int, int] | None:
         """(first, last) line of the first match that touches the line, as indexes into all lines."""
-        for found in pattern.finditer(self._text, self._begin if only_here else 0):
-            if found.start() > self._end:
+        for first, behind in pattern.spans(self._text, self._begin if only_here else 0):
+            if first > self._end:
                 return None
-            if found.end() > self._begin or found.start() == self._begin:
-                return self._line_at(found.start()), self._line_at(max(found.start(), found.end() - 1))
+            if behind > self._begin or first == self._begin:
+                return self._line_at(first), self._line_at(max(first, behind - 1))
         return None
 
     def _line_at(self, offset: int) -> int:
@@ -186,6 +185,12 @@ class _Window:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._starts[middle] <= offset else (low, middle - 1)
         return self._numbers[low]
+
+
+def _fitting(lines: Iterable[bytes]) -> int:
+    """How many of the lines, from the first on, are near."""
+    sizes = accumulate(len(line) + 1 for line in lines)
+    return sum(1 for _ in takewhile(lambda size: size <= NEAR, sizes))
 
 
 def _without_endless_lines(block: bytes) -> bytes:

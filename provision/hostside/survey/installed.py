@@ -65,10 +65,38 @@ def installed(machine):
         noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, name))
         if isinstance(noted, dict):
             facts["files"][name] = noted
+    record = read_json(machine, machine.prefix + "/record.json")
+    facts["system_packages"] = packages_of_ours(record if isinstance(record, dict) else {})
+    # Of a run that did not come to its end: what is there already need not find room again.
+    facts["partial_mb"] = size_mb(machine, record.get("contents")) if manifest is None and isinstance(record, dict) else 0
     facts["engine_libraries"] = machine.glob(machine.venv + "/lib/python3*/site-packages/collective_core/*.so*") + machine.glob(
         machine.venv + "/lib/python3*/site-packages/collective_core/*/*.so*"
     )
     return facts
+
+
+def size_mb(machine, names):
+    """What these folders and files in the prefix take on its disk. Whoever owns the prefix may have written there whatever they like."""
+    blocks = 0
+    for name in names if isinstance(names, list) else ():
+        if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
+            continue
+        top = machine.path(os.path.join(machine.prefix, name))
+        paths = [os.path.join(folder, each) for folder, _, files in os.walk(top) for each in files] or [top]
+        for path in paths:
+            try:
+                blocks += os.lstat(path).st_blocks
+            except OSError:  # gone meanwhile, or never made
+                pass
+    return blocks * 512 >> 20
+
+
+def packages_of_ours(record):
+    """Names of the system packages that a host's record says came with us, or were brought to another version by us."""
+    packages, replaced = record.get("packages"), record.get("replaced")
+    added = packages.get("added") if isinstance(packages, dict) else None
+    names = [name for name in added if isinstance(name, str)] if isinstance(added, list) else []
+    return {"added": sorted({name.partition(":")[0] for name in names}), "replaced": sorted(replaced) if isinstance(replaced, dict) else []}
 
 
 def read_json(machine, path):

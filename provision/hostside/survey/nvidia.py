@@ -68,7 +68,7 @@ def query_gpus(machine):
         status, output, problems = machine.run(command, timeout=GPU_PATIENCE_S * 0.8)
         if status == 0:
             gpus, driver = read_gpu_table(output, fields)
-            return gpus, driver, None
+            return gpus, driver, None if gpus else (output + problems).strip()[-500:]  # "No devices were found" is a success for some
         complaint = (output + problems).strip()
         if "not a valid field" not in complaint:
             break
@@ -84,10 +84,10 @@ def ask_libcuda(machine):
 
 
 def nvidia_pci_devices(machine):
-    """PCI addresses of NVIDIA display and 3D controllers, which are there with or without a driver."""
+    """PCI addresses of NVIDIA's VGA (0300) and 3D controllers (0302): GPUs, with or without a driver; no sound and no NVSwitch."""
     found = []
     for folder in machine.glob("/sys/bus/pci/devices/*"):
-        if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "").startswith("0x03"):
+        if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "")[:6] in ("0x0300", "0x0302"):
             found.append(os.path.basename(folder))
     return found
 

@@ -39,5 +39,11 @@ def test_what_is_no_secret_stays() -> None:
     assert Redactor(["lab"]).text(line).startswith("NCCL version 2.21.5+cuda12.4 on node1, driver 550.54.15")
 
 
+def test_a_name_that_is_no_utf8_is_no_obstacle() -> None:
+    redactor = Redactor(["carla"])
+    assert redactor.text("carla \udcff.log") == "user1 ?.log"
+    assert redactor.data({"key\udcff": "a"}) == {"key\udcff": "a"}
+
+
 def test_names_of_fields_decide_too() -> None:
     assert Redactor([]).data({"api_key": ["a", "b"], "plain": "c"}) == {"api_key": "***", "plain": "c"}

@@ -56,13 +56,13 @@ def test_every_check_has_its_texts() -> None:
         ("rm-init-adapter-failed", {**GPU, "nvidia": {"pci_devices": ["a", "b"]}}),
         ("fabric-manager-down", {**GPU, "signs": {"nvswitches": 6}}),
         ("cuda-driver-insufficient", {**GPU, "installed": {"torch_cuda": "13.0"}}),
-        ("nccl-shm-too-small", {"disk": {"shm": {"total_mb": 64, "free_mb": 64}}}),
+        ("nccl-shm-too-small", {**GPU, "disk": {"shm": {"total_mb": 64, "free_mb": 64}}}),
         ("nccl-shm-permission", {"signs": {"modes": {"/dev/shm": "0755"}}}),
         (
             "nccl-no-socket-interface",
-            {"signs": {"nccl_conf": {"NCCL_SOCKET_IFNAME": "ib0"}}, "network": {"interfaces": [ETHERNET]}},
+            {**GPU, "signs": {"nccl_conf": {"NCCL_SOCKET_IFNAME": "ib0"}}, "network": {"interfaces": [ETHERNET]}},
         ),
-        ("apt-nccl-version-held", {"packages": {"libnccl2": "2.25.1-1+cuda12.8", "libnccl-dev": "2.30.4-1+cuda13.2"}}),
+        ("apt-nccl-version-held", {**GPU, "packages": {"libnccl2": "2.25.1-1+cuda12.8", "libnccl-dev": "2.30.4-1+cuda13.2"}}),
         ("rdma-memlock", {"infiniband": [{"device": "mlx5_0", "port": 1, "state": "active"}], "limits": {"memlock": {"soft": 65536}}}),
         ("btl-unreachable", {"environment": {"variables": {"OMPI_MCA_btl": "self,vader"}}}),
         ("btl-tcp-if-include-bad", {"signs": {"mca_params": {"btl_tcp_if_include": "10.9.0.0/16"}}}),
@@ -75,6 +75,19 @@ def test_every_check_has_its_texts() -> None:
 )
 def test_a_condition_of_one_host_is_seen(name, facts) -> None:
     assert name in ids(facts)
+
+
+def test_nothing_that_only_nccl_needs_is_wrong_without_a_gpu() -> None:
+    facts = {
+        **WELL,
+        "disk": {"shm": {"total_mb": 64, "free_mb": 1}},
+        "signs": {"nccl_conf": {"NCCL_SOCKET_IFNAME": "ib0"}},
+        "network": {"interfaces": [ETHERNET]},
+        "packages": {"libnccl2": "2.25.1-1+cuda12.8", "libnccl-dev": "2.30.4-1+cuda13.2"},
+        "installed": {**INSTALLED, "packages": {**INSTALLED["packages"], "nvidia-nccl-cu11": "2.14", "nvidia-nccl-cu12": "2.21"}},
+    }
+    assert ids(facts) == set()
+    assert len(ids({**facts, **GPU})) >= 4
 
 
 def test_another_open_mpi_in_front_of_ours_is_seen() -> None:
@@ -108,7 +121,7 @@ def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
 
 
 def test_a_log_and_a_probe_that_agree_are_one_finding(explain) -> None:
-    hosts = examine({"a": {"disk": {"shm": {"total_mb": 64, "free_mb": 64}}}})
+    hosts = examine({"a": {"gpus": GPU["gpus"], "disk": {"shm": {"total_mb": 64, "free_mb": 64}}}})
     together = with_logs(
         hosts, explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x\nbash: orted: command not found"), {"orted-not-found"}
     )

@@ -43,7 +43,7 @@ def test_no_two_entries_claim_one_line_without_a_precedence(load) -> None:
     known = [each for each in all_signatures().values() if not each.generic]
     quarrels = set()
     for line in lines:
-        claims = [each for each in known if any(pattern.search(line) and len(line) < 400 for pattern in each.patterns)]
+        claims = [each for each in known if any(pattern.found_in(line) and len(line) < 400 for pattern in each.patterns)]
         for one, other in combinations(claims, 2):
             related = {other.id, other.layer, "any"} & one.consequence_of or {one.id, one.layer, "any"} & other.consequence_of
             if not (related or one.id in other.over or other.id in one.over):

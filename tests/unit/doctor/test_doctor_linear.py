@@ -1,0 +1,57 @@
+"""Every pattern of the doctor is matched by an engine whose time grows with the text and no faster, and logs written against it end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import re2
+
+from provision.doctor import bundle
+from provision.doctor.logs import lines, prefilter
+from provision.doctor.logs.unknown import MARKERS
+from provision.doctor.patterns import Pattern
+from provision.doctor.signatures import all_signatures, harmless
+
+HANG_S = 300  # for a busy machine; Python's own engine takes hours
+
+
+def test_every_pattern_is_one_of_re2() -> None:
+    known = [pattern for each in all_signatures().values() for pattern in (*each.patterns, *each.recovered_by)]
+    known += [*harmless(), *MARKERS.values()]
+    assert len(known) > 300
+    for pattern in known:
+        assert isinstance(pattern, Pattern)
+        assert type(pattern._letters) is type(pattern._text) is re2._Regexp
+        assert pattern.source.isascii()
+
+
+@pytest.mark.parametrize("module", [bundle, lines, prefilter])
+def test_what_reads_logs_has_no_pattern_of_pythons_engine(module) -> None:
+    values = [each for value in vars(module).values() for each in (value if isinstance(value, tuple) else (value,))]
+    assert not [value for value in values if isinstance(value, re.Pattern)]
+
+
+@pytest.mark.parametrize("source", ["(?=a)b", r"(a)\1", "(?<!a)b", "a{0,1500}"])
+def test_what_could_take_longer_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match="invalid"):
+        Pattern(source)
+
+
+def test_logs_that_are_written_against_the_patterns_end(tmp_path: Path) -> None:
+    """The beginning of a pattern over and over, all the space that it allows, and lines of a megabyte."""
+    logs = {
+        "spaces": "Ignore above cud\nCould not load dynamic library " + " " * 4000 + "x\n",
+        "again": "Ignore above cud\n" + "Could not load dynamic library " * 130 + "\n",
+        "long": "/dev/shm/nccl-" * (1 << 16) + "\n" + "RmInitAdapter: " * (1 << 16) + "\n",
+        "cause": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+    }
+    for name, text in logs.items():
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "provision", "doctor", *(word for name in logs for word in ("--log", str(tmp_path / name)))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "cuda-oom" in done.stdout

@@ -1,0 +1,344 @@
+"""What hosts, files and programs say can neither control the user's terminal nor pass for what provision says itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import facts, inventory, plan_text, report, terminal
+from provision import survey as surveying
+from provision.bench import page
+from provision.bench.cli import tables
+from provision.cli import guarded
+from provision.doctor import show
+from provision.doctor.checks import examine
+from provision.errors import ProvisionError
+from provision.facts import Problem
+from provision.image.stream import Line, Step
+from provision.image.view import View
+from provision.playbook import Event
+from provision.progress import LiveProgress, Progress
+from provision.rank_output import RankOutput
+from provision.remove import HostRemoval
+from provision.resolve import Wishes, resolve
+from provision.terminal import Console
+
+DATA = Path(__file__).parents[1] / "data"
+FORGED = "ready in 3 s; everything about this run: /tmp"
+ATTACKS = {
+    "forged verdict": f"\r\x1b[1A\x1b[32m{FORGED}\x1b[0m",
+    "forged line": f"well\n{FORGED}\r\n{FORGED}",
+    "title": "\x1b]0;owned\x07",
+    "clipboard": "\x1b]52;c;ZXZpbA==\x1b\\",
+    "clear screen": "\x1b[2J\x1b[H\x1bc",
+    "link": "\x1b]8;;http://evil.example\x1b\\click\x1b]8;;\x1b\\",
+    "C1": "\x9b2J\x9d0;owned\x9c",
+    "order of letters": "\u202egpj.exe\u2066\u200f",
+    "backspaces": "error\x08\x08\x08\x08\x08ready",
+    "markup": "[bold green]all hosts ready[/] [link=http://evil.example]click[/link] [/nothing]",
+    "surrogate": "\udc9b2J",
+}
+every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+
+
+def plain_console(stream: io.StringIO) -> Console:
+    """As on a terminal, but without colours and cursor: every control character in the stream is then the attacker's."""
+    return Console(file=stream, width=160, force_terminal=True, color_system=None)
+
+
+def assert_harmless(shown: str) -> None:
+    odd = {letter for letter in shown if not letter.isprintable() and letter != "\n"}
+    assert not odd, f"{odd} in {shown!r}"
+    assert not [line for line in shown.splitlines() if line.startswith(FORGED)], shown
+    shown.encode()
+
+
+def planted(value: Any, attack: str) -> Any:
+    """The value with the attack behind every text in it."""
+    if isinstance(value, str):
+        return value + attack
+    if isinstance(value, dict):
+        return {name: planted(each, attack) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(planted(each, attack) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+        return replace(value, **{name: planted(each, attack) for name, each in given.items()})
+    return value
+
+
+def shown_by(print_it: Callable[[Console], object]) -> str:
+    stream = io.StringIO()
+    print_it(plain_console(stream))
+    return stream.getvalue()
+
+
+REPORT = report.Report(
+    "run", "/runs/1", "hosts.ini",
+    hosts=[report.HostReport("a", "ready", "4.1.8", "3.31", "3.12", "2.13", "2.26", "1.0", steps={"linker": "will change"})],
+    failures=[report.Failure("b", "engine / Build it", "make: *** [all] Error 1", "read the log")],
+    notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks", smoke_faults=["rank 1 did not take part"],
+)  # fmt: skip
+REMOVALS = [HostRemoval("a", "removed", removed=["the package x"], left=[{"what": "x", "why": "y"}], error="it failed", todo="again")]
+PROBLEMS = [Problem("error", "a", "its disk is full", "free it")]
+
+
+@every_attack
+@pytest.mark.parametrize(
+    ("print_it", "value"),
+    [(lambda value, console: report.show(value, console), REPORT), (report.show_removals, REMOVALS), (report.show_problems, PROBLEMS)],
+    ids=["report", "removals", "problems"],
+)
+def test_what_a_run_came_to(print_it: Callable[[Any, Console], object], value: Any, attack: str) -> None:
+    clean = shown_by(lambda console: print_it(value, console))
+    shown = shown_by(lambda console: print_it(planted(value, attack), console))
+    assert_harmless(shown)
+    assert len(shown) > len(clean)
+    if attack == ATTACKS["markup"]:
+        assert "[bold green]all hosts ready[/]" in shown
+
+
+@every_attack
+@pytest.mark.parametrize("make", [Progress, LiveProgress])
+def test_events_of_hosts(make: Callable[[Console], Progress], attack: str) -> None:
+    def go(console: Console) -> None:
+        progress = make(console)
+        progress.line(f"said: {attack}", "green")
+        for kind in ("ok", "changed", "failed", "unreachable", "tolerated", "waiting"):
+            result = {"msg": attack, "stderr": attack, "holder": attack}
+            progress.event(Event(kind, f"host{attack}", f"role{attack}", f"task{attack}", result))  # type: ignore[arg-type]
+        if isinstance(progress, LiveProgress):
+            console.print(progress._table())
+
+    assert_harmless(shown_by(go))
+
+
+@every_attack
+def test_the_output_of_image_builds(attack: str) -> None:
+    def go(console: Console) -> None:
+        view = View(None, console)
+        view.note(Step(1, 2, f"RUN {attack}"))
+        view.note(Line(attack))
+        view.line(attack)
+        console.print(view._table())
+
+    assert_harmless(shown_by(go))
+
+
+def texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every text in a document."""
+    if isinstance(value, str):
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from texts(each, (*path, key))
+
+
+def with_text(value: Any, path: tuple[Any, ...], attack: str) -> Any:
+    if not path:
+        return value + attack
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = with_text(value[path[0]], path[1:], attack)
+    return copy
+
+
+def surveyed() -> dict[str, dict[str, Any]]:
+    found = {"new": facts.normalise(facts.load_file(DATA / "plans" / "v100-and-blackwell-580.json")["new"])}
+    for host in found.values():
+        host["nvidia"] = {**host["nvidia"], "smi_error": "Failed to initialize NVML: Driver/library version mismatch"}
+        host["packages"] = {"libnccl2": "2.21.5-1+cuda12.4", "libnccl-dev": "2.20.5-1+cuda12.4"}
+        host["signs"] = {**host["signs"], "kernel_log": ["NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."]}
+        host["environment"] = {**host["environment"], "variables": {"NCCL_SOCKET_IFNAME": "eth7"}}
+    return found
+
+
+def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each text of the facts in turn: whatever comes of it, a table, a plan, a finding or an error, is harmless."""
+    attack = "".join(ATTACKS.values())
+    clean = surveyed()
+    places = list(texts(clean))
+    assert len(places) > 20
+    for place in places:
+        hosts = with_text(clean, place, attack)
+
+        def views(console: Console, hosts: dict[str, Any] = hosts) -> None:
+            console.print(terminal.table(surveying.summary(hosts)))
+            problems = [one for name, each in hosts.items() for one in facts.problems(name, each, needed_mb=0, prefix="/opt")]
+            report.show_problems(problems, console)
+            found = examine(hosts, problems)
+            show.overview(found, list(hosts), console)
+            show.findings(found, console, looked_at="2 hosts")
+            plan_text.show(resolve(hosts, Wishes(engine_version="1.0"), {}), console)
+
+        stream = io.StringIO()
+        guarded(lambda views=views, stream=stream: views(plain_console(stream)), debug=False)
+        said = capsys.readouterr()
+        assert "a defect of provision" not in said.err, f"{place}: {said.err}"
+        assert_harmless(stream.getvalue() + said.out + said.err)
+
+
+@every_attack
+@pytest.mark.parametrize("debug", [False, True])
+def test_errors(attack: str, debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (ProvisionError(attack, where=attack, todo=attack), ValueError(attack)):
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        assert guarded(fail, debug=debug) == 1
+        said = capsys.readouterr()
+        assert_harmless(said.err)
+        assert said.err.startswith("Traceback" if debug else "provision: ")
+
+
+@every_attack
+def test_names_of_hosts_in_an_inventory(attack: str, tmp_path: Path) -> None:
+    if "\udc9b" in attack:
+        pytest.skip("no YAML")
+    (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": {f"node1{attack}": {"ansible_host": "192.0.2.1"}}}}))
+    with pytest.raises(inventory.InventoryError) as refused:
+        inventory.load(str(tmp_path / "hosts.yml"))
+    about_it = [each for each in refused.value.findings if re.search("is not a name for a host|holds control characters", each.message)]
+    assert len(about_it) == (0 if "[" in attack else 1), "once each; to Ansible itself, what is in brackets is a range"
+    assert not refused.value.where or refused.value.where.isprintable()
+
+
+def test_a_host_whose_name_or_address_holds_control_characters_is_refused(tmp_path: Path) -> None:
+    for name, address in (("node1\x07", "192.0.2.1"), ("node1\u202e", "192.0.2.1"), ("node1", "192.0.2.1\x9b2J")):
+        (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": {name: {"ansible_host": address}}}}))
+        with pytest.raises(inventory.InventoryError, match="holds control characters"):
+            inventory.load(str(tmp_path / "hosts.yml"))
+
+
+@every_attack
+def test_a_document_for_programs_loses_nothing(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.document({"said": attack})
+    shown = capsys.readouterr().out
+    assert_harmless(shown)
+    assert json.loads(shown) == {"said": attack}
+
+
+@every_attack
+def test_the_page_of_a_benchmark(attack: str) -> None:
+    results = [{"bytes": 4096, "median_us": 50.0, "busbw_gbs": 0.1}, {"bytes": 16 << 20, "median_us": 9000.0, "busbw_gbs": 1.0}]
+    names = [f"a{attack}<script>", "b"]
+    document = {
+        "when": f"today{attack}",
+        "hosts": [{"name": name, "slots": 2} for name in names],
+        "pairs": [{"hosts": names, "results": results, "limit_gbs": 2.5}],
+        "ranks": [{"np": 2, "hosts": names, "results": results, "limit_gbs": 3.0}],
+        "training": [{"np": 2, "hosts": names, "samples_per_second": 900.0, "alone": 1000.0, "efficiency": 0.9}],
+    }
+    made = page.render(document, [])
+    assert_harmless(made)
+    assert "<script" not in made
+    assert "<polyline" in made, "what the page draws itself is no text"
+    for rows in tables(document):
+        assert_harmless(shown_by(lambda console, rows=rows: console.print(terminal.table(rows))))
+
+
+# ------------------------------------------------------------------------------------- what programs of the user's print
+
+
+def on_a_terminal(print_it: Callable[[Console], object]) -> str:
+    """What reaches a real terminal."""
+    controller, terminal_ = pty.openpty()
+    try:
+        with os.fdopen(terminal_, "w") as stream:
+            print_it(Console(file=stream, width=160, color_system="standard"))
+            stream.flush()
+            return os.read(controller, 1 << 16).decode().replace("\r\n", "\n")
+    finally:
+        os.close(controller)
+
+
+@every_attack
+def test_a_program_cannot_control_the_terminal(attack: str) -> None:
+    if "\n" in attack:
+        pytest.skip("its lines come one by one")
+    shown = on_a_terminal(lambda console: console.program(attack, "cyan", tag="[0] "))
+    assert shown.startswith("\x1b[36m[0] "), shown
+    assert_harmless(re.sub(r"\x1b\[[0-9;]*m", "", shown))
+    assert_harmless(re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal(lambda console: console.content(attack))))
+
+
+def test_a_program_keeps_its_colours_and_the_last_state_of_its_progress_bar() -> None:
+    assert on_a_terminal(lambda console: console.program("\x1b[31mloss\x1b[0m 0.5", tag="[0] ")) == "[0] \x1b[31mloss\x1b[0m 0.5\n"
+    assert on_a_terminal(lambda console: console.program("  0%|   |\r 50%|#  |\r100%|###|\r", tag="[0] ")) == "[0] 100%|###|\n"
+    assert on_a_terminal(lambda console: console.program("\x1b]0;title\x07\x1b[2J\x1b[?25lstep 1 größer ✓")) == "step 1 größer ✓\n"
+    assert on_a_terminal(lambda console: console.program("\x1b\x1b[2J[2Jx")) == "[2Jx\n", "what is left makes no new sequence"
+
+
+@every_attack
+def test_into_a_pipe_and_into_the_files_of_ranks_it_goes_as_it_is(attack: str, tmp_path: Path) -> None:
+    stream = io.StringIO(newline="")
+    console = Console(file=stream)
+    console.program(attack)
+    console.content(attack)
+    assert stream.getvalue() == f"{attack}\n{attack}"
+    if "\udc9b" not in attack:
+        output = RankOutput(lambda *_: None, lambda *_: None, lambda *_: None, tmp_path)
+        output(f"[1,0]<stdout>:{attack}")
+        output.close()
+        assert (tmp_path / "rank.0" / "stdout").read_bytes() == f"{attack}\n".encode()
+
+
+def test_a_log_that_the_doctor_quotes_on_a_real_terminal(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(f"RuntimeError: CUDA out of memory \x1b]0;owned\x07\x9b2J \u202e[link=x]y[/link]\r{FORGED}\n")
+    controller, terminal_ = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "provision", "doctor", "--log", str(tmp_path / "job.log")],
+        stdin=terminal_, stdout=terminal_, stderr=terminal_, env={**os.environ, "TERM": "xterm"},
+    ) as process:  # fmt: skip
+        os.close(terminal_)
+        shown = b""
+        while data := read_pty(controller):
+            shown += data
+    os.close(controller)
+    assert process.returncode == 1
+    text = shown.decode().replace("\r\n", "\n")
+    assert "CUDA out of memory" in text
+    assert_harmless(re.sub(r"\x1b\[[0-9;]*m", "", text))
+    assert "[link=x]y[/link]" in text
+
+
+def read_pty(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # so Linux says that the other side is closed
+        return b""
+
+
+# -------------------------------------------------------------------------------------------------- nothing goes past it
+
+
+def test_lint_lets_nothing_else_print() -> None:
+    code = [
+        "import sys, click, typer",
+        "from sys import stderr",
+        "from rich.console import Console",
+        "from rich import print as say",
+        "print('x')",
+        "typer.echo('x')",
+        "typer.confirm('x')",
+        "sys.stdout.write('x')",
+    ]
+
+    def refused(name: str) -> list[int]:
+        command = [sys.executable, "-m", "ruff", "check", "--select=T20,TID251", "--output-format=json", f"--stdin-filename={name}", "-"]
+        done = subprocess.run(command, input="\n".join(code), capture_output=True, text=True, cwd=DATA.parents[1], timeout=60, check=False)
+        return sorted({each["location"]["row"] for each in json.loads(done.stdout)})
+
+    assert refused("provision/doctor/new.py") == list(range(1, len(code) + 1))
+    assert refused("benchmarks/new.py") == []
