@@ -1,7 +1,10 @@
-# make demo · make test · make bench · make lint. Each sets up what it needs; nothing outside this folder is changed but by `demo`'s containers.
+# make demo · make test · make test-all · make bench · make lint. Each sets up what it needs; nothing outside this folder is changed but by `demo`'s containers,
+# or the hosts that `make demo HOSTS=…` names.
 PYTHON ?= python3
 VENV := .venv
 ENGINE_VENV := .venv-engine
+# Where `demo` installs, on make's command line: `make demo HOSTS=localhost`. Empty: two throw-away hosts. A variable of the shell is no wish.
+HOSTS :=
 BIN := $(VENV)/bin
 ENGINE_BIN := $(ENGINE_VENV)/bin
 TORCH := 2.13.0
@@ -10,14 +13,21 @@ TOOLKIT_STAMP := $(VENV)/.toolkit
 DEV_STAMP := $(VENV)/.dev
 ENGINE_STAMP := $(ENGINE_VENV)/.engine
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
+# What only `make test-all` runs.
+SLOW_ENGINE := $(addprefix tests/engine/test_,sanitizers.py random_kills.py ray.py spark.py)
+SLOW_INTEGRATION := $(addprefix tests/integration/test_,faults.py nccl.py openmpi_source.py)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test bench bench-elastic bench-hosts bench-image lint unit engine integration setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint unit engine engine-slow integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
 
 test: lint unit engine integration
+
+# The rest takes an hour: sanitizers, faults at random, frameworks that start ranks themselves, builds from source, NVIDIA's repository.
+# Run it when its area has changed.
+test-all: test engine-slow integration-slow
 
 setup: $(DEV_STAMP) $(ENGINE_STAMP)
 
@@ -55,7 +65,10 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 tests/engine
+	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 tests/engine $(SLOW_ENGINE:%=--ignore=%)
+
+engine-slow: $(ENGINE_STAMP)
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 $(SLOW_ENGINE)
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
@@ -79,7 +92,10 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration $(SLOW_INTEGRATION:%=--ignore=%)
+
+integration-slow: $(DEV_STAMP)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 $(SLOW_INTEGRATION)
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build

@@ -181,7 +181,11 @@ def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_hos
 
 def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_holds_it(host, provision):
     root(host.hosts[0], f"apt-get -q -y install --no-install-recommends libnccl2={OF_THE_DISTRIBUTION}")  # its owner's
-    document = report(good(provision("up", str(host.inventory), "--without-torch", *WISHES, "--json")))
+    refused = provision("up", str(host.inventory), "--without-torch", *WISHES)
+    assert refused.returncode == 1
+    assert f"libnccl2 {OF_THE_DISTRIBUTION} is installed there, which is newer; --allow-downgrade" in " ".join(refused.stdout.split())
+    assert root(host.hosts[0], "dpkg-query -W -f '${Version} ${db:Status-Want}' libnccl2") == f"{OF_THE_DISTRIBUTION} install"
+    document = report(good(provision("up", str(host.inventory), "--without-torch", *WISHES, "--allow-downgrade", "--json")))
     assert document["ok"]
     assert document["hosts"][0]["nccl"] == "2.21.5"
     assert state(host) == HELD
@@ -212,7 +216,7 @@ def test_a_second_run_changes_nothing_and_a_dry_run_says_so(host, provision):
 @pytest.mark.parametrize("version", [HIGHER_CUDA, OLDER, OF_THE_DISTRIBUTION])
 def test_a_held_wrong_version_is_replaced_whether_it_is_older_or_newer(version, host, play):
     put(host, version)
-    done = play(*WISHES)
+    done = play(*WISHES, "--allow-downgrade")
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
 

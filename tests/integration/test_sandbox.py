@@ -296,6 +296,14 @@ def test_up_with_other_values_is_refused(mixed):
     assert sandboxes.status(mixed.name) == mixed
 
 
+def test_the_hosts_of_another_state_folder_are_not_shown_as_ones_own(mixed, own_state, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    with pytest.raises(ProvisionError) as error:
+        sandboxes.status(mixed.name)
+    assert str(own_state / "sandbox" / mixed.name) in error.value.what
+    assert f"PROVISION_HOME={own_state}" in (error.value.todo or "")
+
+
 def test_status_sees_a_stopped_host(sandbox_factory, engine):
     sandbox = sandbox_factory(1, name="stopped")
     assert sandboxes.status(sandbox.name) == sandbox

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import yaml
 from hosts import RUN_S, Running, as_machine, container, good, marked_processes, provision, report, root, running, wait_until
 
 from provision import paths
-from provision.sandbox import Sandbox
+from provision.sandbox import Sandbox, SandboxHost
 
 # Everything that a run may touch; Ansible's own scratch folder and the logs of logins are not part of what a dry run promises.
 FINGERPRINT = (
@@ -69,7 +70,8 @@ def test_a_plan_is_shown_and_its_playbook_runs_by_hand(cluster, tmp_path):
 
 
 def test_the_first_run_ends_in_a_training_job_over_all_hosts_and_ranks(cluster):
-    result = good(provision(inventory(cluster), "--json"))  # without a command: it is the main job
+    # Without a command: it is the main job. Later runs keep Horovod's names without being told.
+    result = good(provision(inventory(cluster), "--horovod-names", "--json"))
     document = report(result)
     assert document["ok"]
     assert {host["host"]: host["state"] for host in document["hosts"]} == {"node1": "ready", "node2": "ready"}
@@ -91,7 +93,7 @@ def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
     notes = [json.loads(root(host, "cat /opt/provision/venv/provision-built.json"))["collective-core"] for host in cluster.hosts]
     assert notes[0] == notes[1]
     assert list((paths.cache() / "engine").glob("collective_core-*-debian12-*.whl")), "the next run takes it from here"
-    assert [root(host, "ls /opt/provision/src | grep -c tar.gz || true") for host in cluster.hosts][1] == "0"
+    assert [root(host, "ls /opt/provision/src | grep -c ^collective_core.tar.gz || true") for host in cluster.hosts][1] == "0"
 
 
 def test_the_second_run_changes_nothing_and_trains_again(cluster):
@@ -114,6 +116,12 @@ def test_the_survey_shows_what_was_installed(cluster):
     shown = good(provision("survey", inventory(cluster))).stdout
     for version in ("4.1.8", "2.13.0", "3.31.6"):
         assert shown.count(version) == 2, shown
+
+
+def test_a_script_for_horovod_finds_its_names(cluster):
+    program = "import horovod.torch as hvd; hvd.init(); print(hvd.size(), hvd.DistributedOptimizer.__module__)"
+    for host in cluster.hosts:
+        assert root(host, f"/opt/provision/venv/bin/python -c '{program}'").split() == ["1", "collective_core.torch.optimizer"]
 
 
 def test_the_hosts_find_the_libraries_and_mpi_has_its_network(cluster):
@@ -185,14 +193,52 @@ def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path,
     assert "rank 2 failed first" in failed.stderr
     assert "[2]   File" in failed.stderr
     assert "rank 1 sums to 4" in failed.stdout
-    assert failed.stderr.splitlines()[-1] == "ValueError: a bad batch"
+    assert failed.stderr.splitlines()[-1].strip() == "ValueError: a bad batch"
     assert processes_of_jobs(cluster) == []
+
+
+#: Run on the first host itself, by name: what `up` has left there is the way to the second, and the ranks of each divide its cores.
+RUNNER = """
+import os
+import numpy
+import collective_core as cc
+
+def train():
+    cc.init()
+    cores = os.environ["OMP_NUM_THREADS"] == str(max(1, min(len(os.sched_getaffinity(0)), os.cpu_count()) // cc.local_size()))
+    return os.uname().nodename, float(cc.allreduce(numpy.ones(1), op=cc.Sum)[0]), cores
+
+if __name__ == "__main__":
+    import sys
+    if sys.argv[1:]:
+        print(*cc.Runner(hosts=sys.argv[1]).run(train), sep="\\n")
+    else:
+        print(train(), flush=True)
+"""
+
+
+def test_on_a_host_of_the_cluster_the_engines_launcher_finds_the_way_to_the_others(cluster, ssh, work):
+    (work / "runner.py").write_text(RUNNER)
+    one, python = cluster.hosts[0], "/opt/provision/venv/bin/python"
+    expected = ["('node1', 3.0, True)", "('node2', 3.0, True)", "('node2', 3.0, True)"]
+    script = f"cat > /tmp/runner.py <<'E'\n{RUNNER}\nE\ncd /tmp && "
+    done = ssh(cluster, one, f"{script}{python} runner.py node1:1,node2:2")
+    assert done.stdout.split("\n")[:3] == expected, done.stderr
+    done = ssh(cluster, one, f"{script}{python} -m collective_core.launch -H node1:1,{cluster.hosts[1].address}:2 {python} -c '{RUNNER}'")
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == expected, done.stderr
+    done = good(provision("run", "--mpi", "--hosts", inventory(cluster), "-H", "node1:1,node2:2", "python", "runner.py"))
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == expected
 
 
 def test_more_ranks_than_slots_are_refused(cluster, work):
     local = provision("run", "--hosts", inventory(cluster), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
     assert local.returncode == 2
     assert "10 ranks, but the 1 host(s) have 9 slots" in local.stderr
+    smoke = provision("smoke", inventory(cluster), "--np", "99")
+    assert smoke.returncode == 2
+    assert "99 ranks, but the 2 host(s) have 4 slots" in smoke.stderr
+    meant = good(provision("run", "--hosts", inventory(cluster), "-np", "5", "--oversubscribe", "-x", "WORD=x", "python", "train.py", "-1"))
+    assert "rank 4 sums to 5" in meant.stdout
 
 
 def processes_of_jobs(cluster: Sandbox) -> list[str]:
@@ -258,26 +304,110 @@ def at_work(cluster: Sandbox, work: Path, launcher: str = "own") -> Iterator[Run
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"), [("own", signal.SIGINT), ("own", signal.SIGTERM), ("own", signal.SIGKILL), ("mpi", signal.SIGTERM)]
+    ("launcher", "number"), [("own", signal.SIGINT), ("own", signal.SIGTERM), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)]
 )
 def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
     with at_work(cluster, work, launcher) as run:
         run.process.send_signal(number)
         wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
         ended = run.finish(timeout=60)
-    assert ended.returncode == (-9 if number == signal.SIGKILL else 1)
-    assert number == signal.SIGKILL or "nothing of this run is left running" in ended.stderr
+    assert ended.returncode == (-9 if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert ended.stderr.splitlines()[-1] == "provision: interrupted; nothing of this run is left running"
+        assert "Traceback" not in ended.stderr
     wait_until(lambda: processes_of_jobs(cluster) == [])
+    wait_until(lambda: folders_of_jobs(cluster) == [])
 
 
-def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work):
+#: What a job, or Open MPI, puts outside of homes.
+LEFT = "ls -d /tmp/provision-* /tmp/ompi* /dev/shm/* 2>/dev/null || true"
+
+
+def folders_of_jobs(cluster: Sandbox) -> list[str]:
+    return [line for host in cluster.hosts for line in root(host, LEFT).splitlines()]
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
     two = cluster.hosts[1]
-    with at_work(cluster, work) as run:
-        root(two, "kill -9 $(pgrep -f 'python waits.py' | head -n 1)")
+    with at_work(cluster, work, launcher) as run:
+        root(two, "kill -9 $(pgrep -f '[p]ython waits.py' | tail -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode == 137
-    assert re.search(rf"rank [23] on {re.escape(two.address)} was ended by SIGKILL", ended.stderr.splitlines()[-1])
-    assert processes_of_jobs(cluster) == []
+    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL$", ended.stderr.splitlines()[-1])
+    assert processes_of_jobs(cluster) == folders_of_jobs(cluster) == []
+
+
+#: Processes of a job under mpirun: on which host, how `pgrep -f` finds it, what is said when it is killed.
+VICTIMS = {
+    "mpirun": (0, "venv/bin/mpirun", "the launcher on node1"),
+    "orted": (1, "venv/bin/orted", "node2"),
+    "job": (0, "job.py.*exec", "the connection to node1 has ended, or what ran the job there was killed"),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_what_launches_is_killed_and_leaves_nothing(cluster, work, victim):
+    number, pattern, says = VICTIMS[victim]
+    with at_work(cluster, work, "mpi") as run:
+        assert len(folders_of_jobs(cluster)) == 4  # one in each place on each host, and Open MPI's within them
+        root(cluster.hosts[number], f"kill -9 $(pgrep -f '^[^ ]*({pattern}|python -c .*{pattern})' | head -n 1)")
+        ended = run.finish(timeout=60)
+    assert ended.returncode not in (0, 130)
+    assert says in ended.stderr.splitlines()[-1]
+    wait_until(lambda: processes_of_jobs(cluster) == folders_of_jobs(cluster) == [])
+
+
+@contextlib.contextmanager
+def pairs_at_work(cluster: Sandbox, work: Path, count: int) -> Iterator[dict[tuple[str, int], Running]]:
+    """``count`` jobs by each launcher at the same time, a rank on each host, known by the word behind their program."""
+    (work / "waits.py").write_text(WAITS)
+    with contextlib.ExitStack() as stack:
+        runs = {}
+        for launcher, number in itertools.product(("mpi", "own"), range(count)):
+            words = ("run", "--launcher", launcher, "--hosts", inventory(cluster), "-H", "node1:1,node2:1")
+            runs[launcher, number] = stack.enter_context(running(*words, "python", "waits.py", f"{launcher}{number}"))
+        for run in runs.values():
+            for _ in range(2):
+                run.wait_for("is at work")
+        yield runs
+
+
+def test_ranks_and_launchers_that_are_stopped_end_the_job_and_are_named(cluster, work):
+    """With SIGSTOP: the process lives, its connections too, and nothing goes on. The default of COLLECTIVE_TIMEOUT is half an hour."""
+    one, two = cluster.hosts
+    launchers = ("mpi", "own")
+    with pairs_at_work(cluster, work, 2) as runs:
+        for launcher in launchers:
+            root(two, f"kill -STOP $(pgrep -f '[p]ython waits.py {launcher}0')")
+            started = f"ps -o ppid= -p $(pgrep -f '[p]ython waits.py {launcher}1')"  # what notes how the rank ends
+            root(one, f"kill -STOP $(ps -o ppid= -p $({started}))")
+        ended = {which: run.finish(timeout=150) for which, run in runs.items()}
+    for launcher in launchers:
+        assert re.search(r"rank 1 on node2 \(.*\) has been stopped by a signal", ended[launcher, 0].stderr.splitlines()[-1])
+        assert re.search(r"\w+ on node1 has been stopped by a signal", ended[launcher, 1].stderr.splitlines()[-1])
+    assert {each.returncode for each in ended.values()} == {1}
+    wait_until(lambda: processes_of_jobs(cluster) == folders_of_jobs(cluster) == [])
+
+
+def apart(other: SandboxHost, do: str) -> str:
+    """By the kernel's nftables: nothing to and from the other host (``A``), or all again (``D``)."""
+    return " && ".join(f"iptables -{do} {chain} -{side} {other.address} -j DROP" for chain, side in [("INPUT", "s"), ("OUTPUT", "d")])
+
+
+@pytest.mark.parametrize("how", ["paused", "cut off"])
+def test_a_host_that_falls_silent_ends_the_job_and_is_named_by_both_launchers(cluster, work, how):
+    one, two = cluster.hosts
+    with pairs_at_work(cluster, work, 1) as runs:
+        container(two).pause() if how == "paused" else as_machine(two, "net", apart(one, "A"))
+        try:
+            ended = [run.finish(timeout=150) for run in runs.values()]
+        finally:
+            container(two).unpause() if how == "paused" else as_machine(two, "net", apart(one, "D"))
+    for each in ended:
+        assert each.returncode != 0
+        assert f"node2 ({two.address})" in each.stderr.splitlines()[-1]
+    wait_until(lambda: processes_of_jobs(cluster) == folders_of_jobs(cluster) == [])
 
 
 ELASTIC = """
@@ -356,7 +486,6 @@ def test_a_network_that_is_cut_ends_an_impatient_job_and_another_goes_on(cluster
     (work / "waits.py").write_text(WAITS)
     one, two = cluster.hosts
     words = ("run", "--gloo", "--hosts", inventory(cluster))
-    rules = [("INPUT", "s"), ("OUTPUT", "d")]
     with (
         running(*words, "python", "endures.py", str(CUT_S + 20)) as patient,
         running(*words, "-x", "COLLECTIVE_TIMEOUT=8", "python", "waits.py") as impatient,
@@ -364,9 +493,8 @@ def test_a_network_that_is_cut_ends_an_impatient_job_and_another_goes_on(cluster
         for run in (patient, impatient):
             for rank in range(4):
                 run.wait_for(f"rank {rank} is at work" if run is patient else "is at work")
-        cut, heal = (" && ".join(f"iptables -{do} {chain} -{side} {one.address} -j DROP" for chain, side in rules) for do in "AD")
-        healing = threading.Timer(CUT_S, as_machine, (two, "net", heal))
-        as_machine(two, "net", cut)
+        healing = threading.Timer(CUT_S, as_machine, (two, "net", apart(one, "D")))
+        as_machine(two, "net", apart(one, "A"))
         healing.start()
         try:
             given_up = impatient.finish(timeout=60)
