@@ -29,7 +29,16 @@ thread_local bool last_one_name = false;
 
 struct Submitted {
   std::shared_ptr<cc::Task> task;
-  int32_t process_set;
+  std::weak_ptr<cc::Engine> engine;
+
+  bool is_done() const {
+    const std::shared_ptr<cc::Engine> current = engine.lock();
+    return current ? current->is_done(*task) : task->done.load();
+  }
+  bool wait(double seconds) const {
+    const std::shared_ptr<cc::Engine> current = engine.lock();
+    return current ? current->wait(*task, seconds) : task->done.load();
+  }
 };
 
 // All state of the process. Never destroyed by exit(): a worker thread may still be running then.
@@ -218,6 +227,10 @@ void cc_watch_signals(int (*acquire)(), void (*release)(int), int (*run_handlers
   cc::use_interpreter({acquire, release, run_handlers, fetch});
 }
 
+int32_t cc_in_handler() {
+  return cc::is_in_handler() ? 1 : 0;
+}
+
 void cc_take_raised(void** type_value_traceback) {
   cc::take_raised(type_value_traceback);
 }
@@ -250,8 +263,6 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
   return guarded([&] {
     Process& state = process();
     refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    require(state.engines.count(process_set) == 0, "the engine is initialised already");
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0 && sockets >= 1,
             "wrong arguments of cc_connect");
     require(semantics >= 0 && semantics < static_cast<int32_t>(cc::Semantics::count), "unknown semantics");
@@ -260,12 +271,23 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
       const cc_peer& p = peers[i];
       table.push_back({p.rank, p.global_rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
     }
+    cc::Listeners listeners;
+    std::shared_ptr<cc::Arena> arena;
+    {
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      require(state.engines.count(process_set) == 0, "the engine is initialised already");
+      listeners = std::move(state.listeners);
+      if (process_set != 0) arena = state.arena;
+    }
+    // Without the mutex: handlers of signals run meanwhile, and may call this interface.
     auto group =
-        std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(state.listeners),
+        std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(listeners),
                                     std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
-                                    start_timeout, sockets, process_set == 0 ? nullptr : state.arena, single_copy != 0);
-    if (process_set == 0) state.arena = group->arena();
+                                    start_timeout, sockets, std::move(arena), single_copy != 0);
     group->warn_after(stall_warning);
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    require(state.engines.count(process_set) == 0, "the engine is initialised already");
+    if (process_set == 0) state.arena = group->arena();
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
     const auto made = std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.carriers);
@@ -355,15 +377,14 @@ int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
     *handle = state.next_handle++;
-    state.tasks[*handle] = {task, operation->process_set};
+    state.tasks[*handle] = {task, current};
     return 0;
   });
 }
 
 int32_t cc_is_done(int64_t handle, int32_t* done) {
   return guarded([&] {
-    const Submitted found = submitted(handle);
-    *done = engine(found.process_set)->is_done(*found.task) ? 1 : 0;
+    *done = submitted(handle).is_done() ? 1 : 0;
     return 0;
   });
 }
@@ -372,7 +393,7 @@ int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
   return guarded([&] {
     const Submitted found = submitted(handle);
     const WaitClock clock;
-    *done = engine(found.process_set)->wait(*found.task, seconds) ? 1 : 0;
+    *done = found.wait(seconds) ? 1 : 0;
     return *done ? result_of(*found.task) : 0;
   });
 }
@@ -380,7 +401,7 @@ int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
 int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity) {
   return guarded([&] {
     const Submitted found = submitted(handle);
-    require(engine(found.process_set)->is_done(*found.task), "the operation is not finished");
+    require(found.is_done(), "the operation is not finished");
     const cc::Operation& operation = found.task->operation;
     *data = operation.gathered.get();
     *bytes = operation.gathered_bytes;

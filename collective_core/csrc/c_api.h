@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 13;
+constexpr int32_t cc_abi = 14;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -59,6 +59,8 @@ CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to bla
 CC_API void cc_watch_signals(int (*acquire)(), void (*release)(int), int (*run_handlers)(),
                              void (*fetch)(void**, void**, void**));
 CC_API void cc_take_raised(void** type_value_traceback);
+// 1 in a handler that runs in a wait of this thread's, where no operation can be waited for.
+CC_API int32_t cc_in_handler();
 
 // "name address prefix-length" lines of this host's interfaces that are up.
 CC_API int32_t cc_interfaces(char* text, uint64_t capacity);

@@ -41,7 +41,8 @@ std::optional<Failure> Engine::end() {
     Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
-    if (is_in_handler() && busy_) {  // of the very thread that would have to end it: it does when the handler is done
+    // The operation that runs is of this very thread, which ends it and the rest when the handler is done.
+    if (is_in_handler() && busy_ && runner_ == std::this_thread::get_id()) {
       group_->liveness().leave();
       return {};
     }
@@ -51,14 +52,23 @@ std::optional<Failure> Engine::end() {
       group_->liveness().leave();
       changed_.wait(lock, is_idle);
     }
-    for (const auto& task : queue_)
-      settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
-    queue_.clear();
-    changed_.notify_all();
+    settle_queue();
   }
   if (worker_.joinable()) worker_.join();
   if (!stopped_ || left) return {};  // that it left is no failure
   return Failure(stopped_->fault, stopped_->what(), global_ranks(stopped_->ranks));
+}
+
+void Engine::settle_queue() {
+  for (const auto& task : queue_)
+    settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
+  queue_.clear();
+  changed_.notify_all();
+}
+
+void Engine::begin_to_run() {
+  busy_ = true;
+  runner_ = std::this_thread::get_id();
 }
 
 void Engine::leave_because(const Failure& failure) {
@@ -81,7 +91,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
   if (busy_ || !queue_.empty() || task->operation.header.kind == Kind::join) {
     enqueue(task);
     bool interrupted = false;
-    while (!changed_.wait_for(lock, between_signals, [&] { return task->done; })) {
+    while (!changed_.wait_for(lock, between_signals, [&] { return task->done.load(); })) {
       lock.unlock();
       if (!interrupted && is_interrupted()) {
         interrupted = true;
@@ -97,7 +107,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     settle(*task, Failure(Fault::closed, "the engine is shutting down"));
     return monotonic_ns();
   }
-  busy_ = true;
+  begin_to_run();
   in_caller_ = task.get();
   // While it is under way, another thread may submit what the other ranks want first.
   int64_t now = task->queued_ns;
@@ -110,6 +120,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
   }
   busy_ = false;
   in_caller_ = nullptr;
+  if (closing_) settle_queue();  // a handler has called end()
   changed_.notify_all();
   return now;
 }
@@ -166,7 +177,7 @@ bool Engine::wait(Task& task, double seconds) {
   if (is_in_handler()) throw Failure(Fault::invalid, in_handler);
   note_caller();
   const bool was_blocking = std::exchange(task.blocking, true);
-  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done; });
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });
   task.blocking = was_blocking;
   return task.done;
 }
@@ -181,7 +192,7 @@ void Engine::work() {
   for (;;) {
     changed_.wait(lock, [this] { return closing_ || (!queue_.empty() && !busy_); });
     if (closing_) return;
-    busy_ = true;
+    begin_to_run();
     const std::shared_ptr<Task> task = first_in_queue();
     lock.unlock();
     const Outcome outcome = perform(task, monotonic_ns());
@@ -236,7 +247,7 @@ void Engine::stop(const Failure& failure) {
 void Engine::look_around() {
   Lock lock(mutex_);
   if (busy_ || closing_) return;
-  busy_ = true;  // connections are for one thread at a time
+  begin_to_run();
   lock.unlock();
   std::exception_ptr found;
   try {

@@ -7,6 +7,7 @@
 // whose callers wait and will submit nothing more says so, and what then cannot be brought together is a disagreement.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -29,7 +30,7 @@ namespace cc {
 struct Task {
   Operation operation;
   bool blocking = false;  // a caller waits for it and submits nothing else meanwhile
-  bool done = false;
+  std::atomic<bool> done{false};  // the last to be written, so that who sees it needs no lock
   int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
   Fault fault = Fault::none;
   std::string error;
@@ -117,6 +118,8 @@ class Engine {
   bool all_in_arena() const;
   void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
   void note_caller();  // with mutex_ held
+  void begin_to_run();  // with mutex_ held: this thread, on the connections, which are for one at a time
+  void settle_queue();  // with mutex_ held: what is still queued when this engine ends
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
   // each may still bring what the other ranks want, so that is believed only after a while.
   bool all_callers_wait(const Deadline& deadline) const;
@@ -145,6 +148,7 @@ class Engine {
   std::thread::id first_caller_;
   Semantics semantics_ = Semantics::engine;
   bool busy_ = false;
+  std::thread::id runner_;  // while it is busy
   bool closing_ = false;
   bool several_callers_ = false;
   std::optional<Failure> stopped_;  // the first fatal failure

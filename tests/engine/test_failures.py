@@ -96,6 +96,25 @@ def test_ctrl_c_ends_a_blocking_operation_and_the_others_are_told_whose(launch, 
     assert "interrupted" in reports[1]["error"]
 
 
+@pytest.mark.parametrize("case", ["leaves-allreduce", "leaves-allgather", "leaves-queued"])
+def test_a_signals_handler_may_leave_the_job_and_end_the_program_inside_an_operation(launch, case):
+    reports = launch("signal_handlers.py", 2, 1, [case], keep_going=True, limit=60).reports()
+    assert reports[0]["code"] == 5
+    assert reports[0]["waited"] < 10
+    assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
+
+
+def test_a_signals_handler_that_waits_for_another_operation_is_refused_and_the_program_still_gets_it(launch):
+    reports = launch("signal_handlers.py", 2, 1, ["waits"], limit=60).must_succeed().reports()
+    assert reports[0]["seen"] == ["invalid"]
+    assert reports[0]["result"] == reports[1]["result"] == [2.0] * 5
+
+
+def test_a_signals_handler_may_ask_the_engine_while_ranks_connect(launch):
+    reports = launch("signal_handlers.py", 2, 1, ["starts"], limit=60).must_succeed().reports()
+    assert reports[0]["seen"] == ["released"]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank, tmp_path):
     store = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": "2", "COLLECTIVE_STORE": f"local:{tmp_path.name}-{os.getpid()}"}

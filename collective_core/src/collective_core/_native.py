@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 13  # of csrc/c_api.h
+ABI = 14  # of csrc/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -195,6 +195,11 @@ def _raise_interruption() -> None:
     except BaseException as error:
         error.__dict__["ended_engine"] = True
         raise
+
+
+def in_handler() -> bool:
+    """Whether a handler of a signal runs while this thread waits in the engine; it cannot itself wait for an operation."""
+    return bool(library().cc_in_handler())
 
 
 def has_ended_engine(error: BaseException) -> bool:

@@ -48,7 +48,8 @@ def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
         if not isinstance(error, CollectiveError) and not _native.has_ended_engine(error):
             raise
         context.note_failure(error, memory)
-        _native.release(handle)
+        if not _native.in_handler():  # where nothing can be waited for, and the operation goes on
+            _native.release(handle)
         raise
 
 

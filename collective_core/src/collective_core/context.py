@@ -37,7 +37,7 @@ class Membership(NamedTuple):
 #: Called when a failure has ended the engine, from any thread, perhaps more than once.
 after_failure: list[Callable[[], None]] = []
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal may arrive while it is held, and its handler call shutdown()
 _membership: Membership | None = None
 _launcher: Any | None = None
 _pid = 0  # the process that met the others: not a child that was forked from it
@@ -207,7 +207,7 @@ def generation() -> int:
 def shutdown() -> None:
     """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
     # Between a failure and the others' learning of it there must be nothing that waits for them.
-    _leave(together=_healthy and sys.exc_info()[0] is None)
+    _leave(together=_healthy and sys.exc_info()[0] is None and not _native.in_handler())
 
 
 def _leave(together: bool, patience: float = math.inf) -> None:

@@ -36,6 +36,15 @@ def _drop_abandoned() -> None:
             _abandoned.append(handle)
 
 
+def _wait(handle: int) -> None:
+    try:
+        arrays.wait(handle, _kept.get(handle))
+    except CollectiveError:
+        if not _native.in_handler():  # where nothing can be waited for, and the operation goes on
+            _kept.pop(handle, None)
+        raise
+
+
 class Work:
     """A collective that was started, the tensors that it needs, and what makes its result."""
 
@@ -61,11 +70,7 @@ class Work:
     def result(self) -> Any:
         """Waits. Raises :class:`CollectiveError` if the collective failed. To be called once."""
         if self._engine_handle:
-            try:
-                arrays.wait(self._engine_handle, _kept.get(self._engine_handle))
-            except CollectiveError:
-                _kept.pop(self._engine_handle, None)
-                raise
+            _wait(self._engine_handle)
         result = self._finish()
         _kept.pop(self._engine_handle, None)
         if self._engine_handle and not self._keeps_handle:
@@ -89,15 +94,7 @@ def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def finish() -> None:
     """Waits for all that is under way, and raises the first failure of it; results are still to be synchronised."""
-
-    def wait(handle: int) -> None:
-        try:
-            arrays.wait(handle, _kept.get(handle))
-        except CollectiveError:
-            _kept.pop(handle, None)
-            raise
-
-    results_of([partial(wait, handle) for handle in list(_kept) if handle not in _abandoned])
+    results_of([partial(_wait, handle) for handle in list(_kept) if handle not in _abandoned])
 
 
 def forget_all() -> None:
@@ -166,4 +163,11 @@ def synchronize(handle: int) -> Any:
     Raises :class:`CollectiveError` if it failed. A handle that has been synchronized already gives None, as in Horovod.
     """
     work = _under_way.pop(handle, None)
-    return None if work is None else work.result()
+    if work is None:
+        return None
+    try:
+        return work.result()
+    except InvalidUseError:
+        if _native.in_handler():  # which has not waited
+            _under_way[handle] = work
+        raise
