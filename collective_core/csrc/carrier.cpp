@@ -78,11 +78,14 @@ void Carriers::use(Device device, cc_start start, cc_test test) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (start) known_[device] = {start, test};
   if (!start) known_.erase(device);
+  uint32_t devices = 0;
+  for (const auto& entry : known_) devices |= 1U << static_cast<unsigned>(entry.first);
+  devices_ = devices;
 }
 
 std::unique_ptr<Carrier> Carriers::of(Device device, int process_set) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = known_.find(device == Device::gpu ? Device::host : device);
+  const auto found = known_.find(carried_as(device));
   if (found == known_.end()) return nullptr;
   return std::make_unique<Carrier>(process_set, found->second.first, found->second.second);
 }

@@ -11,6 +11,7 @@
 // they are never given back.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -51,9 +52,14 @@ class Carriers {
  public:
   void use(Device device, cc_start start, cc_test test);
   std::unique_ptr<Carrier> of(Device device, int process_set) const;  // null: the engine itself
+  // Asked before every operation: without the mutex.
+  bool are_there_for(Device device) const { return (devices_ >> static_cast<int>(carried_as(device)) & 1U) != 0; }
 
  private:
+  static Device carried_as(Device device) { return device == Device::gpu ? Device::host : device; }
+
   mutable std::mutex mutex_;
+  std::atomic<uint32_t> devices_{0};  // that are in known_, as bits
   std::map<Device, std::pair<cc_start, cc_test>> known_;
 };
 

@@ -88,7 +88,9 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     settle(*task, Failure(Fault::invalid, in_handler));
     return monotonic_ns();
   }
-  if (busy_ || !queue_.empty() || task->operation.header.kind == Kind::join) {
+  // A carrier's functions are an interpreter's, which would run the handlers of signals in them: not in this thread.
+  const Header& header = task->operation.header;
+  if (busy_ || !queue_.empty() || header.kind == Kind::join || carriers_->are_there_for(header.device)) {
     enqueue(task);
     bool interrupted = false;
     while (!changed_.wait_for(lock, between_signals, [&] { return task->done.load(); })) {

@@ -34,6 +34,14 @@ def test_a_rank_that_dies_while_mpi_works_is_named(launch):
         assert entry["raised_at"] - dead["dies_at"] < NOTICE
 
 
+def test_ctrl_c_while_mpi_works_ends_the_operation_and_the_others_are_told_whose(launch):
+    reports = launch("interrupted_transfer.py", 2, env=MPI, keep_going=True).reports()
+    assert reports[0]["error"] == "KeyboardInterrupt"
+    assert reports[0]["waited"] < 2.5
+    assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
+    assert "interrupted" in reports[1]["error"]
+
+
 def test_on_some_ranks_only_it_is_the_same_error_on_all(launch):
     reports = launch("one_backend.py", 3, keep_going=True).reports()
     assert set(reports) == {0, 1, 2}

@@ -1,0 +1,36 @@
+"""Ctrl-C on rank 0 while MPI moves its tensor, for which rank 1's MPI is late."""
+
+import os
+import signal
+import threading
+import time
+
+import common
+import numpy as np
+
+import collective_core as cc
+from collective_core import mpi_carrier
+
+data = np.ones(1 << 20)
+cc.init()
+cc.allreduce(data)
+carrier = mpi_carrier._current
+start = carrier._start
+if cc.rank() == 0:
+
+    def begun(transfer):
+        start(transfer)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    carrier._start = begun
+else:
+    carrier._start = lambda transfer: (time.sleep(3.0), start(transfer))
+began = time.monotonic()
+try:
+    cc.allreduce(data)
+    common.report(error="none")
+except KeyboardInterrupt:
+    common.report(error="KeyboardInterrupt", waited=time.monotonic() - began)
+except cc.CollectiveError as error:
+    common.report(error=str(error), kind=error.kind, ranks=list(error.ranks))
+cc.shutdown()
