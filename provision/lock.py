@@ -201,16 +201,19 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
 
 def _fill_in_torch(wishes: Wishes, lock: Lock) -> Wishes:
     torch = lock.version("torch")
+    kept_as_well = (*wishes.kept, "torch")
     if torch is None:
         left_out = bool(lock.components) and not lock.components.get("torch")
-        return replace(wishes, torch=False) if left_out and not (wishes.torch_version or wishes.torch_index) else wishes
+        without = replace(wishes, torch=False, kept=kept_as_well)
+        return without if left_out and not (wishes.torch_version or wishes.torch_index) else wishes
     if wishes.torch_version not in (None, torch[0]):
         return wishes
     given = next((entry for entry in lock.components["torch"] if entry["source"] == "index" and entry["index"] != _own_index(entry)), None)
     index = wishes.torch_index or (given["index"] if given else None)
     files = [(entry["file"], entry["sha256"]) for entry in lock.components["torch"] if "file" in entry]
     kept = () if wishes.torch_index else tuple(sorted(files))
-    return replace(wishes, torch_version=given["version"] if given else torch[0], torch_index=index, wheels_kept=kept)
+    version = given["version"] if given else torch[0]
+    return replace(wishes, torch_version=version, torch_index=index, wheels_kept=kept, kept=kept_as_well)
 
 
 def _own_index(entry: Mapping[str, Any]) -> str:

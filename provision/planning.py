@@ -98,15 +98,11 @@ def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) 
 
 
 def _without_lock(plan: Plan, anew: Plan, name: str, *, limited: bool) -> Plan:
-    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out.
-
-    Other options are none then: they answer wishes that the lock had, not the user.
-    """
+    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out."""
     if anew.conflicts:
         return anew
     upgrade = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
-    kept = [[way for way in one.ways_out if "--" not in way.replace("--limit", "")] for one in plan.conflicts]
-    conflicts = [replace(one, ways_out=(upgrade, *ways[:1])) for one, ways in zip(plan.conflicts, kept, strict=True)]
+    conflicts = [replace(one, ways_out=(upgrade, *one.ways_out[:1])) for one in plan.conflicts]
     return replace(plan, conflicts=tuple(conflicts))
 
 

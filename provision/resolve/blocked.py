@@ -23,12 +23,14 @@ class Way:
         then: what the resolver is asked afterwards, so that it can be tried; None where nobody can say.
         sort: of several ways of one sort the first that works is enough.
         without: the hosts that it leaves out.
+        asks: the fields of ``Wishes`` that it changes.
     """
 
     text: str
     then: Callable[[Kinds, Wishes], tuple[Kinds, Wishes]] | None = None
     sort: str = ""
     without: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
 
 
 class Blocked(Exception):
@@ -41,7 +43,7 @@ class Blocked(Exception):
 
 def ask(text: str, **wishes: Any) -> Way:
     """Ask for something else: the fields of ``Wishes`` that change."""
-    return Way(text, lambda kinds, asked: (kinds, replace(asked, **wishes)))
+    return Way(text, lambda kinds, asked: (kinds, replace(asked, **wishes)), asks=tuple(wishes))
 
 
 def leave_out(names: Sequence[str]) -> Way:

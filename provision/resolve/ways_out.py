@@ -34,13 +34,15 @@ class Trial:
 
     def _ways_out(self, what: Hashable, blocked: Blocked) -> tuple[str, ...]:
         """Those that end in a plan; where there is none, those that do away with this conflict, if only to meet that of the next host. Then
-        what cannot be tried."""
+        what cannot be tried. None asks for something else than what an earlier run has decided: the user has not asked for that."""
         whole: dict[str, str] = {}
         part: dict[str, str] = {}
         step: dict[str, str] = {}
         untried = []
         for way in blocked.ways:
             sort = way.sort or way.text
+            if self.wishes.are_kept(way.asks):
+                continue
             if way.then is None:
                 untried.append(way.text)
             elif sort not in whole and len(whole) < MOST:

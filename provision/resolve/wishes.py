@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,10 @@ class Wishes:
     def allows_bad(self, component: str) -> bool:
         """Whether the version that is asked for of a component may be known bad."""
         return self.allow_bad or component in self.kept
+
+    def are_kept(self, fields: Collection[str]) -> bool:
+        """Whether an earlier run has decided about what these fields say: about one of the components that they are named after."""
+        return any(field.partition("_")[0] in self.kept for field in fields)
 
     @property
     def files(self) -> tuple[str, ...]:

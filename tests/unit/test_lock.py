@@ -125,6 +125,15 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
     assert not any("--upgrade" in way for one in ancient for way in one.ways_out)
 
 
+def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventory: Inventory) -> None:
+    locked = lock.of_plan(plan_of(wishes=Wishes(nccl_source="repository")), FILES, None, inventory)
+    known = known_of()
+    newer = facts.normalise({**known["gpu1"], "packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
+    conflicts = planning.make_plan(inventory, {**known, "gpu1": newer}, Options(), locked)[0].conflicts
+    assert len(conflicts) == 1
+    assert [way.partition(" ")[0] for way in conflicts[0].ways_out] == ["--upgrade,", "--allow-downgrade"]
+
+
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
     before = lock.of_plan(plan_of(), FILES, None, inventory)
     newer = plan_of()

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 
+import collective_core.torch as hvd
 import common
 import torch
 
-import collective_core.torch as hvd
 from collective_core import CollectiveError, _native
 
 case = sys.argv[1]
