@@ -362,7 +362,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
             assert held(far_hosts) != kept
             job.process.send_signal(signal.SIGTERM)
             ended = job.finish(timeout=120)
-        assert ended.returncode == 1
+        assert ended.returncode == 130
         assert re.search(r"node1: copying 0 of \d+ MB", ended.stderr)
         assert "provision: interrupted" in ended.stderr
         assert held(far_hosts) == kept
