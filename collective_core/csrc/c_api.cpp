@@ -287,6 +287,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     group->warn_after(stall_warning);
     const std::lock_guard<std::mutex> lock(state.mutex);
     require(state.engines.count(process_set) == 0, "the engine is initialised already");
+    if (process_set != 0 && state.engines.count(0) == 0)
+      throw cc::Failure(cc::Fault::closed, "the engine was shut down while a process set connected");
     if (process_set == 0) state.arena = group->arena();
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);

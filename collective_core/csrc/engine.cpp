@@ -16,6 +16,7 @@ namespace {
 constexpr auto between_signals = std::chrono::milliseconds(100);  // shorter than interruption.cpp's interval
 constexpr const char* in_handler =
     "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag";
+constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
 }  // namespace
@@ -71,6 +72,12 @@ void Engine::begin_to_run() {
   runner_ = std::this_thread::get_id();
 }
 
+void Engine::end_run() {
+  busy_ = false;
+  if (closing_) settle_queue();  // a handler has called end(), which could not wait for this
+  changed_.notify_all();
+}
+
 void Engine::leave_because(const Failure& failure) {
   if (stopped_) return;
   std::vector<int> known;  // of the ranks to blame, those that are in this process set
@@ -88,9 +95,8 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     settle(*task, Failure(Fault::invalid, in_handler));
     return monotonic_ns();
   }
-  // A carrier's functions are an interpreter's, which would run the handlers of signals in them: not in this thread.
   const Header& header = task->operation.header;
-  if (busy_ || !queue_.empty() || header.kind == Kind::join || carriers_->are_there_for(header.device)) {
+  if (busy_ || !queue_.empty() || header.kind == Kind::join || may_reach_carrier(header)) {
     enqueue(task);
     bool interrupted = false;
     while (!changed_.wait_for(lock, between_signals, [&] { return task->done.load(); })) {
@@ -101,7 +107,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
       }
       lock.lock();
     }
-    if (interrupted) settle(*task, Failure(Fault::interrupted, "a signal has ended the wait", {topology().rank}));
+    if (interrupted) settle(*task, Failure(Fault::interrupted, was_interrupted, {topology().rank}));
     return monotonic_ns();
   }
   note_caller();
@@ -113,18 +119,28 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
   in_caller_ = task.get();
   // While it is under way, another thread may submit what the other ranks want first.
   int64_t now = task->queued_ns;
+  bool interrupted = false;
   while (!task->done) {
     lock.unlock();
     const Outcome outcome = perform(task, now);
     lock.lock();
     conclude(outcome);
+    interrupted = interrupted || (outcome.failure && outcome.failure->fault == Fault::interrupted);
     now = outcome.ended_ns;
   }
-  busy_ = false;
+  if (interrupted) settle(*task, Failure(Fault::interrupted, was_interrupted, {topology().rank}));
   in_caller_ = nullptr;
-  if (closing_) settle_queue();  // a handler has called end()
-  changed_.notify_all();
+  end_run();
   return now;
+}
+
+// A carrier's functions are an interpreter's, which would run the handlers of signals in them, where what these raise
+// would be lost.
+bool Engine::may_reach_carrier(const Header& header) const {
+  if (!carriers_->are_there_for(header.device) || !has_tensor(header.kind) || header.objects) return false;
+  const bool all_travel_inline = header.device != Device::gpu_memory && header.kind != Kind::allgather &&
+                                 header.kind != Kind::alltoall && header.bytes() <= group_->layout().inline_bytes;
+  return !all_travel_inline && runs_handlers();
 }
 
 void Engine::conclude(const Outcome& outcome) {
@@ -264,8 +280,7 @@ void Engine::look_around() {
     found = std::make_exception_ptr(failure);
   }
   lock.lock();
-  busy_ = false;
-  changed_.notify_all();
+  end_run();
   if (found) std::rethrow_exception(found);
 }
 

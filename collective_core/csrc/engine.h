@@ -1,6 +1,7 @@
 // Runs collectives one at a time, in the same order on every rank.
 //
-// A blocking call runs in the caller's thread when nothing is queued. Others are queued and run by one worker thread,
+// A blocking call runs in the caller's thread when nothing is queued, and no carrier's functions could meet the handlers
+// of signals there. Others are queued and run by one worker thread,
 // which is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in
 // different orders: when an exchange shows different names, rank 0's operation goes first (or that of a rank whose
 // caller is stuck in it) and the others move theirs to the front, waiting for it to be submitted if need be. A rank
@@ -118,7 +119,10 @@ class Engine {
   bool all_in_arena() const;
   void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
   void note_caller();  // with mutex_ held
-  void begin_to_run();  // with mutex_ held: this thread, on the connections, which are for one at a time
+  // With mutex_ held: this thread runs something on the connections, which are for one at a time, until the other call.
+  void begin_to_run();
+  void end_run();
+  bool may_reach_carrier(const Header& header) const;
   void settle_queue();  // with mutex_ held: what is still queued when this engine ends
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
   // each may still bring what the other ranks want, so that is believed only after a while.

@@ -24,8 +24,12 @@ void use_interpreter(const Interpreter& interpreter) {
   known = interpreter;
 }
 
+bool runs_handlers() {
+  return known.run_handlers && syscall(SYS_gettid) == getpid();
+}
+
 bool is_interrupted() {
-  if (!known.run_handlers || in_handler || syscall(SYS_gettid) != getpid()) return false;
+  if (in_handler || !runs_handlers()) return false;
   const int64_t now = monotonic_ns();
   if (now - last_look > interval_ns) next_run = now + interval_ns;  // a wait has just begun
   last_look = now;

@@ -13,6 +13,8 @@ struct Interpreter {
 };
 void use_interpreter(const Interpreter& interpreter);
 
+// Whether this is the thread in which the interpreter runs the handlers, whenever it runs anything.
+bool runs_handlers();
 // To be called again and again while this thread waits: now and then it has the handlers of signals run. True when one
 // has raised; what it raised is kept for take_raised().
 bool is_interrupted();

@@ -107,7 +107,14 @@ def test_a_signals_handler_may_leave_the_job_and_end_the_program_inside_an_opera
 def test_a_signals_handler_that_waits_for_another_operation_is_refused_and_the_program_still_gets_it(launch):
     reports = launch("signal_handlers.py", 2, 1, ["waits"], limit=60).must_succeed().reports()
     assert reports[0]["seen"] == ["invalid"]
-    assert reports[0]["result"] == reports[1]["result"] == [2.0] * 5
+    assert reports[0]["results"] == reports[1]["results"] == [[1.0] * 10] * 2
+
+
+def test_a_signals_handler_that_lets_its_refusal_through_ends_the_operation_as_ctrl_c_does(launch):
+    outcome = launch("signal_handlers.py", 2, 1, ["is-refused"], keep_going=True, limit=60)
+    reports = outcome.reports()
+    assert (reports[0]["kind"], reports[0]["has_ended_engine"]) == ("invalid", True)
+    assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
 
 
 def test_a_signals_handler_may_ask_the_engine_while_ranks_connect(launch):

@@ -19,7 +19,7 @@ ABI = 14  # of csrc/c_api.h
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
-#: How an operation is submitted: to be run by the engine's thread; in the caller's; or as the caller's only one until it is done.
+#: How an operation is submitted: to be run by the engine's thread; in the caller's, where that may be; or as the caller's only one until it is done.
 QUEUED, BLOCKING, ALONE = range(3)
 
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
@@ -200,6 +200,12 @@ def _raise_interruption() -> None:
 def in_handler() -> bool:
     """Whether a handler of a signal runs while this thread waits in the engine; it cannot itself wait for an operation."""
     return bool(library().cc_in_handler())
+
+
+def refuse_in_handler() -> None:
+    """What a handler gets that would have to wait where :func:`in_handler`."""
+    text = "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag"
+    raise InvalidUseError(text, "invalid")
 
 
 def has_ended_engine(error: BaseException) -> bool:

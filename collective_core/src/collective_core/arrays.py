@@ -48,7 +48,7 @@ def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
         if not isinstance(error, CollectiveError) and not _native.has_ended_engine(error):
             raise
         context.note_failure(error, memory)
-        if not _native.in_handler():  # where nothing can be waited for, and the operation goes on
+        if _native.is_done(handle):  # not where a signal's handler was refused to wait
             _native.release(handle)
         raise
 

@@ -235,8 +235,9 @@ def note_failure(error: BaseException, memory: Any = None) -> None:
     ``memory``: what the operation that failed reads and writes, which MPI may still do.
     """
     global _healthy, _all_live, _failure
-    own = error if isinstance(error, CollectiveError) else None
-    if is_fatal(own) if own else _native.has_ended_engine(error):
+    interrupted = _native.has_ended_engine(error)  # whatever the handler has raised, perhaps an error of ours
+    own = error if isinstance(error, CollectiveError) and not interrupted else None
+    if interrupted or (own is not None and is_fatal(own)):
         _healthy, _all_live = False, _all_live and own is not None and own.kind == "timeout"
         _failure = _failure or error
         mpi_carrier.keep(memory)

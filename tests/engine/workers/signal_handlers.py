@@ -1,5 +1,6 @@
 """Handlers that return, leave the job, or ask the engine for something while rank 0 waits in it. argv: which case."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,8 +11,9 @@ import collective_core.torch as hvd
 import common
 import torch
 
-from collective_core import CollectiveError, _native
+from collective_core import CollectiveError, _native, context
 
+LATE = 4.0  # for a handler that is due after half a second
 case = sys.argv[1]
 data = torch.ones(5)
 
@@ -50,38 +52,55 @@ def leaves(operation, queued=False):
 
 
 def waits():
+    """For a group, of which one operation is done and the other is not."""
     if hvd.rank() == 1:
-        time.sleep(1.5)
-    later = hvd.allreduce_async(data, name="later", op=hvd.Sum)
-    seen = []
+        first = hvd.allgather_async(data, name="rows.0")
+        time.sleep(LATE)
+        second = hvd.allgather_async(data, name="rows.1")
+        hvd.barrier()
+        return common.report(results=[hvd.synchronize(handle).tolist() for handle in (first, second)])
+    group, seen = hvd.grouped_allgather_async([data, data], name="rows"), []
 
     def wait():
         try:
-            hvd.synchronize(later)
+            hvd.synchronize(group)
         except CollectiveError as error:
             seen.append(error.kind)
 
-    if hvd.rank() == 0:
-        in_half_a_second(wait)
+    in_half_a_second(wait)
     hvd.barrier()
-    common.report(seen=seen, result=hvd.synchronize(later).tolist())
+    results = hvd.synchronize(group)
+    gc.collect()
+    common.report(seen=seen, results=[result.tolist() for result in results])
+
+
+def is_refused():
+    if hvd.rank() == 1:
+        stays_until_rank_0_has_left()
+    in_half_a_second(hvd.barrier)
+    try:
+        hvd.allreduce(data, name="x")
+    except CollectiveError as error:
+        common.report(kind=error.kind, has_ended_engine=context.failure() is error)
 
 
 def starts():
-    rank, connect, seen = os.environ.get("COLLECTIVE_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")), _native.connect, []
-    if rank == "1":
-        _native.connect = lambda *args, **more: (time.sleep(1.5), connect(*args, **more))
-    else:
+    rank = os.environ.get("COLLECTIVE_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+    connect, seen = _native.connect, []
 
-        def asks():
-            _native.release(1)
-            seen.append("released")
+    def asks():
+        _native.release(1)
+        seen.append("released")
 
-        def connect_later(*args, **more):
-            in_half_a_second(asks)
-            connect(*args, **more)
+    def connects_later(*args, **more):
+        time.sleep(LATE)
+        connect(*args, **more)
 
-        _native.connect = connect_later
+    def is_asked_meanwhile(*args, **more):
+        in_half_a_second(asks)
+        connect(*args, **more)
+
+    _native.connect = connects_later if rank == "1" else is_asked_meanwhile
     hvd.init()
     common.report(seen=seen)
 
@@ -94,6 +113,7 @@ CASES = {
     "leaves-allgather": lambda: leaves(hvd.allgather),
     "leaves-queued": lambda: leaves(hvd.allreduce, queued=True),
     "waits": waits,
+    "is-refused": is_refused,
     "starts": starts,
 }
 CASES[case]()

@@ -170,7 +170,8 @@ def _put_on_stream(library: nccl.Library, own: Set, asked: Agreed, calls: list[n
     library.put(calls, source.data_ptr(), target.data_ptr(), own.communicator, own.stream.cuda_stream)
     if launch is not None:
         if after != 1.0:
-            target.mul_(after)
+            with torch.inference_mode(target.is_inference()):  # the caller's own mode is its thread's, not this one's
+                target.mul_(after)
         launch.done.record(own.stream)
         launch.is_under_way = True
 

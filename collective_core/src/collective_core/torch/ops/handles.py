@@ -162,12 +162,10 @@ def synchronize(handle: int) -> Any:
 
     Raises :class:`CollectiveError` if it failed. A handle that has been synchronized already gives None, as in Horovod.
     """
-    work = _under_way.pop(handle, None)
+    work = _under_way.get(handle)
     if work is None:
         return None
-    try:
-        return work.result()
-    except InvalidUseError:
-        if _native.in_handler():  # which has not waited
-            _under_way[handle] = work
-        raise
+    if _native.in_handler() and not work.is_done():  # before a part of it is taken, which can be done only once
+        _native.refuse_in_handler()
+    del _under_way[handle]
+    return work.result()
