@@ -5,9 +5,10 @@ Python's own engine tries the ways to match one after the other: a line of four 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import Any
 
 import re2
@@ -43,14 +44,17 @@ class Pattern:
         except re2.error as error:
             raise ValueError(f"{error.args[0].decode()}: {self.source}") from error
 
-    def spans(self, text: bytes, begin: int = 0) -> Iterator[tuple[int, int]]:
-        """(first, behind the last) letter of each match from ``begin`` on, in a text of `letters`."""
-        for found in self._letters.finditer(text, begin):
-            yield found.span()
+    def spans(self, text: bytes, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """(first, behind the last) letter of each match between ``begin`` and ``end``, in a text of `letters`."""
+        return map(methodcaller("span"), self._letters.finditer(text, begin, end))
 
     def found_in(self, text: str) -> bool:
         """Whether it matches anywhere."""
         return self._text.search(_encodable(text)) is not None
+
+    def at(self, text: bytes, begin: int) -> Any:
+        """The match that begins there in a text of `letters`, as Python's, or None."""
+        return self._letters.match(text, begin)
 
     def match(self, text: str) -> Any:
         """The match at the beginning, as Python's, or None."""
@@ -60,6 +64,28 @@ class Pattern:
         """The text with ``put`` in the place of each match."""
         replaced: str = self._text.sub(put, _encodable(text))
         return replaced
+
+
+class Words:
+    """Words that are looked for all at once."""
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self._words = sorted(set(words))
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1
+        self._any = re2.compile(b"|".join(map(re2.escape, self._words)), options)
+        self._set = re2.Set.SearchSet(options)
+        for word in self._words:
+            self._set.Add(re2.escape(word))
+        self._set.Compile()
+
+    def first(self, text: bytes, begin: int) -> Any:
+        """The first word from ``begin`` on, as Python's match, or None."""
+        return self._any.search(text, begin)
+
+    def within(self, text: bytes) -> tuple[bytes, ...]:
+        """All that stand in a text, also those within others, in alphabetical order."""
+        return tuple(self._words[number] for number in sorted(self._set.Match(text) or ()))
 
 
 def _encodable(text: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
-from provision.doctor.patterns import Pattern
+from provision.doctor.patterns import Pattern, letters
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # What stands before the message: whose line it is, and when it was said.
-_RANK = Pattern(
-    r"\s*(?:"
+_PREFIX = Pattern(
+    r"\s*(?:(?:"
     r"\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:?"  # mpirun --tag-output
     r"|\[(?P<horovod>\d+)\]<\w+>:?"  # Horovod
     r"|\[(?:rank|default)(?P<torch>\d+)\]:?"  # torchrun
@@ -18,45 +17,36 @@ _RANK = Pattern(
     r"|(?P<srun>\d{1,5}): "  # srun --label
     r"|\(\w*\s?pid=\d+(?:, ip=[\w.:]+)?\)"  # Ray
     r"|[\w.-]+\s+\| "  # docker compose
-    r")"
-)
-_TIME = Pattern(
-    r"\s*(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?"
+    r")|(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?"
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
     r"|\[\s*\d+\.\d{6}\]"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:kernel|\S+\[\d+\]):"
-    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s"
+    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s)"
 )
 _LONGEST = 8192  # letters of one line that are looked at
 
 
 class Line(NamedTuple):
-    """The message, and the rank that printed it, if the line says so."""
+    """The message, its `letters`, and the rank that printed it, if the line says so."""
 
     text: str
+    letters: bytes
     rank: str | None
 
 
 def clean(raw: bytes) -> Line:
     """The message of a line as programs printed it. Any bytes are allowed."""
-    return _cleaned(raw[: _LONGEST * 2])
-
-
-@lru_cache(maxsize=256)  # a line is looked at with each of its neighbours
-def _cleaned(raw: bytes) -> Line:
-    text = raw.decode("utf-8", "replace")[:_LONGEST]
+    text = raw[: _LONGEST * 2].decode("utf-8", "replace")[:_LONGEST]
     if "\x1b" in text:
         text = _ANSI.replace("", text)
-    if "\r" in text:
-        text = text.replace("\r", " ")
-    text = text.replace("\x00", "")
-    rank = None
+    text = text.replace("\r", " ").replace("\x00", "")
+    plain, begin = letters(text), 0
+    rank: bytes | None = None
     for _ in range(4):
-        if found := _RANK.match(text):
-            rank = next((value for value in found.groups() if value), rank)
-        else:
-            found = _TIME.match(text)
-        if not found or found.end() == 0:
+        found = _PREFIX.at(plain, begin)
+        if not found:
             break
-        text = text[found.end() :]
-    return Line(text.strip(), rank)
+        rank = next((value for value in found.groups() if value), rank)
+        begin = found.end()
+    text = text[begin:].strip()
+    return Line(text, letters(text), rank.decode() if rank else None)

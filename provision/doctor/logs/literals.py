@@ -89,7 +89,7 @@ def _best(candidates: Sequence[_Words]) -> _Words | None:
 
 def _weight(word: str) -> float:
     """How well a word tells lines apart. Single words are better than several: programs and people fold lines differently."""
-    rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5  # it can be searched from that letter on
+    rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5  # words of common letters stand in more lines
     if " " in word:
         return rare + (6.5 if len(word) > 8 else 3)
     return 1 if word in COMMON else rare + min(len(word), 10)

@@ -1,22 +1,24 @@
 """Streams logs and collects where each signature matches. What follows from what is decided elsewhere (judge.py).
 
 A candidate line (prefilter.py) is looked at together with its neighbours, because programs print messages over several lines, and
-people fold them: first with the neighbours of the same rank, then with all.
+people fold them: first with the neighbours of the same rank, then with all. The candidates of a block are looked at together, so that
+each pattern is searched once where several of them ask for it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import BinaryIO
 
 from provision.doctor.logs.lines import Line, clean
 from provision.doctor.logs.literals import required
 from provision.doctor.logs.prefilter import Prefilter
 from provision.doctor.logs.unknown import MARKERS
-from provision.doctor.patterns import Pattern, letters
+from provision.doctor.patterns import Pattern
 from provision.doctor.signatures import Signature
 
 BLOCK = 1 << 20  # bytes read at once
@@ -53,7 +55,7 @@ class Found:
             self.hits.append(hit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rule:
     pattern: Pattern
     kind: str  # signature, recovery, harmless, unknown
@@ -64,8 +66,19 @@ class _Rule:
     def of(cls, pattern: Pattern, kind: str, name: str) -> _Rule:
         return cls(pattern, kind, name, tuple(tuple(word.encode() for word in group) for group in required(pattern)))
 
+    @property
+    def only_here(self) -> bool:
+        """Whether a match must begin on the candidate line."""
+        return self.kind in ("unknown", "recovery")
+
     def possible(self, near: bytes) -> bool:
-        return all(any(word in near for word in group) for group in self.words)
+        for group in self.words:  # no generators: this is done for each line with a word
+            for word in group:
+                if word in near:
+                    break
+            else:
+                return False
+        return True
 
 
 class Scanner:
@@ -84,13 +97,13 @@ class Scanner:
             rules += [_Rule.of(pattern, "signature", signature.id) for pattern in signature.patterns]
             rules += [_Rule.of(pattern, "recovery", signature.id) for pattern in signature.recovered_by]
         rules += [_Rule.of(pattern, "unknown", name) for name, pattern in MARKERS.items()]
-        self._rules: dict[bytes, list[_Rule]] = defaultdict(list)
         self._harmless = [rule for rule in rules if rule.kind == "harmless"]
-        for rule in rules:  # the harmless first: they end the look at a line
+        self._rules = [rule for rule in rules if rule.kind != "harmless"]
+        self._rules_of: dict[bytes, list[int]] = defaultdict(list)
+        for number, rule in enumerate(self._rules):
             for word in rule.words[0]:
-                self._rules[word].append(rule)
-        self._order = {id(rule): number for number, rule in enumerate(rules)}
-        self._prefilter = Prefilter(word.decode() for word in self._rules)
+                self._rules_of[word].append(number)
+        self._prefilter = Prefilter(word for rule in rules for word in rule.words[0])
         self._tries: dict[bytes, int] = defaultdict(int)
         self.files: list[str] = []
         self.found: dict[str, Found] = defaultdict(Found)
@@ -110,9 +123,13 @@ class Scanner:
             # The last lines wait for what follows them; without more data they are looked at as they are.
             done = len(raw) if not data else max(fresh, len(raw) - 1 - AHEAD)
             reduced = self._prefilter.reduced(block)
-            for index in self._prefilter.candidates(reduced):
-                if fresh <= index < done:
-                    self._look(raw, reduced, index, number)
+            candidates = [
+                (index, words)
+                for index, words in self._prefilter.candidates(reduced)
+                if fresh <= index < done and self._is_worth_a_look(reduced[index])
+            ]
+            if candidates:
+                self._look(raw, reduced, candidates, number)
             if not data:
                 return
             keep = max(0, done - BEHIND)
@@ -120,77 +137,128 @@ class Scanner:
             number += keep
             fresh = done - keep
 
-    def _look(self, raw: list[bytes], reduced: list[bytes], index: int, number: int) -> None:
-        line = reduced[index]
+    def _is_worth_a_look(self, line: bytes) -> bool:
         self._tries[line] += 1
-        if self._tries[line] > TRIES:
-            self._prefilter.forget(line)
-            self._tries.pop(line)
-            return
-        begin, end = index - _fitting(reversed(raw[max(0, index - BEHIND) : index])), index + 1 + _fitting(raw[index + 1 : index + AHEAD])
-        near = b"\n".join(reduced[begin:end])
-        rules = {id(rule): rule for word in self._prefilter.words_in(line) for rule in self._rules[word] if rule.possible(near)}
-        rules.update({id(rule): rule for rule in self._harmless if rule.possible(near)})  # also one that begins on another line
-        if not rules:
-            return
-        lines = [clean(each) for each in raw[begin:end]]
-        here = index - begin
-        alike = [(at, line) for at, line in enumerate(lines) if line.rank == lines[here].rank]
-        everything = list(enumerate(lines))
-        windows = [_Window(alike, here)] + ([_Window(everything, here)] if len(alike) < len(everything) else [])
-        for _, rule in sorted(rules.items(), key=lambda item: self._order[item[0]]):
-            for window in windows:
-                span = window.match(rule.pattern, only_here=rule.kind in ("unknown", "recovery"))
-                if span is not None:
-                    break
-            else:
-                continue
-            if rule.kind == "harmless":
-                return
-            first, last = span
-            shown: Line = lines[first]
-            hit = Hit(len(self.files) - 1, number + begin + first, number + begin + last, shown.text, shown.rank)
-            if rule.kind == "signature":
-                self.found[rule.id].add(hit)
-            elif rule.kind == "unknown":
-                self.unknown[rule.id].add(hit)
-            else:
-                self.recovered[rule.id] = (hit.file, hit.first)
+        if self._tries[line] <= TRIES:
+            return True
+        self._prefilter.forget(line)
+        self._tries.pop(line)
+        return False
+
+    def _look(self, raw: list[bytes], reduced: list[bytes], candidates: Sequence[tuple[int, tuple[bytes, ...]]], number: int) -> None:
+        starts = list(accumulate((len(line) + 1 for line in raw), initial=0))
+        looks: list[tuple[int, int, int, list[_Rule]]] = []
+        lines: dict[int, Line] = {}
+        for index, words in candidates:
+            begin = max(index - BEHIND, bisect_left(starts, starts[index] - NEAR))
+            end = min(index + AHEAD, bisect_right(starts, starts[index + 1] + NEAR) - 1)
+            near = b"\n".join(reduced[begin:end])
+            numbers = {each for word in words for each in self._rules_of.get(word, ())}
+            if rules := [rule for rule in map(self._rules.__getitem__, sorted(numbers)) if rule.possible(near)]:
+                cleaned = looks[-1][2] if looks else 0
+                lines.update((at, clean(raw[at])) for at in range(max(begin, cleaned), end))
+                looks.append((index, begin, end, rules))
+        everything = _Text(lines)
+        of_rank: dict[str | None, dict[int, Line]] = defaultdict(dict)
+        for at, line in lines.items():
+            of_rank[line.rank][at] = line
+        alike = {rank: everything if len(of_rank) == 1 else _Text(its) for rank, its in of_rank.items()}
+        asked = []
+        for index, begin, end, rules in looks:
+            windows = [_Window(alike[lines[index].rank], index, begin, end)]
+            if windows[0].size < end - begin:
+                windows.append(_Window(everything, index, begin, end))
+            asked.append(windows)
+            for rule in rules:
+                for window in windows:
+                    window.ask(rule)
+        harmless = [rule for rule in self._harmless if any(text.holds(rule) for text in {everything, *alike.values()})]
+        for (_, begin, end, rules), windows in zip(looks, asked, strict=True):
+            hits = [(rule, span) for rule in rules if (span := _match(rule, windows))]
+            if hits and harmless:  # also where it begins on another line
+                near = b"\n".join(reduced[begin:end])
+                if any(rule.possible(near) and _match(rule, windows) for rule in harmless):
+                    continue
+            for rule, (first, last) in hits:
+                self._add(rule, Hit(len(self.files) - 1, number + first, number + last, lines[first].text, lines[first].rank))
+
+    def _add(self, rule: _Rule, hit: Hit) -> None:
+        if rule.kind == "signature":
+            self.found[rule.id].add(hit)
+        elif rule.kind == "unknown":
+            self.unknown[rule.id].add(hit)
+        else:
+            self.recovered[rule.id] = (hit.file, hit.first)
+
+
+class _Text:
+    """Lines as one text. A pattern is searched once in all of it that anybody asks for.
+
+    Patterns are anchored at line ends at most, so that a part of whole lines has the matches that it has as a text of its own, unless
+    one reaches over its edge.
+    """
+
+    def __init__(self, lines: Mapping[int, Line]) -> None:
+        self.numbers = list(lines)
+        self.starts = list(accumulate((len(line.letters) + 1 for line in lines.values()), initial=0))
+        self._text = b"\n".join(line.letters for line in lines.values())
+        self._asked: dict[_Rule, list[tuple[int, int]]] = defaultdict(list)
+        self._known: dict[_Rule, list[tuple[int, int]]] = {}
+
+    def holds(self, rule: _Rule) -> bool:
+        """Whether the pattern matches anywhere."""
+        return any(True for _ in rule.pattern.spans(self._text))
+
+    def ask(self, rule: _Rule, begin: int, end: int) -> None:
+        """This part will be wanted; the parts come in ascending order."""
+        parts = self._asked[rule]
+        if parts and begin <= parts[-1][1]:
+            begin = parts.pop()[0]
+        parts.append((begin, end))
+
+    def spans(self, rule: _Rule, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        """The matches in this part."""
+        if rule in self._asked:
+            self._known[rule] = [span for part in self._asked.pop(rule) for span in rule.pattern.spans(self._text, *part)]
+        known = self._known.get(rule)
+        if known is not None:
+            first, behind = bisect_left(known, (begin,)), bisect_left(known, (end,))
+            if not (first and known[first - 1][1] > begin) and not (behind and known[behind - 1][1] > end):
+                return known[first:behind]
+        return rule.pattern.spans(self._text, begin, end)
 
 
 class _Window:
-    """Neighbouring lines as one text, in which matches are looked for that touch the line in question."""
+    """Neighbouring lines in a text, in which matches are looked for that touch the line in question."""
 
-    def __init__(self, lines: Sequence[tuple[int, Line]], here: int) -> None:
-        self._numbers = [at for at, _ in lines]
-        texts = [letters(line.text) for _, line in lines]
-        self._starts = [0, *accumulate(len(text) + 1 for text in texts[:-1])]
-        self._text = b"\n".join(texts)
-        position = self._numbers.index(here)
-        self._begin = self._starts[position]
-        self._end = self._begin + len(texts[position])
+    def __init__(self, text: _Text, index: int, begin: int, end: int) -> None:
+        first, here, behind = (bisect_left(text.numbers, number) for number in (begin, index, end))
+        self.size = behind - first
+        self._text = text
+        self._begin, self._end = text.starts[first], text.starts[behind] - 1
+        self._here, self._behind = text.starts[here], text.starts[here + 1] - 1
 
-    def match(self, pattern: Pattern, *, only_here: bool) -> tuple[int, int] | None:
-        """(first, last) line of the first match that touches the line, as indexes into all lines."""
-        for first, behind in pattern.spans(self._text, self._begin if only_here else 0):
-            if first > self._end:
+    def ask(self, rule: _Rule) -> None:
+        self._text.ask(rule, self._here if rule.only_here else self._begin, self._end)
+
+    def match(self, rule: _Rule) -> tuple[int, int] | None:
+        """(first, last) line of the first match that touches the line."""
+        for first, behind in self._text.spans(rule, self._here if rule.only_here else self._begin, self._end):
+            if first > self._behind:
                 return None
-            if behind > self._begin or first == self._begin:
+            if behind > self._here or first == self._here:
                 return self._line_at(first), self._line_at(max(first, behind - 1))
         return None
 
     def _line_at(self, offset: int) -> int:
-        low, high = 0, len(self._starts) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._starts[middle] <= offset else (low, middle - 1)
-        return self._numbers[low]
+        return self._text.numbers[bisect_right(self._text.starts, offset) - 1]
 
 
-def _fitting(lines: Iterable[bytes]) -> int:
-    """How many of the lines, from the first on, are near."""
-    sizes = accumulate(len(line) + 1 for line in lines)
-    return sum(1 for _ in takewhile(lambda size: size <= NEAR, sizes))
+def _match(rule: _Rule, windows: Iterable[_Window]) -> tuple[int, int] | None:
+    for window in windows:
+        if span := window.match(rule):
+            return span
+    return None
 
 
 def _without_endless_lines(block: bytes) -> bytes:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
 import re2
 
 from provision.doctor import bundle
-from provision.doctor.logs import lines, prefilter
+from provision.doctor.logs import Scanner, lines, prefilter
+from provision.doctor.logs.literals import required
 from provision.doctor.logs.unknown import MARKERS
-from provision.doctor.patterns import Pattern
+from provision.doctor.patterns import Pattern, Words
 from provision.doctor.signatures import all_signatures, harmless
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
@@ -27,6 +30,8 @@ def test_every_pattern_is_one_of_re2() -> None:
         assert isinstance(pattern, Pattern)
         assert type(pattern._letters) is type(pattern._text) is re2._Regexp
         assert pattern.source.isascii()
+        assert pattern.source.startswith("(?im)")
+        assert not re.search(r"\\[AzZ]", pattern.source)  # a part of a log is searched as if it were a text of its own
 
 
 @pytest.mark.parametrize("module", [bundle, lines, prefilter])
@@ -55,3 +60,26 @@ def test_logs_that_are_written_against_the_patterns_end(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 1, done.stderr
     assert "cuda-oom" in done.stdout
+
+
+def test_a_pattern_is_searched_once_where_many_lines_ask_for_it(monkeypatch) -> None:
+    """Lines that are all different and hold words of patterns: more of them cost no more searches."""
+    searches: list[Pattern] = []
+    real = Pattern.spans
+    monkeypatch.setattr(Pattern, "spans", lambda self, *where: searches.append(self) or real(self, *where))
+    needed = []
+    for count in (100, 1000):
+        names = ["".join(letters) for letters in islice(product("ghijk", repeat=5), count)]
+        scanner = Scanner(all_signatures().values(), harmless())
+        searches.clear()
+        scanner.read(io.BytesIO("".join(f"NCCL WARN call to {name} failed: an error\n" for name in names).encode()), "log")
+        assert scanner.unknown["weak"].times == count
+        needed.append(len(searches))
+    assert needed[0] == needed[1] < 100
+
+
+def test_the_words_of_dense_lines_are_those_that_stand_in_them() -> None:
+    known = sorted({word.encode() for pattern in harmless() for group in required(pattern) for word in group})
+    words = Words(known)
+    for text in (b"", b"nothing", b"\xff" + b"".join(known), *(one + other[1:] for one in known for other in known if one[-1] == other[0])):
+        assert words.within(text) == tuple(word for word in known if word in text)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from provision.doctor.findings import UNKNOWN
 from provision.doctor.logs import Scanner, judge
-from provision.doctor.logs.scan import BLOCK
+from provision.doctor.logs.lines import clean
+from provision.doctor.logs.scan import BLOCK, _Rule, _Text
+from provision.doctor.patterns import Pattern
 from provision.doctor.signatures import all_signatures, harmless
 
 
@@ -153,6 +155,26 @@ def test_any_bytes_are_read_without_a_crash(parts) -> None:
     scanner = Scanner(all_signatures().values(), harmless())
     scanner.read(io.BytesIO(b"".join(parts)), "log")
     judge(scanner, all_signatures())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([r"ab\s+b", r"^a(?s:.{0,9})b$", r"b\s*a\b", r"(?s:.{0,3})\bab", r"a\n[^\n]*b"]),
+    st.lists(st.text("ab .", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(1, 5)), min_size=1),
+)
+def test_lines_that_are_searched_together_have_the_matches_of_each_part(source, texts, parts) -> None:
+    rule = _Rule(Pattern("(?im)" + source), "signature", "", ())
+    lines = [clean(each.encode()) for each in texts]
+    text = _Text(dict(enumerate(lines)))
+    places = sorted((begin, begin + length) for begin, length in parts if begin + length <= len(lines))
+    ascending = [place for place, before in zip(places, [(0, 0), *places], strict=False) if place[1] >= before[1]]
+    wanted = [(text.starts[begin], text.starts[end] - 1) for begin, end in ascending]
+    for place in wanted:
+        text.ask(rule, *place)
+    for (begin, end), (first, last) in zip(ascending, wanted, strict=True):
+        alone = rule.pattern.spans(b"\n".join(line.letters for line in lines[begin:end]))
+        assert list(text.spans(rule, first, last)) == [(first + one, first + other) for one, other in alone]
 
 
 def test_a_file_without_line_ends_does_not_fill_the_memory() -> None:
