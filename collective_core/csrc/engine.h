@@ -1,11 +1,11 @@
 // Runs collectives one at a time, in the same order on every rank.
 //
-// A blocking call runs in the caller's thread when nothing is queued, and no carrier's functions could meet the handlers
-// of signals there. Others are queued and run by one worker thread,
-// which is started by the first of them and sleeps when the queue is empty. Ranks may submit named operations in
-// different orders: when an exchange shows different names, rank 0's operation goes first (or that of a rank whose
-// caller is stuck in it) and the others move theirs to the front, waiting for it to be submitted if need be. A rank
-// whose callers wait and will submit nothing more says so, and what then cannot be brought together is a disagreement.
+// A blocking call runs in the caller's thread when nothing is queued, and no carrier's functions could meet the
+// handlers of signals there. Others are queued and run by one worker thread, which is started by the first of them and
+// sleeps when the queue is empty. Ranks may submit named operations in different orders: when an exchange shows
+// different names, rank 0's operation goes first (or that of a rank whose caller is stuck in it) and the others move
+// theirs to the front, waiting for it to be submitted if need be. A rank whose callers wait and will submit nothing
+// more says so, and what then cannot be brought together is a disagreement.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ namespace cc {
 
 struct Task {
   Operation operation;
-  bool blocking = false;  // a caller waits for it and submits nothing else meanwhile
-  std::atomic<bool> done{false};  // the last to be written, so that who sees it needs no lock
+  bool blocking = false;               // a caller waits for it and submits nothing else meanwhile
+  std::atomic<bool> done{false};       // the last to be written, so that who sees it needs no lock
   int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
   Fault fault = Fault::none;
   std::string error;

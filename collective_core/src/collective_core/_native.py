@@ -19,7 +19,8 @@ ABI = 14  # of csrc/c_api.h
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
-#: How an operation is submitted: to be run by the engine's thread; in the caller's, where that may be; or as the caller's only one until it is done.
+#: How an operation is submitted: to be run by the engine's thread; in the caller's, where that may be; or as the caller's only one
+#: until it is done.
 QUEUED, BLOCKING, ALONE = range(3)
 
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.

@@ -58,7 +58,8 @@ def waits():
         time.sleep(LATE)
         second = hvd.allgather_async(data, name="rows.1")
         hvd.barrier()
-        return common.report(results=[hvd.synchronize(handle).tolist() for handle in (first, second)])
+        common.report(results=[hvd.synchronize(handle).tolist() for handle in (first, second)])
+        return
     group, seen = hvd.grouped_allgather_async([data, data], name="rows"), []
 
     def wait():
