@@ -244,14 +244,13 @@ def prepare(order, folder):
     return argv, filled(order["program"]), filled(order["ssh"]), environment
 
 
-def start_guards(watch, order, folder, program, ssh):
+def guards_of(order, folder, program, ssh):
+    """(host, the way to its guard), this one's first, and what each guard is told."""
     files = {"program.json": json.dumps(program), "rank.py": order["scripts"]["rank"]}
     words = [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files})]
     mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
     there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # ours need not be theirs
-    watch.add(Guard("", [sys.executable, "-c", GUARD], words))
-    for host in order["hosts"]:
-        watch.add(Guard(host, [*ssh, "--", host, there], words))
+    return [("", [sys.executable, "-c", GUARD]), *((host, [*ssh, "--", host, there]) for host in order["hosts"])], words
 
 
 def run(order, watch):
@@ -260,11 +259,15 @@ def run(order, watch):
     place = PLACE if os.access(PLACE, os.W_OK | os.X_OK) else tempfile.gettempdir()
     folder = os.path.join(place, "provision-job-" + secrets.token_hex(8))
     argv, program, ssh, environment = prepare(order, folder)
-    start_guards(watch, order, folder, program, ssh)
+    ways, words = guards_of(order, folder, program, ssh)
     job, verdict, report, code = None, None, None, 1
     try:
-        while verdict is None and not watch.is_unwanted and not all(guard.is_ready for guard in watch.guards):
-            verdict = watch.tick()
+        # Ours before the others: where one of these is on this machine, too, it is refused, and not the one that would end us with the job.
+        for beginning in (ways[:1], ways[1:]):
+            for host, way in beginning if verdict is None and not watch.is_unwanted else ():
+                watch.add(Guard(host, way, words))
+            while verdict is None and not watch.is_unwanted and not all(guard.is_ready for guard in watch.guards):
+                verdict = watch.tick()
         if verdict is None and not watch.is_unwanted:
             for name, text in order["files"].items():
                 with open(os.path.join(folder, name), "w") as file:

@@ -35,7 +35,7 @@ def line():
 script, order = line(), line()
 sys.stdout.write(eval(sys.argv[1]))
 sys.stdout.flush()
-os.environ["PROVISION_RUN_ID"] = "unit-another-host"
+os.environ["PROVISION_RUN_ID"] += "-another-host"
 order["folder"] += "-of-another"
 guard = {"__name__": "guard"}
 exec(script, guard)
@@ -53,7 +53,11 @@ def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
     return Job(argv, hosts=["other"], ssh=[sys.executable, "-c", OTHER_HOST, before], **more)
 
 
-def run(job: Job, run_id: str = "unit-remote", python: str = sys.executable) -> tuple[remote.JobResult, list[str]]:
+#: Of this process alone: what carries it is ended at the end of a job, and tests run beside each other.
+RUN_ID = f"unit-remote-{os.getpid()}"
+
+
+def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable) -> tuple[remote.JobResult, list[str]]:
     lines: list[str] = []
     return remote.run_job(HERE, job, python=python, run_id=run_id, on_line=lines.append), lines
 
@@ -95,11 +99,15 @@ def test_the_jobs_folder_is_where_other_hosts_have_one_too(tmp_path: Path, monke
     assert Path(run(Job(["pwd"]))[1][0]).parent == Path("/tmp")
 
 
-def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable() -> None:
+def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here because it is this machine: "ssh" runs what it is given."""
+    script = resources.script
+    ours = '("", [sys.executable, "-c", '
+    late = ours + '"import time; time.sleep(0.5)\\n" + '  # the other could be faster
+    monkeypatch.setattr(resources, "script", lambda name: script(name).replace(ours, late))
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
     assert result.verdict is not None
-    assert result.verdict.kind == "refused"
+    assert (result.verdict.kind, result.verdict.host) == ("refused", "other")
     assert "it is the same machine as another host of this job, or shares /" in result.verdict.said[0]
 
 
