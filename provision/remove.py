@@ -45,8 +45,8 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
     def note(event: Event) -> None:
         if event.kind in ("failed", "unreachable"):
             refused.setdefault(event.host, event)
-        elif event.task.startswith("Take off") and event.kind in ("ok", "changed"):
-            answers.setdefault(event.host, []).append(str(event.result.get("stdout", "")))
+        elif BEGIN in (said := str(event.result.get("stdout", ""))):
+            answers.setdefault(event.host, []).append(said)
         session.progress.event(event)
 
     session.play(

@@ -52,8 +52,8 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
     def note(event: Event) -> None:
         if event.kind in ("failed", "unreachable"):
             refused[event.host] = event
-        elif event.task.endswith("Look at the host") and event.kind in ("ok", "changed"):
-            received[event.host] = (str(event.result.get("stdout", "")), time.time())
+        elif facts.BEGIN in (said := str(event.result.get("stdout", ""))):
+            received[event.host] = (said, time.time())
 
     asked = "become" in session.passwords
     with_password = [host.name for host in session.inventory.hosts if asked or any(name in host.variables for name in _PASSWORD_VARIABLES)]
@@ -116,8 +116,8 @@ def connection_problem(host: Host, said: str) -> Problem:
     last = said.strip().splitlines()[-1] if said.strip() else ""
     for entry in catalog.load("connection")["messages"]:
         if re.search(entry["match"], said):
-            return Problem("error", host.name, f"{entry['what'].format(**names)} ({last})", entry["todo"].format(**names))
-    return Problem("error", host.name, f"it cannot be used: {last}", "try it by hand: ssh " + host.address)
+            return Problem("error", host.name, f"{entry['what'].format(**names)} ({last})", entry["todo"].format(**names), said=said)
+    return Problem("error", host.name, f"it cannot be used: {last}", "try it by hand: ssh " + host.address, said=said)
 
 
 def prefix_of(host: Host, found: Mapping[str, Any]) -> str:

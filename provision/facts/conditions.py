@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from provision import catalog
 from provision.facts.document import Facts, normalise
@@ -26,12 +26,19 @@ _INSTALL_PYTHON = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A condition of a host that stands in the way (error) or will make itself felt (warning), with the way out."""
+    """A condition of a host that stands in the way (error) or will make itself felt (warning), with the way out.
+
+    Attributes:
+        id: the error of the doctor's catalogue that it is; empty where the catalogue has no entry for it alone.
+        said: what ssh or sudo said, in their own words, where that is what is wrong.
+    """
 
     level: Literal["error", "warning"]
     host: str
     what: str
     todo: str | None = None
+    id: str = ""
+    said: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}" + (f"\n  → {self.todo}" if self.todo else "")
@@ -48,7 +55,7 @@ def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str
     if facts.get("missing_python"):
         return [Problem("error", name, "there is no Python 3, which the survey and Ansible run on", _INSTALL_PYTHON)]
     if facts.get("unreachable"):
-        return [Problem("error", name, f"it cannot be reached: {facts['unreachable']}")]
+        return [Problem("error", name, f"it cannot be reached: {facts['unreachable']}", said=facts["unreachable"])]
     known = normalise(facts)
     findings = (
         *_platform(known),
@@ -58,7 +65,7 @@ def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str
         *_room(known, needed_mb, prefix),
         *_packages(known),
     )
-    return [Problem(level, name, what, todo) for level, what, todo in findings]
+    return [Problem(found.level, name, found.what, found.todo, found.id) for found in findings]
 
 
 def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at: Mapping[str, float] | None = None) -> list[Problem]:
@@ -75,23 +82,30 @@ def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at:
 
 # --------------------------------------------------------------------------------------------------------- one host
 
-_Finding = tuple[Literal["error", "warning"], str, str | None]
+
+class _Condition(NamedTuple):
+    """A problem of the host whose facts are looked at."""
+
+    level: Literal["error", "warning"]
+    what: str
+    todo: str | None = None
+    id: str = ""
 
 
-def _platform(facts: Facts) -> Iterator[_Finding]:
+def _platform(facts: Facts) -> Iterator[_Condition]:
     system, arch = facts["os"], facts["arch"]
     data = catalog.load("os")
     if arch is not None and arch not in data["architectures"]:
-        yield "error", f"its architecture {arch} is not supported", "supported are " + ", ".join(data["architectures"])
+        yield _Condition("error", f"its architecture {arch} is not supported", "supported are " + ", ".join(data["architectures"]))
     entry = data["distributions"].get(system["id"])
     said = system["name"] or f"{system['id']} {system['version']}".strip()
     supported = "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in data["distributions"].items())
     if entry is None and system["family"] not in ("debian", "rhel"):
-        yield "error", f"{said} is not supported", f"supported are {supported}"
+        yield _Condition("error", f"{said} is not supported", f"supported are {supported}")
     elif entry is not None and _version(system["version"]) < _version(entry["oldest"]):
-        yield "error", f"{said} is too old", f"supported are {supported}"
+        yield _Condition("error", f"{said} is too old", f"supported are {supported}")
     elif odd := untested(system):
-        yield "warning", odd, None
+        yield _Condition("warning", odd)
 
 
 def untested(system: Mapping[str, Any]) -> str | None:
@@ -107,45 +121,47 @@ def untested(system: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _python(facts: Facts) -> Iterator[_Finding]:
+def _python(facts: Facts) -> Iterator[_Condition]:
     python = facts["python"]
     asked = python.get("asked_for")
     wanted = ".".join(map(str, OLDEST_PYTHON))
     if asked:
         if asked.get("version") is None:
-            yield (
+            yield _Condition(
                 "error",
                 f"provision_python {asked.get('path')} does not run: {asked.get('error') or 'no such program'}",
                 "name one that is there",
             )
         elif _version(asked["version"]) < OLDEST_PYTHON:
-            yield "error", f"provision_python {asked['path']} is Python {asked['version']}; {wanted} or later is needed", None
+            yield _Condition("error", f"provision_python {asked['path']} is Python {asked['version']}; {wanted} or later is needed")
         return
     versions = [each["version"] for each in (python, *python["others"]) if each.get("version")]
     if versions and all(_version(version) < OLDEST_PYTHON for version in versions):
         newest = max(versions, key=_version)
-        yield (
+        yield _Condition(
             "error",
             f"its Python is {newest}; {wanted} or later is needed",
             "install a newer one beside it and name it: provision_python=/usr/bin/python3.11",
         )
 
 
-def _rights(facts: Facts, become_password: bool) -> Iterator[_Finding]:
+def _rights(facts: Facts, become_password: bool) -> Iterator[_Condition]:
     user = facts["user"]
     if user["can_become"] and user["sudo"] == "password" and not become_password:
         who = user["name"] or "the user"
-        yield "error", f"sudo asks {who} for a password", "add --ask-become-pass, or do without root: provision_sudo=no in the inventory"
+        yield _Condition(
+            "error", f"sudo asks {who} for a password", "add --ask-become-pass, or do without root: provision_sudo=no in the inventory"
+        )
 
 
-def _without_root(facts: Facts, prefix: str) -> Iterator[_Finding]:
+def _without_root(facts: Facts, prefix: str) -> Iterator[_Condition]:
     """Where root is not to be had, what it would have brought must be there."""
     if facts["user"]["can_become"]:
         return
     why = why_no_root(facts)
     password = facts["user"]["sudo"] == "password"
     if password:
-        yield "warning", why, "if the user may use sudo all the same: --ask-become-pass"
+        yield _Condition("warning", why, "if the user may use sudo all the same: --ask-become-pass")
     missing = list(_missing_packages(facts))
     if missing:
         install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts["os"]["family"], "install")
@@ -157,11 +173,11 @@ def _without_root(facts: Facts, prefix: str) -> Iterator[_Finding]:
             todo += "; or give the sudo password: --ask-become-pass"
         if not _has_venv(facts):
             todo += "; a Python of your own that has venv may be named, too: provision_python=/path/to/python3"
-        yield "error", f"{why}, and what only root can install is not there: {', '.join(missing)}", todo
+        yield _Condition("error", f"{why}, and what only root can install is not there: {', '.join(missing)}", todo)
     if facts["disk"]["prefix"].get("writable") is False:
         who = facts["user"]["name"] or "USER"
         todo = f"have an administrator make it: install -d -o {who} {prefix}; or name another with provision_prefix"
-        yield "error", f"{why}, and {prefix} cannot be made or written without", todo
+        yield _Condition("error", f"{why}, and {prefix} cannot be made or written without", todo)
 
 
 def why_no_root(facts: Facts) -> str:
@@ -195,7 +211,7 @@ def _has_venv(facts: Facts) -> bool:
     return any(each.get("has_venv") is not False for each in candidates)
 
 
-def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Finding]:
+def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Condition]:
     full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever lies on it
     for place, needed, said, elsewhere in (
         ("prefix", needed_mb, "", " with provision_prefix"),
@@ -208,38 +224,46 @@ def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Finding]:
         label, filesystem = f"{path}{said}", (disk.get("filesystem"), disk.get("total_mb"), free)
         if disk.get("read_only"):
             todo = f"mount it for writing (mount -o remount,rw), or choose another place{elsewhere}"
-            yield "error", f"the file system of {label} is mounted read-only", todo
+            yield _Condition("error", f"the file system of {label} is mounted read-only", todo)
         elif free is not None and free < needed:
             if filesystem not in full:
                 todo = f"make room (df -h {path}), or choose another place{elsewhere}"
-                yield "error", f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed", todo
+                yield _Condition(
+                    "error", f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed", todo, "disk-full"
+                )
             full.append(filesystem)
         elif place == "prefix" and inodes is not None and inodes < FEW_INODES:
-            yield "warning", f"the file system of {label} has only {inodes} inodes free", f"remove small files (df -i {path})"
+            yield _Condition(
+                "warning", f"the file system of {label} has only {inodes} inodes free", f"remove small files (df -i {path})", "disk-full"
+            )
         if place == "prefix" and disk.get("noexec"):
-            yield "error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{elsewhere}"
+            yield _Condition("error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{elsewhere}")
 
 
-def _packages(facts: Facts) -> Iterator[_Finding]:
+def _packages(facts: Facts) -> Iterator[_Condition]:
     manager = facts["package_manager"]
     if lock := manager["lock"]:
         holder = f"process {lock['pid']}" if lock.get("pid") else "a process that cannot be seen"
         command = f" ({lock['command']})" if lock.get("command") else ""
-        yield (
+        yield _Condition(
             "warning",
             f"{manager['name']} is locked by {holder}{command}",
             "it is waited for; if it never ends, look at it there: "
             + (f"ps -fp {lock['pid']}" if lock.get("pid") else "sudo fuser -v /var/lib/dpkg/lock-frontend"),
+            "apt-lock",
         )
     # Warnings: an installation that another process is at right now looks the same, and what was cut off the run finishes itself.
     if facts["dpkg_interrupted"]:
-        yield "warning", "a package installation is unfinished", "it is finished first; by hand: sudo dpkg --configure -a"
+        yield _Condition(
+            "warning", "a package installation is unfinished", "it is finished first; by hand: sudo dpkg --configure -a", "apt-held-broken"
+        )
     elif facts["broken_packages"]:
         names = ", ".join(facts["broken_packages"][:5]) + (" …" if len(facts["broken_packages"]) > 5 else "")
-        yield (
+        yield _Condition(
             "warning",
             f"packages are half installed: {names}",
             "it is mended first; by hand: sudo dpkg --configure -a && sudo apt-get -f install",
+            "apt-held-broken",
         )
 
 
@@ -254,16 +278,18 @@ def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
         identity = (facts["machine_id"], facts["boot_id"], facts["hostname"])
         if all(identity) and identity in machines:
             what = f"it is the same machine as `{machines[identity]}` ({facts['hostname']})"
-            yield Problem("error", name, what, "keep one of the two names in the inventory")
+            yield Problem("error", name, what, "keep one of the two names in the inventory", "nccl-cuda-ipc-hostname")
             continue
         machines[identity] = name
         machine_id, hostname = facts["machine_id"], facts["hostname"]
         if machine_id and machine_id in ids and facts["boot_id"] != known[ids[machine_id]]["boot_id"]:
             what = f"it has the same machine id as `{ids[machine_id]}`: one was cloned from the other"
-            yield Problem("warning", name, what, "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot")
+            yield Problem(
+                "warning", name, what, "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot", "machine-id-cloned"
+            )
         if hostname and hostname in names:
             what = f"it calls itself `{hostname}`, as `{names[hostname]}` does; MPI tells hosts apart by that name"
-            yield Problem("warning", name, what, f"there: sudo hostnamectl set-hostname {name}")
+            yield Problem("warning", name, what, f"there: sudo hostnamectl set-hostname {name}", "nccl-cuda-ipc-hostname")
         ids.setdefault(machine_id or name, name)
         names.setdefault(hostname or name, name)
 
@@ -297,7 +323,9 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
         if abs(apart) > CLOCKS_APART_S:
             direction = "ahead of" if apart > 0 else "behind"
             todo = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
-            yield Problem("warning", name, f"its clock is {_duration(abs(apart))} {direction} that of `{reference}`", todo)
+            yield Problem(
+                "warning", name, f"its clock is {_duration(abs(apart))} {direction} that of `{reference}`", todo, "clock-skew-make"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------- wording

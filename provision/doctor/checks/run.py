@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,15 +15,6 @@ from provision.facts import Facts, Problem, normalise
 LOGIN_FIX = (
     "provision up HOSTS   # lets every host into every other, with their host keys known",
     "ssh -v ADDRESS true   # from there, to see why",
-)
-# Problems of the survey that are conditions of the catalogue; the others keep the survey's own words.
-_IDS = (
-    (r"is locked by", "apt-lock"),
-    (r"half installed|installation is unfinished", "apt-held-broken"),
-    (r"disk is full|inodes free", "disk-full"),
-    (r"its clock is", "clock-skew-make"),
-    (r"calls itself|is the same machine as", "nccl-cuda-ipc-hostname"),
-    (r"same machine id", "machine-id-cloned"),
 )
 
 
@@ -71,11 +61,9 @@ def _of_check(check: Check, hosts: Mapping[str, Facts], answers: Mapping[str, An
 
 
 def _of_problem(problem: Problem) -> Finding:
-    """A problem of the survey under the catalogue's id, if it has one: by its kind, or by the ssh message that it quotes."""
-    name = next((known for pattern, known in _IDS if re.search(pattern, problem.what)), None)
-    if name is None:
-        quoted = [each.id for each in _explained(problem.what) if each.id != UNKNOWN]
-        name = quoted[0] if quoted else "host-not-usable" if problem.level == "error" else "host-warning"
+    """A problem of the survey under the catalogue's id, if it has one: its own, or that of what ssh said."""
+    quoted = (each.id for each in _explained(problem.said) if each.id != UNKNOWN)
+    name = problem.id or next(quoted, "host-not-usable" if problem.level == "error" else "host-warning")
     fix = (problem.todo,) if problem.todo else ()
     return _finding(entry_of(name), Seen(problem.what, "", fix), problem.host, problem.level)
 

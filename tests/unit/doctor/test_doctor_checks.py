@@ -11,7 +11,10 @@ from provision.doctor.checks.run import entry_of
 from provision.doctor.findings import Finding
 from provision.doctor.hosts import with_logs
 from provision.facts import Problem
+from provision.facts import problems as problems_of
 from provision.facts.defaults import DEFAULTS
+from provision.inventory import Host
+from provision.survey import connection_problem
 
 VENV = "/opt/provision/venv"
 INSTALLED = {
@@ -108,8 +111,8 @@ def test_hosts_that_differ_are_named_against_what_most_have() -> None:
 
 def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
     problems = [
-        Problem("error", "a", "it cannot be reached: nothing listens (ssh: connect to host a port 22: Connection refused)", "start sshd"),
-        Problem("warning", "b", "apt is locked by process 7", "wait"),
+        connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused"),
+        *problems_of("b", {"package_manager": {"name": "apt", "lock": {"pid": 7}}}, needed_mb=0, prefix="/opt/provision"),
         Problem("error", "c", "its architecture sparc is not supported", None),
     ]
     found = {each.host: (each.id, each.severity) for each in examine({}, problems)}
