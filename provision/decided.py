@@ -19,7 +19,7 @@ from provision import lock as locking
 from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.lock import Lock
-from provision.plan import Conflict, Plan
+from provision.plan import Conflict, Plan, Remedy
 from provision.resolve.blocked import some
 
 NOTE = "decided.json"
@@ -108,7 +108,7 @@ def _conflicts(plan: Plan, decided: Lock, outside: set[str], upgrade: bool) -> I
             f"{title} must be the same everywhere; outside --limit, {kept} ({decided.kept_to}), "
             f"and {some(differing)} would get {planned[differing[0]]}"
         )
-        yield Conflict(differing[0], said, (keep, whole))
+        yield Conflict(differing[0], said, (Remedy(keep, "options"), Remedy(whole, "options")))
 
 
 def _releases(lock: Lock, name: str, among: Collection[str] | None = None) -> dict[str, list[str]]:

@@ -205,12 +205,29 @@ class HostPlan:
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """What would help against a conflict, as a sentence, and whether it is an option of the command line or a change of the hosts."""
+
+    text: str
+    about: Literal["options", "hosts"]
+
+
+@dataclass(frozen=True)
 class Conflict:
-    """Why no plan fits: the host that blocks, the constraint, and the cheapest ways out."""
+    """Why no plan fits: the host that blocks, the constraint, and the cheapest remedies."""
 
     host: str
     constraint: str
-    ways_out: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def ways_out(self) -> tuple[str, ...]:
+        """The remedies as sentences."""
+        return tuple(remedy.text for remedy in self.remedies)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"host": self.host, "constraint": self.constraint, "ways_out": list(self.ways_out)}
 
 
 @dataclass(frozen=True)
@@ -238,7 +255,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "hosts": {name: _plain(host, seen, logins=logins) for name, host in self.hosts.items()},
-            "conflicts": [_plain(conflict, seen) for conflict in self.conflicts],
+            "conflicts": [conflict.as_dict() for conflict in self.conflicts],
             "notes": list(self.notes),
         }
 
@@ -258,7 +275,7 @@ class Plan:
         for number, (name, host) in enumerate(self.hosts.items()):
             parts = ", ".join(f"{json.dumps(key)}: {text(part)}" for key, part in _plain(host, seen).items())
             yield f"{',' if number else ''}\n{json.dumps(name)}: {{{parts}}}"
-        rest = {"conflicts": [_plain(conflict, seen) for conflict in self.conflicts], "notes": list(self.notes)}
+        rest = {"conflicts": [conflict.as_dict() for conflict in self.conflicts], "notes": list(self.notes)}
         yield "},\n" + json.dumps(rest)[1:] + "\n"
 
 

@@ -13,7 +13,7 @@ from provision.errors import ProvisionError, UsageError
 from provision.install import Sources
 from provision.install_options import Options, wishes_of
 from provision.inventory import Host, Inventory
-from provision.plan import CPU_ONLY, HOROVOD_NAMES, Plan
+from provision.plan import CPU_ONLY, HOROVOD_NAMES, Plan, Remedy
 from provision.resolve import HostWishes, resolve
 from provision.supplies import Given, with_checksums
 
@@ -101,8 +101,9 @@ def _without_lock(plan: Plan, anew: Plan, name: str, *, limited: bool) -> Plan:
     """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out."""
     if anew.conflicts:
         return anew
-    upgrade = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
-    conflicts = [replace(one, ways_out=(upgrade, *one.ways_out[:1])) for one in plan.conflicts]
+    text = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
+    upgrade = Remedy(text, "options")
+    conflicts = [replace(one, remedies=(upgrade, *one.remedies[:1])) for one in plan.conflicts]
     return replace(plan, conflicts=tuple(conflicts))
 
 

@@ -48,7 +48,7 @@ def of_system(system: str, cuda: str | None, wishes: Wishes, *, arch: str = "x86
     plan = resolve({_INVENTED: known}, wishes, {})
     if plan.conflicts:
         first = plan.conflicts[0]
-        options = [way for way in first.ways_out if way.startswith(("--", "leave --"))]  # the others are about hosts
+        options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
         where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
         raise ProvisionError(f"no plan fits: {first.constraint}", where=where, todo="  or  ".join(options) or None)
     return Target(bases.base(machine(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
+from provision.plan import Remedy
 from provision.resolve.machine import Interpreter, Machine, driver_for
 from provision.resolve.wishes import Wishes
 from provision.versions import key
@@ -31,6 +32,10 @@ class Way:
     sort: str = ""
     without: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
+
+    def remedy(self, more: str = "") -> Remedy:
+        """What the user is told, with ``more`` to add."""
+        return Remedy(self.text + more, "options" if self.asks else "hosts")
 
 
 class Blocked(Exception):

@@ -225,7 +225,8 @@ def _component(
     cause = "an earlier run took it" if "nccl" in wishes.kept else "of --allow-bad"
     why += [f"known bad, taken because {cause}: {said}" for said in _known_bad(choice.version)]
 
-    def reason(other: Build) -> str:
+    def reason(other: Build) -> str | None:
+        """None where it is simply older."""
         said = misfit(other, kind, wishes)
         if said:
             return said
@@ -241,7 +242,7 @@ def _component(
         if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
             return _weak(other)
         if key(other.version) < key(choice.version):
-            return f"older than {choice.version}"
+            return None
         if key(other.cuda)[0] < key(build.cuda)[0]:
             return f"{choice.version} has a build for the driver's CUDA major on more hosts"
         if other.weak:
@@ -289,14 +290,14 @@ def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders
         yield "for every GPU that its CUDA knows: the facts do not say which there are"
 
 
-def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Callable[[Build], str]) -> Iterable[Rejected]:
+def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Callable[[Build], str | None]) -> Iterable[Rejected]:
     """What lost: newer ones and other builds of the chosen version one by one, what is simply older in one line."""
     older: list[Build] = []
     for build in sorted(known, key=lambda each: (key(each.version), key(each.cuda), each.source), reverse=True):
         if build == chosen:
             continue
         said = reason(build)
-        if said.startswith("older than"):
+        if said is None:
             older.append(build)
         else:
             yield Rejected(build.name, said)

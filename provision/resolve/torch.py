@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from provision import catalog
 from provision.plan import Component, Rejected, Source
@@ -25,9 +25,9 @@ def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], wishes: Wishes) 
         if misfit is None
     }
     if not fitting:
-        found = [misfit for misfit in misfits.values() if misfit]
-        host, reason = min(found, key=lambda each: _cause(each[1]))
-        raise Blocked(host, reason, _ways_out(host, kinds, wishes))
+        # What tells the user most: that there is no build at all, before that there is no wheel for a Python.
+        found = min((misfit for misfit in misfits.values() if misfit), key=lambda each: each.is_of_python)
+        raise Blocked(found.host, found.reason, _ways_out(found.host, kinds, wishes))
     version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
     rejected = tuple(_lost(version, fitting, misfits))
     tags = fitting[version]
@@ -38,14 +38,16 @@ def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], wishes: Wishes) 
     return made, _notes(version, kinds, tags)
 
 
-def _lost(chosen: str, fitting: Mapping[str, Mapping[Machine, str]], misfits: Mapping[str, tuple[str, str] | None]) -> Iterator[Rejected]:
+def _lost(chosen: str, fitting: Mapping[str, Mapping[Machine, str]], misfits: Mapping[str, _Misfit | None]) -> Iterator[Rejected]:
     """The releases that were not taken: those that do not fit, those that bring several NCCLs, those that are older."""
     order = list(misfits)
     for version in order[: order.index(chosen)]:
         misfit = misfits[version]
         inside = ", ".join(_nccls(version, fitting.get(version, {})))
         said = (
-            f"{misfit[0]}: {misfit[1]}" if misfit else f"its builds for these hosts bring different NCCLs ({inside}): ranks need the same"
+            f"{misfit.host}: {misfit.reason}"
+            if misfit
+            else f"its builds for these hosts bring different NCCLs ({inside}): ranks need the same"
         )
         yield Rejected(f"torch=={version}", said)
     for version in order[order.index(chosen) + 1 :]:
@@ -66,10 +68,16 @@ def _candidates(wishes: Wishes) -> list[str]:
     return [known["default"], *sorted((v for v in known["releases"] if v != known["default"]), key=key, reverse=True)]
 
 
-def _misfit(
-    version: str, kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes
-) -> tuple[str, str] | None:
-    """(host, why this release does not fit it), of the first host by name."""
+class _Misfit(NamedTuple):
+    """Why a release does not fit a host."""
+
+    host: str
+    reason: str
+    is_of_python: bool
+
+
+def _misfit(version: str, kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes) -> _Misfit | None:
+    """Of the first host by name that the release does not fit."""
     if wishes.torch_index and wishes.torch_version:
         return None  # the user says that it is there
     release = catalog.load("pytorch")["releases"].get(version)
@@ -85,7 +93,7 @@ def _misfit(
         else:
             reason = None if _tags(version, kind, wishes) else _no_build(version, kind)
         if reason:
-            found.append((names[0], reason))
+            found.append(_Misfit(names[0], reason, release is not None and python not in release["pythons"]))
     return min(found, default=None)
 
 
@@ -248,11 +256,6 @@ def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> str |
     wanted = ["torch", version, "cp" + python.replace(".", "")]
     named = ((wheel, wheel.removesuffix(".whl").split("-")) for wheel in wheels)
     return next((wheel for wheel, parts in named if len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch)), None)
-
-
-def _cause(reason: str) -> int:
-    """Which of several releases' reasons tells the user most: no build at all before no wheel for a Python."""
-    return "no wheel for" in reason
 
 
 def _ways_out(host: str, kinds: Kinds, wishes: Wishes) -> Iterator[Way]:

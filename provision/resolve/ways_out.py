@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from provision.plan import Conflict
+from provision.plan import Conflict, Remedy
 from provision.resolve.blocked import Blocked, Kinds, Way, leave_out, remaining
 from provision.resolve.wishes import Wishes
 
@@ -32,26 +32,26 @@ class Trial:
         """All trouble as conflicts, each with its cheapest ways out that work."""
         return [Conflict(blocked.host, blocked.constraint, self._ways_out(what, blocked)) for what, blocked in self.trouble.items()]
 
-    def _ways_out(self, what: Hashable, blocked: Blocked) -> tuple[str, ...]:
+    def _ways_out(self, what: Hashable, blocked: Blocked) -> tuple[Remedy, ...]:
         """Those that end in a plan; where there is none, those that do away with this conflict, if only to meet that of the next host. Then
         what cannot be tried. None asks for something else than what an earlier run has decided: the user has not asked for that."""
-        whole: dict[str, str] = {}
-        part: dict[str, str] = {}
-        step: dict[str, str] = {}
+        whole: dict[str, Remedy] = {}
+        part: dict[str, Remedy] = {}
+        step: dict[str, Remedy] = {}
         untried = []
         for way in blocked.ways:
             sort = way.sort or way.text
             if self.wishes.are_kept(way.asks):
                 continue
             if way.then is None:
-                untried.append(way.text)
+                untried.append(way.remedy())
             elif sort not in whole and len(whole) < MOST:
                 enough = self._with_all_that_must_go(way, what)
                 left = self._left(enough)
                 if not left:
-                    whole[sort] = enough.text
+                    whole[sort] = enough.remedy()
                 elif set(left) <= set(self.trouble) and not _is_left(blocked, left.get(what)):
-                    (step if what in left else part).setdefault(sort, f"{enough.text} (not enough by itself)")
+                    (step if what in left else part).setdefault(sort, enough.remedy(" (not enough by itself)"))
         return tuple([*(whole or part or step).values(), *untried][:MOST])
 
     def _left(self, way: Way) -> Trouble:
