@@ -45,8 +45,8 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
     def note(event: Event) -> None:
         if event.kind in ("failed", "unreachable"):
             refused.setdefault(event.host, event)
-        elif BEGIN in (said := str(event.result.get("stdout", ""))):
-            answers.setdefault(event.host, []).append(said)
+        elif (said := event.result.get("stdout")) is not None:  # of our scripts: no other task of this playbook prints anything
+            answers.setdefault(event.host, []).append(str(said))
         session.progress.event(event)
 
     session.play(

@@ -52,8 +52,8 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
     def note(event: Event) -> None:
         if event.kind in ("failed", "unreachable"):
             refused[event.host] = event
-        elif facts.BEGIN in (said := str(event.result.get("stdout", ""))):
-            received[event.host] = (said, time.time())
+        elif (said := event.result.get("stdout")) is not None and (event.host not in received or facts.BEGIN in said):
+            received[event.host] = (str(said), time.time())
 
     asked = "become" in session.passwords
     with_password = [host.name for host in session.inventory.hosts if asked or any(name in host.variables for name in _PASSWORD_VARIABLES)]
@@ -90,7 +90,7 @@ def _host_problems(
     try:
         found = facts.answer(answer[0])
     except ProvisionError as error:
-        yield Problem("error", host.name, error.what, error.todo)
+        yield Problem("error", host.name, error.what, error.todo, said="" if facts.BEGIN in answer[0] else answer[0])
         return
     prefix = host.prefix or DEFAULT_PREFIX
     if not found.get("missing_python"):

@@ -43,7 +43,9 @@ def look(session: Session, known: Mapping[str, Facts], *, bandwidth: bool = Fals
                 try:
                     answers[host.name] = read(said.get(host.name, ""))
                 except ProvisionError as error:
-                    problems.append(Problem("warning", host.name, f"it could not look at the other hosts: {error.what}", None))
+                    what = f"it could not look at the other hosts: {error.what}"
+                    heard = said.get(host.name, "")
+                    problems.append(Problem("warning", host.name, what, said="" if _BEGIN in heard else heard))
     return answers, problems
 
 

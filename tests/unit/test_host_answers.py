@@ -1,0 +1,41 @@
+"""A host that runs something else than our script is told by what it said: a forced command, a menu instead of a shell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from provision import facts, remove, survey
+from provision.doctor.checks import examine
+from provision.inventory import Host, Inventory
+from provision.playbook import Event
+from provision.session import Session
+from provision.survey import Survey
+
+NOTHING = '{"nothing": true, "removed": [], "left": [], "error": null}'
+MENU = "welcome\nthis login is for backups: No space left on device"
+
+
+def session_in_which(*answers: str) -> Session:
+    """One in whose playbooks the host ``a`` prints this, a task each."""
+
+    def play(*_: Any, on_event: Any, **__: Any) -> None:
+        for number, said in enumerate(answers):
+            on_event(Event("ok", "a", "", f"task {number}", {"stdout": said}))
+
+    ignore = SimpleNamespace(event=lambda _: None)
+    inventory = Inventory("a", None, "a,", [Host("a", "a")])
+    made = SimpleNamespace(passwords={}, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, owner="", dead_runs=list)
+    return cast(Session, made)
+
+
+def test_the_survey_says_what_the_host_said_and_the_doctor_knows_it() -> None:
+    found = survey.look(session_in_which(MENU, "0"))
+    assert [problem.what for problem in found.problems] == [f"the survey did not run; the host said: {MENU.splitlines()[-1]}"]
+    assert [each.id for each in examine({}, found.problems)] == ["disk-full"]
+
+
+def test_a_removal_of_which_half_did_not_run_has_failed() -> None:
+    half = f"{remove.BEGIN}\n{NOTHING}\n{facts.END}\n"
+    found = remove.remove(session_in_which(MENU, half), Survey(hosts={"a": facts.normalise({})}), dry_run=False)
+    assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]
