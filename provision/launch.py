@@ -386,6 +386,7 @@ def told(verdict: Verdict, job: Job) -> str:
     return {
         "ended": f"{rank} {ended}",
         "launcher": f"the launcher on {host} {ended}",
+        "orphaned": f"the launcher's process on {host} was killed, or has crashed",
         "stopped": f"{f'{verdict.name} on {host}' if verdict.rank is None else rank} {halted}",
         "silent": f"{host} has not been heard of for {verdict.seconds:g} s: it stands still, or the network to it is cut{said}",
         "lost": f"the connection to {host} has ended{said}",

@@ -28,18 +28,18 @@ _BEAT_S = 5.0  # how often the job hears that we are there
 _OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
 
-Kind = Literal["ended", "launcher", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
+Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What ended a job first, by its facts.
 
-    ``kind``: ``ended`` (a rank, with ``code``), ``launcher`` (it was itself ended, by a signal), ``stopped`` (a rank, or with None a
-    process of the launcher, for ``seconds``), ``silent`` and ``lost`` (a host), ``unreachable`` (a host, before anything was started),
-    ``refused`` (a host, whose guard has said why it cannot take part), ``controller`` (we, for ``seconds``), ``gone`` (the first host, or
-    our job there, without a word). ``host``: as the job calls it; empty for the first one. ``code``: of the process, negative for a signal.
-    ``said``: by ssh or the host.
+    ``kind``: ``ended`` (a rank, with ``code``), ``launcher`` (it was itself ended, by a signal), ``orphaned`` (ranks of a host, by the
+    end of the launcher's process there), ``stopped`` (a rank, or with None a process of the launcher, for ``seconds``), ``silent`` and
+    ``lost`` (a host), ``unreachable`` (a host, before anything was started), ``refused`` (a host, whose guard has said why it cannot take
+    part), ``controller`` (we, for ``seconds``), ``gone`` (the first host, or our job there, without a word). ``host``: as the job calls
+    it; empty for the first one. ``code``: of the process, negative for a signal. ``said``: by ssh or the host.
     """
 
     kind: Kind

@@ -9,8 +9,9 @@ ancestors, or a process of another run. Then it removes the folders of jobs that
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
 ``{"folder": path, "files": {name: text}}``. It makes the job's private folder there, and one of the same name under /dev/shm; says
 ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped. The other
-end, too, writes a line every few seconds. On ``end`` it ends the run on this host, removes the folders and says ``{"ended": […]}``, how
-the ranks of this host ended. It does the same when the other end is gone or silent.
+end, too, writes a line every few seconds. On ``end`` it ends the run on this host, removes the folders and says ``{"orphaned": true}``
+where the launcher's process here had died before its ranks, and ``{"ended": […]}``, how the ranks of this host ended. It does the same
+when the other end is gone or silent.
 """
 
 import fcntl
@@ -151,7 +152,10 @@ class Ranks:
         self._folder = folder
 
     def all(self):
-        """{"rank", "pid", "parent"} of each; of those that have ended "code" and "at", too. The program's own files may lie beside them."""
+        """{"rank", "pid", "parent", "starter"} of each; of those that have ended "code", "at" and "orphaned", too.
+
+        The program's own files may lie beside them.
+        """
         try:
             names = sorted(name for name in os.listdir(self._folder) if RANK.match(name))
         except OSError:
@@ -164,7 +168,7 @@ class Ranks:
                 noted = json.load(file)
         except (OSError, ValueError, RecursionError):
             return None
-        if not isinstance(noted, dict) or not all(isinstance(noted.get(name), int) for name in ("rank", "pid", "parent")):
+        if not isinstance(noted, dict) or not all(isinstance(noted.get(name), int) for name in ("rank", "pid", "parent", "starter")):
             return None
         has_ended = isinstance(noted.get("code"), int) and isinstance(noted.get("at"), (int, float)) and abs(noted["at"]) < 1e9
         return noted if has_ended or noted.get("code") is None else None
@@ -172,6 +176,13 @@ class Ranks:
     def ended(self):
         """How they did, and when."""
         return [{"rank": one["rank"], "code": one["code"], "at": one["at"]} for one in self.all() if one.get("code") is not None]
+
+    def are_orphaned(self):
+        """Whether the launcher's process that started them was dead before one of them ended, or is with one that goes on."""
+        return any(
+            one.get("orphaned") is True if one.get("code") is not None else parent_of(one["parent"]) not in (0, one["starter"])
+            for one in self.all()
+        )
 
 
 def stopped(run_id, ranks):
@@ -261,8 +272,10 @@ def guard():
             with open(os.path.join(order["folder"], name), "w") as file:
                 file.write(text)
         say({"ready": True})
-        ended = attend(os.environ["PROVISION_RUN_ID"], Ranks(order["folder"]), OtherEnd(heard))
+        ended, are_orphaned = attend(os.environ["PROVISION_RUN_ID"], Ranks(order["folder"]), OtherEnd(heard))
         now = time.monotonic()  # of this machine alone
+        if are_orphaned:
+            say({"orphaned": True})
         say({"ended": [dict(one, ago=now - one["at"]) for one in ended]})
     except FileExistsError as error:
         place = os.path.dirname(error.filename)
@@ -278,20 +291,20 @@ def guard():
 
 
 def attend(run_id, ranks, other_end):
-    """Until the other end wants it or is gone; how the ranks ended, after nothing of the run is left here."""
+    """Until the other end wants it or is gone; how the ranks ended, and whether as orphans, after nothing of the run is left here."""
     last = time.monotonic()
     while not other_end.over.wait(BEAT_S) and other_end.silent < SILENT_S:
         say({"stopped": stopped(run_id, ranks)})
         now = time.monotonic()
         other_end.silent += min(now - last, 2 * BEAT_S)  # a machine that was asleep has missed nothing
         last = now
-    ended = ranks.ended()
+    ended, are_orphaned = ranks.ended(), ranks.are_orphaned()
     spared = {os.getpid(), os.getppid()} if other_end.is_orderly else {os.getpid()}
     # Whoever started the ranks and carries no mark, an agent of the engine's, ends by itself when it can go on.
     starters = {parent_of(one["parent"]) for one in ranks.all()}
     signal_all([pid for pid in starters if pid > 1 and is_stopped(pid)], signal.SIGCONT)
     sweep(run_id, spared, JOB_GRACE_S)
-    return ended
+    return ended, are_orphaned
 
 
 if __name__ == "__main__":

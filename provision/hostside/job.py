@@ -52,7 +52,7 @@ def understood(line):
         return None, None
     ((kind, about),) = message.items()
     is_known = (
-        (kind == "ready" and about is True)
+        (kind in ("ready", "orphaned") and about is True)
         or (kind == "error" and isinstance(about, str))
         or (kind == "stopped" and are_all(about, pid=is_whole, rank=lambda rank: rank is None or is_whole(rank), name=is_text))
         or (kind == "ended" and are_all(about, rank=is_whole, code=is_whole, ago=is_number))
@@ -91,6 +91,7 @@ class Guard:
         self.said = []  # that, and what is no message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, what is known of it)
         self.ended = []  # (when, rank, code)
+        self.is_orphaned = False  # the launcher's process there had died before its ranks
         self._rest = b""
         # In a session of its own: a signal for us must not end it before it has put everything away.
         self.process = subprocess.Popen(
@@ -129,6 +130,8 @@ class Guard:
         if kind == "stopped":
             before = self.stopped
             self.stopped = {one["pid"]: (before.get(one["pid"], (-BEAT_S,))[0] + BEAT_S, one) for one in about}
+        elif kind == "orphaned":
+            self.is_orphaned = True
         elif kind == "ended":
             self.ended = [(time.monotonic() - one["ago"], one["rank"], one["code"]) for one in about]
 
@@ -223,9 +226,14 @@ def exit_code(job):
 
 
 def first_failure(guards):
-    """The rank that ended badly before all others."""
+    """The rank that ended badly before all others, or the host whose ranks were lost to the launcher."""
     failures = [(when, guard.host, rank, code) for guard in guards for when, rank, code in guard.ended if code != 0]
-    return dict(zip(("kind", "host", "rank", "code"), ("ended", *min(failures)[1:]))) if failures else None
+    first = dict(zip(("kind", "host", "rank", "code"), ("ended", *min(failures)[1:]))) if failures else None
+    orphaned = [guard.host for guard in guards if guard.is_orphaned]
+    # A launcher that loses a host ends the others' ranks by SIGTERM, and may be faster with it than the lost ones are in ending.
+    if orphaned and (first is None or first["code"] == -signal.SIGTERM or first["host"] in orphaned):
+        return {"kind": "orphaned", "host": orphaned[0]}
+    return first
 
 
 def prepare(order, folder):

@@ -17,6 +17,7 @@ NOT_FOUND = 127  # as a shell has it
 #: A launcher sends them to the group: the program takes them, and its end is ours.
 OF_GROUP = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP}
 DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+EXITING = 0x4  # PF_EXITING of linux/sched.h; a process has it before its connections close, and children until it is gone
 
 
 def note(folder, rank, **facts):
@@ -24,6 +25,16 @@ def note(folder, rank, **facts):
     with open(path + ".new", "w") as file:
         json.dump(dict(facts, rank=int(rank)), file)
     os.rename(path + ".new", path)
+
+
+def is_orphaned(starter):
+    """Whether the launcher's process that started this one is dead or dying, so that the rank may have ended because of that."""
+    try:
+        with open("/proc/%d/stat" % starter, errors="replace") as stat_of:
+            flags = int(stat_of.read().rpartition(")")[2].split()[6])
+    except (OSError, ValueError, IndexError):
+        flags = 0
+    return os.getppid() != starter or bool(flags & EXITING)
 
 
 def become(program, mask, parent):
@@ -47,17 +58,17 @@ def main():
     rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
     os.environ["PROVISION_RANK"] = rank
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUP)
-    parent = os.getpid()
+    parent, starter = os.getpid(), os.getppid()
     pid = os.fork()
     if pid == 0:
         become(program, mask, parent)
-    known = {"pid": pid, "parent": parent}
+    known = {"pid": pid, "parent": parent, "starter": starter}
     note(folder, rank, **known)
     _, status = os.waitpid(pid, 0)
     at = time.monotonic()
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     try:
-        note(folder, rank, code=code, at=at, **known)
+        note(folder, rank, code=code, at=at, orphaned=code != 0 and is_orphaned(starter), **known)
     except OSError:
         pass  # the job's folder is being removed
     if code < 0:

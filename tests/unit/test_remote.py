@@ -333,15 +333,32 @@ def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
     assert (result.code, result.verdict) == (9, remote.Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_because_of_it(tmp_path: Path, goes_on: bool) -> None:
+    """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
+    start = f"exec {sys.executable} -I -S {{job}}/rank.py"
+    starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
+    launcher = f"""
+        (COLLECTIVE_RANK=0 {start}) & first=$!
+        sh -c {shlex.quote(starter)} &
+        while [ ! -s 0 ] || [ ! -s 1 ]; do sleep 0.01; done
+        kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; sleep 0.4; exit 205
+    """
+    lost = "exec sleep 300" if goes_on else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
+    program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
+    result, _ = run(Job(["sh", "-c", f"cd {tmp_path}; {launcher}"], program=["sh", "-c", program]))
+    assert (result.code, result.verdict) == (205, remote.Verdict("orphaned", ""))
+
+
 @pytest.mark.parametrize("name", ["rank-loss.json", "rank-7.new", "rank-7"])
 @pytest.mark.parametrize("text", ["[1, 2]", '{"rank": 7}', '{"rank": 7, "pid": 2, "parent": 2, "code": "x"}', "[" * 9000])
 def test_files_of_the_programs_are_not_taken_for_notes_of_ranks(tmp_path: Path, name: str, text: str) -> None:
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     (tmp_path / name).write_text(text)
-    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid()}
+    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
     (tmp_path / "rank-0").write_text(json.dumps(note))
     ranks = script.Ranks(str(tmp_path))
-    assert (ranks.all(), ranks.ended(), script.stopped("unit-notes", ranks)) == ([note], [], [])
+    assert (ranks.all(), ranks.ended(), ranks.are_orphaned(), script.stopped("unit-notes", ranks)) == ([note], [], False, [])
     assert script.Ranks(str(tmp_path / "removed")).all() == []
 
 
