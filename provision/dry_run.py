@@ -23,15 +23,15 @@ def foretell(report: HostReport, result: HostResult, *, rewritten: bool, drifted
 def prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
     """What a dry run says of each step.
 
-    What it had to pass over it cannot know once an earlier step will change the host; nor where it could not look at anything, and
-    something is not as it was left.
+    What it left out it cannot know once an earlier step will change the host; nor where it could not look at anything, and something is not
+    as it was left.
     """
     found: dict[str, Prospect] = {}
     changing = False
     for name, step in result.steps.items():
         if name == "guard":
             continue
-        unknown = step.passed_over > 0 and (changing or (drifted and step.ran == 0))
+        unknown = step.unchecked and (changing or (drifted and step.ran == 0))
         found[name] = "will change" if step.changed else "cannot know yet" if unknown else "will not change"
         changing = changing or step.changed > 0
     return found

@@ -192,10 +192,9 @@ def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -
 
 
 def _holds_torch(host: HostPlan, facts: Facts) -> bool:
-    """Whether a host has PyTorch from that very file, in an environment that nothing has happened to."""
+    """Whether a host has PyTorch from that very file, and nothing has happened to what we installed there."""
     noted = ((facts.get("installed") or {}).get("files") or {}).get("venv") or {}
-    harmed = any(f"{host.prefix}/venv" in said or said.startswith("torch ") for said in facts.get("drift") or ())
-    return host.torch is not None and noted.get("torch", {}).get("sha256") == host.torch.sha256 and not harmed
+    return host.torch is not None and noted.get("torch", {}).get("sha256") == host.torch.sha256 and not facts.get("drift")
 
 
 def _one_line(value: Any) -> Any:

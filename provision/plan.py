@@ -26,10 +26,25 @@ COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that lost, and why."""
+    """A candidate that lost, and why: the cause, which several may share, and its detail, in which they may differ."""
 
     candidate: str
-    reason: str
+    cause: str
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The whole of it, as people read it."""
+        return f"{self.cause} ({self.detail})" if self.detail else self.cause
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Rejected:
+        """One back from JSON, which holds the whole reason. Raises KeyError or TypeError when it is not one."""
+        return cls(data["candidate"], data["reason"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"candidate": self.candidate, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ class Component:
     def from_dict(cls, data: Mapping[str, Any]) -> Component:
         """A component back from JSON. Raises KeyError or TypeError when it is not one."""
         values = dict(data)
-        values["why"], values["rejected"] = tuple(values["why"]), tuple(Rejected(**lost) for lost in values["rejected"])
+        values["why"], values["rejected"] = tuple(values["why"]), tuple(map(Rejected.from_dict, values["rejected"]))
         for name in ("packages", "options"):
             values[name] = tuple(values.get(name) or ())
         values["builders"] = tuple(Builder(**one) for one in values.get("builders") or ())
@@ -291,7 +306,9 @@ def _plain(value: Any, seen: dict[int, Any], *, logins: bool = False) -> Any:
     if id(value) in seen:
         return seen[id(value)]
     made: Any = value
-    if is_dataclass(value):
+    if isinstance(value, Rejected):
+        made = value.as_dict()
+    elif is_dataclass(value):
         made = {each.name: _plain(getattr(value, each.name), seen, logins=logins) for each in fields(value)}
         if isinstance(value, Component) and value.index and not logins:
             made["index"] = without_credentials(value.index)

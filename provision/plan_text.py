@@ -99,14 +99,13 @@ def _show_component(title: str, component: Component, console: Console, width: i
 
 
 def _lost(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
-    """What lost, by cause: (candidates, cause). What stands in brackets behind a cause, its source, may differ."""
+    """What lost, by cause: (candidates, cause with the details of all)."""
     by_cause: dict[str, list[Rejected]] = {}
     for lost in rejected:
-        by_cause.setdefault(lost.reason.partition(" (")[0], []).append(lost)
+        by_cause.setdefault(lost.cause, []).append(lost)
     for cause, group in by_cause.items():
         candidates = [lost.candidate for lost in group]
-        details = dict.fromkeys(lost.reason.partition(" (")[2].removesuffix(")") for lost in group)
-        reason = group[0].reason if len(details) == 1 else f"{cause} ({', '.join(filter(None, details))})"
+        reason = Rejected("", cause, ", ".join(dict.fromkeys(lost.detail for lost in group if lost.detail))).reason
         if len(candidates) > 3:
             yield f"{candidates[0]} … {candidates[-1]} ({len(candidates)} builds)", reason
         else:

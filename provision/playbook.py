@@ -12,8 +12,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,11 +66,11 @@ def headline(text: str) -> str:
 
 @dataclass
 class Step:
-    """One role on one host: tasks that ran, of these the ones that changed something (or would), and those a dry run had to pass over."""
+    """One role on one host: tasks that ran, of these the ones that changed something (or would), and whether a dry run left some out."""
 
     ran: int = 0
     changed: int = 0
-    passed_over: int = 0
+    unchecked: bool = False
 
 
 @dataclass
@@ -144,9 +142,10 @@ class _Collector:
         host.seconds += event.seconds
         if event.role:
             step = host.steps.setdefault(event.role, Step())
-            step.ran += event.kind in ("ok", "changed", "tolerated", "failed")
+            is_note = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))  # the role's own, of a dry run
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_note
             step.changed += event.kind == "changed"
-            step.passed_over += event.kind == "skipped" and _waits_for_a_real_run(event.path)
+            step.unchecked = step.unchecked or is_note
         if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"
@@ -154,24 +153,6 @@ class _Collector:
             host.skipped += 1
         elif event.kind in ("failed", "unreachable"):
             host.failure = host.failure or event
-
-
-_IN_REAL_RUNS = re.compile(r"\s+when: ((not )?host_plan\.root and )?\(?not ansible_check_mode\b")
-
-
-@cache
-def _waits_for_a_real_run(path: str) -> bool:
-    """Whether a task is one that a dry run passes over: its condition begins with that, but for root. Ansible's event does not say why.
-
-    Where something else comes first, as in ``bundle_here.needed … and not ansible_check_mode``, another task tells of that need.
-    """
-    name, _, line = path.rpartition(":")
-    try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
-    except (OSError, ValueError):
-        return False
-    task = [lines[0], *takewhile(lambda text: not text.startswith("- "), lines[1:])] if lines else []
-    return any(_IN_REAL_RUNS.match(text) for text in task)
 
 
 def _ignore(_event: Event) -> None:

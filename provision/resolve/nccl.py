@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from provision import catalog
 from provision.plan import Builder, Component, Rejected
@@ -85,28 +85,42 @@ def _without_effect(wishes: Wishes) -> list[str]:
     ]
 
 
-def misfit(build: Build, kind: Machine, wishes: Wishes) -> str | None:
+@dataclass(frozen=True)
+class Misfit:
+    """Why a build cannot be used on a kind of host: which reason it is, and the reason as people read it, with its detail."""
+
+    reason: Literal["driver", "privileges", "gpu", "installed", "known bad", "version", "source", "too new"]
+    cause: str
+    detail: str = ""
+
+    def of(self, build: Build) -> Rejected:
+        """The build as one that lost because of this."""
+        return Rejected(build.name, self.cause, self.detail)
+
+
+def misfit(build: Build, kind: Machine, wishes: Wishes) -> Misfit | None:
     """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
     known = catalog.load("nccl")
     asked = build.version == _version_asked(wishes)
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
-        return f"newer than the driver's CUDA {kind.cuda}"
+        return Misfit("driver", f"newer than the driver's CUDA {kind.cuda}")
     if not kind.root and build.source not in ("wheel", "source"):
-        return "it is installed as root, which is not to be had there"
+        return Misfit("privileges", "it is installed as root, which is not to be had there")
     unfit = _wrong_gpu(build.cuda, kind) or _no_code(build, kind)
     if unfit:
         return unfit
     if not wishes.allow_downgrade and (older := downgrades(build, kind)):
-        return f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it"
+        return Misfit("installed", f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it")
     bad = _known_bad(build.version)
     if bad and not (asked and wishes.allows_bad("nccl")):
-        return f"known bad: {bad[0]}"
+        return Misfit("known bad", f"known bad: {bad[0]}")
     if wishes.nccl_version is not None and not asked:
-        return f"--nccl {wishes.nccl_version} was asked for"
+        return Misfit("version", f"--nccl {wishes.nccl_version} was asked for")
     if wishes.nccl_source != "auto" and build.source != _SOURCE_OF_WISH[wishes.nccl_source]:
-        return f"--nccl-source {wishes.nccl_source} was asked for"
+        return Misfit("source", f"--nccl-source {wishes.nccl_source} was asked for")
     if key(build.version) > key(known["known_bad_covers"]) and not asked:
-        return f"newer than what the list of known bad releases covers ({known['known_bad_covers']}); --nccl {build.version} takes it"
+        covered = f"what the list of known bad releases covers ({known['known_bad_covers']})"
+        return Misfit("too new", f"newer than {covered}; --nccl {build.version} takes it")
     return None
 
 
@@ -126,30 +140,30 @@ def _runs(kind: Machine, cuda: str) -> bool:
     return key(cuda) <= key(kind.cuda or "0") and _wrong_gpu(cuda, kind) is None
 
 
-def _wrong_gpu(cuda: str, kind: Machine) -> str | None:
+def _wrong_gpu(cuda: str, kind: Machine) -> Misfit | None:
     known = catalog.load("cuda")
     floor = known["gpu_floors"]["lowest"].get(cuda.split(".")[0])
     if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
-        return f"its CUDA has no code for compute capability {kind.capabilities[0]} any more (from {floor} on)"
+        return Misfit("gpu", f"its CUDA has no code for compute capability {kind.capabilities[0]} any more", f"from {floor} on")
     oldest = known["gpu_ceilings"]["oldest"]
     for capability in reversed(kind.capabilities):
         named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
         if named and key(cuda) < key(oldest[named]):
-            return f"its CUDA does not know compute capability {capability} yet ({oldest[named]} or newer)"
+            return Misfit("gpu", f"its CUDA does not know compute capability {capability} yet", f"{oldest[named]} or newer")
     return None
 
 
-def _no_code(build: Build, kind: Machine) -> str | None:
+def _no_code(build: Build, kind: Machine) -> Misfit | None:
     """Why a build of NVIDIA's does not run on these GPUs though its CUDA would: which code is in it, the release decides."""
     if build.code and (without := kind.without_code(build.code)):
         lowest = build.code[0]
         has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
-        return f"it has no code for compute capability {without[0]} ({has})"
+        return Misfit("gpu", f"it has no code for compute capability {without[0]}", has)
     if build.source in ("repository", "local_repository") and kind.capabilities:
         floors = catalog.load("nccl")["floors"]["lowest"].get(build.cuda.split(".")[0], {})
         floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
         if floor and key(kind.capabilities[0]) < key(floor):
-            return f"it has no code for compute capability {kind.capabilities[0]} (from {floor} on)"
+            return Misfit("gpu", f"it has no code for compute capability {kind.capabilities[0]}", f"from {floor} on")
     return None
 
 
@@ -225,11 +239,8 @@ def _component(
     cause = "an earlier run took it" if "nccl" in wishes.kept else "of --allow-bad"
     why += [f"known bad, taken because {cause}: {said}" for said in _known_bad(choice.version)]
 
-    def reason(other: Build) -> str | None:
-        """None where it is simply older."""
-        said = misfit(other, kind, wishes)
-        if said:
-            return said
+    def why_not(other: Build) -> str | None:
+        """Why it is not the one though it could be used there; None where it is simply older."""
         if other.version == choice.version:
             if _kept(build, kind):
                 return "an earlier run took another build of it"
@@ -254,7 +265,9 @@ def _component(
         build.package,
         build.source,
         tuple(why),
-        tuple(_grouped(known, lost, build, reason)),
+        tuple(
+            _lost([other for other in known if other != build], lost, choice.version, lambda other: misfit(other, kind, wishes), why_not)
+        ),
         cuda=build.cuda,
         packages=build.packages,
         repository=build.repository,
@@ -290,21 +303,26 @@ def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders
         yield "for every GPU that its CUDA knows: the facts do not say which there are"
 
 
-def _grouped(known: list[Build], lost: list[Rejected], chosen: Build, reason: Callable[[Build], str | None]) -> Iterable[Rejected]:
+def _lost(
+    others: Iterable[Build],
+    absent: Iterable[Rejected],
+    chosen: str,
+    misfit_of: Callable[[Build], Misfit | None],
+    why_not: Callable[[Build], str | None],
+) -> Iterator[Rejected]:
     """What lost: newer ones and other builds of the chosen version one by one, what is simply older in one line."""
     older: list[Build] = []
-    for build in sorted(known, key=lambda each: (key(each.version), key(each.cuda), each.source), reverse=True):
-        if build == chosen:
-            continue
-        said = reason(build)
-        if said is None:
-            older.append(build)
+    for build in sorted(others, key=lambda each: (key(each.version), key(each.cuda), each.source), reverse=True):
+        if unfit := misfit_of(build):
+            yield unfit.of(build)
+        elif cause := why_not(build):
+            yield Rejected(build.name, cause)
         else:
-            yield Rejected(build.name, said)
-    yield from lost
+            older.append(build)
+    yield from absent
     if older:
         span = f"{older[-1].version} to {older[0].version}" if len(older) > 1 else older[0].version
-        yield Rejected(f"{len(older)} builds of NCCL {span}", f"older than {chosen.version}")
+        yield Rejected(f"{len(older)} builds of NCCL {span}", f"older than {chosen}")
 
 
 # --- when nothing fits ---------------------------------------------------------------------------------------------------------------
@@ -394,13 +412,12 @@ def _main_reason(kind: Machine, wishes: Wishes, known: list[Build], lost: list[R
             return f"no build of NCCL {wishes.nccl_version} is known for it{said}"
     if not known:
         return "; ".join(list(dict.fromkeys(each.reason for each in lost if each.candidate != FROM_SOURCE))[:3])
-    found = [(build, misfit(build, kind, wishes)) for build in known]
-    runs = [(build, said) for build, said in found if said and key(build.cuda) <= key(kind.cuda or "0")]
-    said_of: dict[str, str] = {}
-    for build, said in sorted(runs, key=lambda each: key(each[0].version), reverse=True):
-        said_of.setdefault(said.split(":")[0].split(" (")[0], f"{build.version} for CUDA {build.cuda}: {said}")
-    if said_of:
-        return "; ".join(list(said_of.values())[:3])
+    newest: dict[str, str] = {}
+    for build in sorted(known, key=lambda each: key(each.version), reverse=True):
+        if (unfit := misfit(build, kind, wishes)) and unfit.reason != "driver":
+            newest.setdefault(unfit.reason, f"{build.version} for CUDA {build.cuda}: {unfit.of(build).reason}")
+    if newest:
+        return "; ".join(list(newest.values())[:3])
     oldest = min((build.cuda for build in known), key=key)
     of = f" of {wishes.nccl_version}" if wishes.nccl_version else ""
     return f"the oldest build{of} is for CUDA {oldest}"

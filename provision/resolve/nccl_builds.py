@@ -19,6 +19,7 @@ from provision.resolve.wishes import Wishes
 from provision.versions import key, minor, package_key
 
 FROM_SOURCE = "a build from source"
+_ABSENT = "it does not exist"
 _READ_OUT = "the CUDA is read out of the library in the wheel"
 
 # In the order in which they are preferred, all else being equal.
@@ -172,7 +173,7 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
         if not entry["proof"]:
             yield Rejected(_strings(kind, version)[0], f"{entry['what']}: no proof that it exists")
         elif entry["absent"]:
-            yield Rejected(_strings(kind, version)[0], entry["absent"])
+            yield Rejected(_strings(kind, version)[0], *entry["absent"])
         else:
             first = _first_cuda(kind)
             early = first is not None and key(cuda) < key(first)
@@ -182,7 +183,7 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
         for cuda in entry["cuda"]:
             version = f"{entry['version']}+cuda{cuda}"
             if version not in listed and kind.repository in entry.get("systems", [kind.repository]):
-                yield Rejected(_strings(kind, version)[0], _absence(entry))
+                yield Rejected(_strings(kind, version)[0], _ABSENT, entry["source"])
 
 
 def _installed(kind: Machine) -> Iterator[Build]:
@@ -211,7 +212,7 @@ def _name_of(kind: Machine, package: str) -> str:
 def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
     known = catalog.load("nccl")
     absent = {
-        f"{entry['version']}+cuda{cuda}": _absence(entry)
+        f"{entry['version']}+cuda{cuda}": (_ABSENT, entry["source"])
         for entry in known["absent"]
         for cuda in entry["cuda"]
         if kind.repository in entry.get("systems", [kind.repository])
@@ -222,20 +223,16 @@ def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version) or _too_late(kind, cuda)}
 
 
-def _too_late(kind: Machine, cuda: str) -> str | None:
+def _too_late(kind: Machine, cuda: str) -> tuple[str] | None:
     """Why NVIDIA's repository for this system has nothing for this CUDA, where it was given up before."""
     last = catalog.load("cuda_repositories")["last_cuda"]["systems"].get(kind.repository)
-    return f"{kind.repository}'s repository ends with CUDA {last}" if last and key(cuda) > key(last) else None
+    return (f"{kind.repository}'s repository ends with CUDA {last}",) if last and key(cuda) > key(last) else None
 
 
 def _first_cuda(kind: Machine) -> str | None:
     """The oldest CUDA whose builds surely lie in NVIDIA's repository for this system: evidence of a build is of some system's."""
     first: str | None = catalog.load("cuda_repositories")["first_cuda"]["systems"].get(kind.repository)
     return first
-
-
-def _absence(entry: Mapping[str, Any]) -> str:
-    return f"it does not exist ({entry['source']})"
 
 
 def _local(kind: Machine, wishes: Wishes) -> Iterator[Build | Rejected]:

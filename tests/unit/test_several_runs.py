@@ -371,7 +371,7 @@ def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(ho
 
 
 def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts) -> None:
-    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1, passed_over=1)}
+    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1, unchecked=True)}
     check = replace(WITHOUT_TORCH, check=True)
     bare = hosts.up(check).hosts[0]
     assert (bare.state, bare.steps["manifest"]) == ("would change", "will change")
@@ -385,10 +385,10 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
 @pytest.mark.parametrize(
     ("steps", "drifted", "said"),
     [
-        ({"linker": Step(passed_over=3)}, False, "will not change"),
-        ({"linker": Step(passed_over=3)}, True, "cannot know yet"),
-        ({"packages": Step(ran=1, changed=1), "linker": Step(passed_over=3)}, False, "cannot know yet"),
-        ({"packages": Step(ran=1), "linker": Step(ran=1, passed_over=3)}, True, "will not change"),
+        ({"linker": Step(unchecked=True)}, False, "will not change"),
+        ({"linker": Step(unchecked=True)}, True, "cannot know yet"),
+        ({"packages": Step(ran=1, changed=1), "linker": Step(unchecked=True)}, False, "cannot know yet"),
+        ({"packages": Step(ran=1), "linker": Step(ran=1, unchecked=True)}, True, "will not change"),
     ],
 )
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
