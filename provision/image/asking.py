@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from provision import catalog, decided, engine_source, given_facts, planning
 from provision import survey as surveying
@@ -13,12 +13,9 @@ from provision.engine_source import EngineSource
 from provision.errors import ProvisionError, UsageError
 from provision.facts import Problem
 from provision.image import bases, targets
-from provision.image.render import Format
 from provision.image.targets import Target
-from provision.install import Sources
 from provision.install_options import Options, wishes_of
 from provision.inventory import Inventory
-from provision.plan import Plan
 from provision.progress import Progress
 from provision.session import Session
 
@@ -48,15 +45,6 @@ class Asked:
     target: Target
     engine: EngineSource
     locked: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-def format_of(kind: str, *, buildx: bool) -> Format:
-    """``--format``. Raises UsageError."""
-    if kind not in get_args(Format):
-        raise UsageError(f"--format {kind}: there is no such format", todo=f"one of {', '.join(get_args(Format))}")
-    if buildx and kind == "apptainer":
-        raise UsageError("--buildx is about Dockerfiles", todo="leave it out, or leave --format apptainer out")
-    return kind  # type: ignore[return-value]
 
 
 def targets_of(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
@@ -93,18 +81,7 @@ def _refuse_horovod_names(options: Options) -> None:
         raise UsageError("images are made without Horovod's names for the engine", todo="leave --horovod-names out")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """Hosts that were planned for: the plan, their facts, what goes into it, and what is odd about them."""
-
-    plan: Plan
-    known: Mapping[str, Mapping[str, Any]]
-    sources: Sources
-    problems: list[Problem]
-
-
-def planned(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Planned:
-    """The plan of the subject's hosts. Raises ProvisionError where one of them cannot be looked at, or no plan fits."""
+def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
     inventory, options = subject.inventory, replace(options, cpu=subject.cpu)
     if subject.facts_file is not None:
         inventory, known, problems = given_facts.read(subject.facts_file, inventory, subject.limit)
@@ -122,11 +99,5 @@ def planned(subject: Subject, options: Options, progress: Progress, passwords: M
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
     plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
     planning.refuse_conflicts(plan)
-    return Planned(plan, known, sources, list(problems))
-
-
-def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
-    found = planned(subject, options, progress, passwords)
-    made = targets.of_hosts(found.plan, found.known, given=subject.base)
-    locked = found.sources.locked
-    return [Asked(each, found.sources.engine, locked.get(each.hosts[0], {})) for each in made], found.problems
+    made = targets.of_hosts(plan, known, given=subject.base)
+    return [Asked(each, sources.engine, sources.locked.get(each.hosts[0], {})) for each in made], problems

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from provision import installed, launch, progress, report, terminal
 from provision import survey as surveying
 from provision.errors import UsageError
-from provision.image import asking, build, folder, labels, manifest, render, store
+from provision.image import asking, build, folder, labels, render, store
 from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
@@ -61,6 +61,20 @@ def subject(
     return asking.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
 
 
+def _check_format(kind: str | None) -> None:
+    """The deprecated ``--format``, which has no choice any more. Raises UsageError for all but a Dockerfile."""
+    instead = {
+        "apptainer": "build the image and convert it: apptainer build IMAGE.sif docker-daemon://NAME:TAG",
+        "devcontainer": 'build the image and name it in .devcontainer/devcontainer.json: {"image": "NAME:TAG"}',
+    }
+    if kind in instead:
+        raise UsageError(f"--format {kind}: this format was removed", todo=instead[kind])
+    if kind not in (None, "dockerfile"):
+        raise UsageError(f"--format {kind}: there is no such format", todo="leave it out: a Dockerfile is rendered")
+    if kind:
+        terminal.say("--format is deprecated: a Dockerfile is always rendered; leave it out")
+
+
 @app.command("render")
 @also(subject=subject, options=wishes, passwords=passwords)
 def render_(
@@ -70,14 +84,14 @@ def render_(
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Every system and CUDA that there are images of, a folder each.")] = False,
     buildx: Annotated[bool, typer.Option("--buildx", help="With cache mounts, for BuildKit.")] = False,
-    kind: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(render.Format))}.")] = "dockerfile",
+    kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
     subject: asking.Subject,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Write a Dockerfile and its context, from the same plan and lock as the hosts."""
-    wanted = asking.format_of(kind, buildx=buildx)
+    _check_format(kind)
     if matrix and (subject.named or out is None):
         raise UsageError(
             "--matrix renders everything into folders", todo="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
@@ -88,10 +102,10 @@ def render_(
         with progress.make() as shown:
             made, problems = asking.targets_of(subject, options, shown, passwords)
         report.show_problems(problems, terminal.err())
-    contexts = {each.target.name: render.context(each.target, each.engine, kind=wanted, buildx=buildx, locked=each.locked) for each in made}
+    contexts = {each.target.name: render.context(each.target, each.engine, buildx=buildx, locked=each.locked) for each in made}
     if out is None:
         for files in contexts.values():
-            terminal.out().content(files["provision.def" if wanted == "apptainer" else "Dockerfile"].content.decode())
+            terminal.out().content(files["Dockerfile"].content.decode())
         return
     for name, files in contexts.items():
         folder.write(out / name if matrix or len(contexts) > 1 else out, files)
@@ -202,40 +216,11 @@ def run_(
     raise typer.Exit(ended.code)
 
 
-@app.command("manifest")
-@also(options=wishes, passwords=passwords)
-def manifest_(
-    hosts: Hosts,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND", help="The program, after `--`; the engine's self-check by default.", show_default=False),
-    ] = None,
-    limit: Limit = None,
-    facts_file: Facts = None,
-    cpu: Cpu = None,
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="As the cluster's nodes pull it; the name that `build` gives by default.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="Of the job.")] = "provision",
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here; without, print it.")] = None,
-    *,
-    options: Options,
-    passwords: Mapping[str, str],
-) -> None:
-    """A job of Kubernetes' MPI operator (kubeflow.org/v2beta1): a worker per host, with the slots, processors, memory and GPUs of these."""
-    named = subject(hosts, limit, facts_file, cpu=cpu)
-    manifest.check_names(name, image)
-    with progress.make() as shown:
-        found = asking.planned(named, options, shown, passwords)
-    report.show_problems(found.problems, terminal.err())
-    text = manifest.render(found.plan, found.known, name=name, image=image, program=command)
-    if out is None:
-        terminal.out().content(text)
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot be written: {error.strerror}", where=str(out), todo="name another: -o FILE") from error
+@app.command("manifest", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def manifest() -> None:
+    """Removed. A job of Kubernetes' MPI operator is now written by hand, from examples/mpijob.yaml in provision's sources."""
+    what = "provision image manifest: this command was removed"
+    raise UsageError(what, todo="copy examples/mpijob.yaml of provision's sources and edit image, replicas, slots and program")
 
 
 @app.command("ls")

