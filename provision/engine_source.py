@@ -36,18 +36,21 @@ class EngineSource:
 
 def pack() -> EngineSource:
     """Pack the engine's sources that travel with this installation."""
-    return _packed(resources.folder("collective_core"), "collective_core")
+    root = resources.folder("collective_core")
+    return _packed(root, "collective_core", root / "src/collective_core/__init__.py")
 
 
 def pack_horovod_names() -> EngineSource:
     """Pack the sources of the package ``horovod`` that renames."""
-    return _packed(resources.folder("collective_core") / "horovod", "collective_core_horovod")
+    root = resources.folder("collective_core") / "horovod"
+    return _packed(root, "collective_core_horovod", root / "pyproject.toml")
 
 
-def _packed(root: Path, package: str) -> EngineSource:
-    version = re.search(r'^version\s*=\s*"([^"]+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+def _packed(root: Path, package: str, versioned: Path) -> EngineSource:
+    """``versioned`` is the file in which the package's version is written."""
+    version = re.search(r'^(?:version|__version__) = "([^"]+)"', versioned.read_text(encoding="utf-8"), re.MULTILINE)
     if version is None:
-        raise ValueError(f"{root / 'pyproject.toml'} has no version")
+        raise ValueError(f"{versioned} has no version")
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(root.rglob("*")):

@@ -26,9 +26,9 @@ def folder(name: str) -> Path:
     for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
         if place.is_dir():
             return place
-    raise ProvisionError(
-        f"the installation of provision lacks its folder {name!r}", todo="install it again: pip install --force-reinstall provision"
-    )
+    # Without a name: what a package index has under `provision` is somebody else's.
+    todo = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
+    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", todo=todo)
 
 
 def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:

@@ -30,6 +30,10 @@ inline uint16_t bfloat16_from_float(float value) {
   return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded);
 }
 
+// The two conversions of float16 are those of the library FP16 (github.com/Maratyszcza/FP16, include/fp16/fp16.h):
+// copyright (c) 2017 Facebook Inc. and Georgia Institute of Technology, MIT licence, see NOTICE. The compiler's own
+// type, _Float16, needs GCC 12 on x86; hosts build with older ones.
+//
 // Both paths (normal and subnormal) are computed and one is selected: exponents are moved by multiplying and by adding
 // magic numbers, which lets the floating-point unit do the normalisation and the rounding.
 inline float float_from_float16(uint16_t half) {

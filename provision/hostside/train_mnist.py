@@ -49,7 +49,10 @@ class DataError(Exception):
 
 
 class Net(nn.Module):
-    """The network of the PyTorch and Horovod MNIST examples. Input: float (n, 1, 28, 28); output: log probabilities (n, 10)."""
+    """The network of the PyTorch and Horovod MNIST examples. Input: float (n, 1, 28, 28); output: log probabilities (n, 10).
+
+    From github.com/pytorch/examples, mnist/main.py: copyright (c) 2017 Pytorch contributors, BSD 3-Clause License, see NOTICE.
+    """
 
     def __init__(self):
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -111,6 +112,7 @@ def test_self_check(launch, n, hosts):
         assert document["size"] == n
         assert document["transport"] == "shared memory"
         assert document["schema"] == 1
+        assert document["version"] == document["library_version"] == metadata.version("collective-core")
     else:
         out = launch("check_on_hosts.py", n, hosts).must_succeed().stdout
         assert "all collectives correct" in out

@@ -252,7 +252,7 @@ def test_the_installed_toolkit_makes_a_bare_machine_train_by_itself(sandbox_fact
     host = box.hosts[0]
     checkout = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(checkout)], check=True)
-    wheel = next(tmp_path.glob("provision-*.whl"))
+    wheel = next(tmp_path.glob("provision_cluster-*.whl"))
     with wheel.open("rb") as file:
         subprocess.run(["docker", "exec", "-i", host.container, "sh", "-c", f"cat > /root/{wheel.name}"], stdin=file, check=True)
     root(

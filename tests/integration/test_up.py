@@ -723,7 +723,7 @@ def launcher_host(cluster, tmp_path_factory) -> Sandbox:
     folder = tmp_path_factory.mktemp("wheel")
     checkout = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(checkout)], check=True)
-    wheel = next(folder.glob("provision-*.whl"))
+    wheel = next(folder.glob("provision_cluster-*.whl"))
     slurm.toolkit(cluster.hosts[0], wheel.read_bytes(), wheel.name)
     root(cluster.hosts[0], f"install -d -o trainer /home/trainer/job && cat > /home/trainer/job/train.py <<'E'\n{SAYS_WHERE}\nE")
     return cluster

@@ -23,7 +23,7 @@ def test_two_packings_are_the_same_bytes() -> None:
 def test_it_holds_the_build_files_and_every_source() -> None:
     root = resources.folder("collective_core")
     inner = {name.split("/", 1)[1] for name in names()}
-    assert {"pyproject.toml", "CMakeLists.txt"} <= inner
+    assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", "NOTICE"} <= inner
     sources = {path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*") if path.is_file()}
     assert sources
     assert sources <= inner

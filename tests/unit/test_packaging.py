@@ -1,0 +1,89 @@
+"""What the three distributions say of themselves: one version number, and every import of what they ship."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from typer.testing import CliRunner
+
+import provision
+from provision import engine_source
+from provision.cli import app
+
+tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOML")
+
+ROOT = Path(__file__).parents[2]
+TOOLKIT, ENGINE, HOROVOD_NAMES = ROOT, ROOT / "collective_core", ROOT / "collective_core/horovod"
+#: Modules of ours.
+OWN = {"provision", "collective_core", "horovod"}
+
+
+def pyproject(place: Path) -> dict[str, Any]:
+    return tomllib.loads((place / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def declared(place: Path, *, extras: bool) -> set[str]:
+    project = pyproject(place)["project"]
+    optional = [each for group in project.get("optional-dependencies", {}).values() for each in group] if extras else []
+    return {canonicalize_name(Requirement(each).name) for each in [*project["dependencies"], *optional]}
+
+
+def imported(*sources: Path) -> dict[str, str]:
+    """Distribution → a file that imports it. One that is not installed here is called as its module."""
+    known = metadata.packages_distributions()
+    found = {}
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [str(node.module)]
+            else:
+                continue
+            for top in {module.partition(".")[0] for module in modules} - OWN - sys.stdlib_module_names:
+                found[canonicalize_name(known.get(top, [top])[0])] = path.relative_to(ROOT).as_posix()
+    return found
+
+
+def undeclared(names: set[str], *sources: Path) -> dict[str, str]:
+    assert sources
+    return {name: path for name, path in imported(*sources).items() if name not in names}
+
+
+def test_the_toolkit_declares_what_it_imports() -> None:
+    # Scripts in hostside run in the hosts' own environments.
+    ours = [path for path in (ROOT / "provision").rglob("*.py") if ROOT / "provision/hostside" not in path.parents]
+    assert not undeclared(declared(TOOLKIT, extras=False), *ours, *(ROOT / "playbooks").rglob("*.py"))
+
+
+def test_the_engine_and_horovods_names_declare_what_they_import() -> None:
+    names = declared(ENGINE, extras=True)
+    assert not undeclared(names, *(ENGINE / "src").rglob("*.py"))
+    assert declared(HOROVOD_NAMES, extras=False) == {pyproject(ENGINE)["project"]["name"]}
+    assert not undeclared(names, *(HOROVOD_NAMES / "src").rglob("*.py"))
+
+
+def test_there_is_one_version_number() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    said = CliRunner().invoke(app, ["--version"]).output
+    assert newest.group(1) == provision.__version__
+    assert said == f"provision {provision.__version__}\n"
+    assert engine_source.pack().version == provision.__version__
+    assert engine_source.pack_horovod_names().version == pyproject(HOROVOD_NAMES)["project"]["version"] == provision.__version__
+
+
+def test_builds_read_versions_where_python_does() -> None:
+    toolkit, engine = pyproject(TOOLKIT), pyproject(ENGINE)
+    assert "version" not in {**toolkit["project"], **engine["project"]}
+    assert ROOT / toolkit["tool"]["hatch"]["version"]["path"] == Path(provision.__file__)
+    read = ENGINE / engine["tool"]["scikit-build"]["metadata"]["version"]["input"]
+    assert f'__version__ = "{engine_source.pack().version}"' in read.read_text(encoding="utf-8").splitlines()
