@@ -33,6 +33,7 @@ from provision import remove as removing
 from provision import run as launching
 from provision import survey as surveying
 from provision.bench.cli import bench
+from provision.command_help import App
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError, told
 from provision.image.cli import app as image_app
@@ -54,7 +55,7 @@ from provision.options import (
     url,
     wishes,
 )
-from provision.run_options import run_options
+from provision.run_options import HostOptions, run_options
 from provision.session import Session
 
 _Result = TypeVar("_Result")
@@ -69,7 +70,7 @@ class _MainJobGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = App(
     cls=_MainJobGroup,
     no_args_is_help=True,
     add_completion=True,
@@ -77,7 +78,7 @@ app = typer.Typer(
     help="Turns a list of bare Linux hosts into a cluster that trains. `provision HOSTS` does it all: survey, plan, install, train.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-sandbox_app = typer.Typer(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
+sandbox_app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(doctor_app, name="doctor")
 app.add_typer(image_app, name="image")
@@ -234,36 +235,18 @@ def smoke(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@also(options=run_options, passwords=passwords)
+@also(asked=HostOptions, options=run_options, passwords=passwords)
 def run(
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts",
-            metavar="HOSTS",
-            help="An inventory, or as -H; by default that of the last run that made hosts ready, else this machine.",
-        ),
-    ] = None,
-    entries: Annotated[
-        str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Only these hosts, with so many slots each.")
-    ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option("--hostfile", "-hostfile", help="The same as lines `host slots=N`.", dir_okay=False)
-    ] = None,
-    ssh_port: Annotated[int | None, typer.Option("-p", "--ssh-port", min=1, max=65535, help="ssh's port on the hosts.")] = None,
-    ssh_identity_file: Annotated[
-        Path | None, typer.Option("-i", "--ssh-identity-file", help="The private key for the hosts.", exists=True, dir_okay=False)
-    ] = None,
-    check_build: Annotated[bool, typer.Option("--check-build", "-cb", help="Launch nothing; say what the hosts can do.")] = False,
-    version: Annotated[bool, typer.Option("-v", "--version", hidden=True)] = False,
     *,
+    asked: HostOptions,
     options: launching.RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
-    if version:
+    if asked.version:
         _root(version=True)
     run_hosts.refuse_ranks(os.environ)
+    hosts, entries, hostfile = asked.hosts, asked.host, asked.hostfile
     if run_hosts.is_list(hosts, options.np):
         if entries is not None:
             raise UsageError("--hosts and -H say the same thing; give one of them")
@@ -273,10 +256,11 @@ def run(
     wanted = run_hosts.of_file(hostfile) if hostfile else run_hosts.of_list(entries) if entries else []
     elastic = options.elastic
     if not wanted and not hosts:
-        asked = run_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
-        wanted = asked or run_hosts.of_launcher(os.environ)
-    inventory = run_hosts.reached_by(run_hosts.choose(hosts, wanted, options.np, terminal.say), ssh_port, ssh_identity_file)
-    if check_build:
+        discovered = run_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
+        wanted = discovered or run_hosts.of_launcher(os.environ)
+    chosen = run_hosts.choose(hosts, wanted, options.np, terminal.say)
+    inventory = run_hosts.reached_by(chosen, asked.ssh_port, asked.ssh_identity_file)
+    if asked.check_build:
         with progress.make() as shown:
             found = build_check.look(inventory, options.python, shown, passwords)
         for name, said in found.items():

@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from provision.errors import UsageError
-
-KNOWN, ALL, NONE = "known", "all", "none"
+CHOICES = KNOWN, ALL, NONE = "known", "all", "none"
 _BEGINNINGS = (
     *("COLLECTIVE_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "TORCH", "PYTORCH_", "PYTHON"),
@@ -33,13 +31,7 @@ _HERE = re.compile(
 
 
 def chosen(environment: Mapping[str, str], which: str) -> dict[str, str]:
-    """Of ``environment`` what ranks get: ``known``, ``all`` but what holds on this machine only, or ``none``; never what looks secret.
-
-    Raises:
-        UsageError: ``which`` is none of these.
-    """
-    if which not in (KNOWN, ALL, NONE):
-        raise UsageError(f"--env {which}: one of {KNOWN}, {ALL}, {NONE}")
+    """Of ``environment`` what ranks get: ``known``, ``all`` but what holds on this machine only, or ``none``; never what looks secret."""
     return {
         name: value
         for name, value in environment.items()

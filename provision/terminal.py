@@ -18,12 +18,15 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "Console", "Live", "Table", "Text", "confirm", "document", "drawn", "err", "live", "neutral", "out", "say", "styled", "table"
+    "Console", "Live", "Padding", "Panel", "Table", "Text",
+    "confirm", "document", "drawn", "err", "live", "neutral", "out", "say", "styled", "table",
 ]  # fmt: skip
 
 _PIPE_WIDTH = 200  # of tables that go into a pipe or file: wide enough that hardly a line is folded

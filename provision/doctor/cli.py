@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from provision import progress, terminal
+from provision.command_help import App
 from provision.doctor import bundle as bundling
 from provision.doctor import hosts as probing
 from provision.doctor import logs, show, signatures
@@ -33,7 +34,7 @@ class _LookByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = App(
     cls=_LookByDefault,
     help="Names known errors, on hosts and in logs, and says how to mend them: `provision doctor [HOSTS] [--log FILE] [--fix]`; "
     "all its options: `provision doctor look --help`.",

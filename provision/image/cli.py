@@ -11,6 +11,7 @@ import typer
 
 from provision import installed, launch, progress, report, terminal
 from provision import survey as surveying
+from provision.command_help import App
 from provision.errors import UsageError
 from provision.image import asking, build, folder, labels, render, store
 from provision.image import run as running
@@ -24,7 +25,7 @@ from provision.run_options import run_options
 from provision.sandbox import bases, engine
 from provision.session import Session
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     help="Ready-to-run images from the same plan as the hosts.",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from rendered import variables_in
+from typer.testing import CliRunner
 
 import provision as provision_package
+from provision import cli
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -37,6 +43,26 @@ def plan(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 def test_version_and_help() -> None:
     assert provision("--version").stdout.startswith("provision 0.")
     assert "sandbox" in provision("--help").stdout
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[list[str], Any]]:
+    yield list(path), group
+    for name, each in getattr(group, "commands", {}).items():
+        yield from commands(each, *path, name)
+
+
+def test_help_has_every_name_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    every = list(commands(typer.main.get_command(cli.app)))
+    assert {"run", "up"} <= {path[-1] for path, _ in every if path}
+    for path, command in every:
+        shown = CliRunner().invoke(cli.app, [*path, "--help"]).stdout
+        assert "…" not in shown.replace("eth0,…", ""), path
+        assert max(map(len, shown.splitlines())) <= 80
+        words = set(re.split(r"[\s,/]+", shown))
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                assert {*parameter.opts, *parameter.secondary_opts} <= words, path
 
 
 def test_a_plan_from_facts_touches_no_host_and_is_one_json_document() -> None:

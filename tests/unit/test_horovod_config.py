@@ -9,6 +9,7 @@ import pytest
 
 from provision import horovod_config
 from provision.errors import UsageError
+from provision.run_option_table import JOB_OPTIONS
 from provision.run_options import run_options
 
 #: Of the shape that Horovod's documentation gives.
@@ -42,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_becomes_the_variables_that_horovod_makes_of_it(file: Path) -> None:
     found = horovod_config.read(file)
-    assert (found.launcher, found.autotune) == ("own", False)
+    assert found.launcher == "own"
     assert found.variables == {
         "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
         "HOROVOD_CYCLE_TIME": "1.5",
@@ -110,5 +111,6 @@ def test_the_engines_names_are_those_that_the_engine_knows() -> None:
     source = (Path(__file__).parents[2] / "collective_core/src/collective_core/horovod_environment.py").read_text(encoding="utf-8")
     assignments = [each for each in ast.parse(source).body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict)]
     honoured = next(ast.literal_eval(each.value) for each in assignments if ast.unparse(each.targets[0]) == "HONOURED")
-    set_here = {*horovod_config._VARIABLES.values()} & set(honoured) - {"HOROVOD_LOG_LEVEL"}  # which only takes warnings away
-    assert {name: honoured[name] for name in set_here} == horovod_config._OURS
+    set_here = {each.horovod: each.engine for each in JOB_OPTIONS if each.horovod in honoured and each.horovod != "HOROVOD_LOG_LEVEL"}
+    assert set_here == {name: honoured[name] for name in set_here}  # HOROVOD_LOG_LEVEL only takes warnings away
+    assert set_here == {each.horovod: each.engine for each in JOB_OPTIONS if each.horovod and each.engine}

@@ -11,9 +11,10 @@ import typer
 from click import Context
 from typer.testing import CliRunner
 
-from provision import cli, horovod_options, launch
+from provision import cli, launch
 from provision import run as launching
 from provision.run import RunOptions
+from provision.run_option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
 
 #: As it is typed → variables of the ranks.
 VARIABLES = {
@@ -125,7 +126,16 @@ def test_every_option_of_horovodrun_is_taken() -> None:
 
 def test_every_option_of_the_table_is_among_them() -> None:
     typed = {words.split()[0] for words in VARIABLES}
-    assert {name for option in horovod_options.KEYS for name in option.split("/")} <= typed
+    assert {name for option in JOB_OPTIONS if option.panel == HOROVOD for form in option.names for name in form.split("/")} <= typed
+
+
+def test_each_entry_of_the_table_is_the_only_one_of_its_kind() -> None:
+    table = [*HOST_OPTIONS, *JOB_OPTIONS]
+    names = [name for option in table for form in option.names for name in form.split("/")]
+    for entries in (names, [option.parameter for option in table if option.names], *zip(*((o.horovod, o.key) for o in table), strict=True)):
+        given = [entry for entry in entries if entry]
+        assert len(given) == len(set(given)), given
+    assert all(option.help for option in table if option.panel)
 
 
 def test_hosts_port_key_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +157,7 @@ def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for typed, says in {
         "--jsrun": "LSF",
         "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is no number",
+        "--cycle-time-ms '{'": "--cycle-time-ms: '{' is no number",
         "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
         "--mpi-args='\"'": "quote it as for a shell",
         "--gloo --mpi-args=--x": "are mpirun's",

@@ -397,7 +397,7 @@ def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytes
     monkeypatch.setenv("COLLECTIVE_NETWORK", "eth9")
     monkeypatch.setenv("COLLECTIVE_FUSION_MB", "1")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    found = run_options(["train"], fusion_threshold_mb=8, variables=["NCCL_DEBUG=INFO"]).environment
+    found = run_options(["train"], fusion_threshold_mb=8, x=["NCCL_DEBUG=INFO"]).environment
     assert (found["COLLECTIVE_NETWORK"], found["COLLECTIVE_FUSION_MB"], found["NCCL_DEBUG"]) == ("eth9", "8", "INFO")
     assert "COLLECTIVE_NETWORK" not in run_options(["train"], network_interfaces="eth0").environment
     assert not {"COLLECTIVE_NETWORK", "NCCL_DEBUG"} & set(run_options(["train"], env="none").environment)
