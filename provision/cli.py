@@ -19,7 +19,6 @@ from provision import (
     decided,
     given_facts,
     install,
-    launch,
     main_job,
     plan_text,
     planning,
@@ -37,7 +36,7 @@ from provision.command_help import App
 from provision.doctor.cli import app as doctor_app
 from provision.errors import ProvisionError, UsageError, told
 from provision.image.cli import app as image_app
-from provision.install_options import Options
+from provision.install_options import Options, SmokeOptions
 from provision.options import (
     AptMirror,
     Cpu,
@@ -126,7 +125,7 @@ def up(
     mirror = url("--apt-mirror", apt_mirror)
     options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu)
     if smoke:
-        options = replace(options, smoke=launch.SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
+        options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = main_job.up(inventory, options, shown, passwords)
@@ -228,9 +227,7 @@ def smoke(
     """The training job alone, on hosts that `provision up` made ready."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        result = main_job.smoke(
-            inventory, launch.SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords
-        )
+        result = main_job.smoke(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
     _print_report(result, json_)
 
 

@@ -20,7 +20,7 @@ from provision.errors import UsageError
 from provision.inventory import Inventory
 from provision.lock import Lock
 from provision.plan import Conflict, Plan, Remedy
-from provision.resolve.blocked import some
+from provision.text import some
 
 NOTE = "decided.json"
 LAST_RUN = "what the last run installed"

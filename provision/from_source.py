@@ -15,7 +15,7 @@ from typing import Any
 from provision import builds, catalog, downloads
 from provision.errors import ProvisionError
 from provision.plan import Component, HostPlan, Plan
-from provision.resolve.blocked import some
+from provision.text import some
 
 Say = Callable[[str], None]
 

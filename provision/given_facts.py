@@ -9,7 +9,7 @@ from provision import facts, last_run
 from provision.errors import UsageError
 from provision.inventory import Inventory, by_name
 from provision.resolve import DEFAULT_PREFIX
-from provision.resolve.blocked import some
+from provision.text import some
 
 
 def read(

@@ -5,10 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provision import downloads, launch, tarball
+from provision import downloads, mnist, tarball
 from provision.engine_source import EngineSource
 from provision.resolve import Wishes
 from provision.resolve.wishes import NcclSource, OpenMpiSource
+
+
+@dataclass(frozen=True)
+class SmokeOptions:
+    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
+
+    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own. ``oversubscribe``: more
+    ranks than slots are meant.
+    """
+
+    np: int | None = None
+    epochs: int | None = None
+    data: Path | None = None
+    cache: Path | None = None
+    source: mnist.Source = "auto"
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class Options:
     first_step: str | None = None
     bundle: Path | None = None
     apt_mirror: str | None = None
-    smoke: launch.SmokeOptions | None = field(default_factory=launch.SmokeOptions)
+    smoke: SmokeOptions | None = field(default_factory=SmokeOptions)
 
 
 def wishes_of(options: Options, engine: EngineSource) -> Wishes:

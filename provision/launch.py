@@ -1,8 +1,4 @@
-"""Runs a job over all hosts of a plan, from the first of them: under mpirun or by the engine's own launcher, behind one interface. And
-the training job, which says whether it proves the cluster.
-
-Where the plan leaves PyTorch out, the engine's own check takes the training job's place: the same hosts, the same way in, no model.
-"""
+"""Runs a job over all hosts of a plan, from the first of them: under mpirun or by the engine's own launcher, behind one interface."""
 
 from __future__ import annotations
 
@@ -10,19 +6,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from provision import mnist, mpirun, paths, remote, resources
-from provision import smoke as judging
-from provision.errors import ProvisionError
-from provision.inventory import Inventory
+from provision import mpirun, remote
 from provision.plan import Plan
 from provision.remote import Job, Verdict
 from provision.session import Session
 
 LOG_TAIL_LINES = 15  # of a job that gave no report
 _SCRIPT = "discovery"  # its name in the job's folder
-_THREADS = "OMP_NUM_THREADS"
+THREADS = "OMP_NUM_THREADS"  # of a rank
 # Runs the engine's cores.py before a program. The package itself is not imported: it would take each rank a quarter of a second.
 _LIMIT = (
     "from importlib.util import find_spec; from runpy import run_path; "
@@ -34,119 +26,6 @@ _PRIVATE_MPI = (
     *("--mca", "btl_vader_backing_directory", "{shm}"),
     *("--mca", "orte_launch_agent", "env PROVISION_RUN_ID={run} orted"),
 )
-
-
-@dataclass(frozen=True)
-class SmokeOptions:
-    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
-
-    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own. ``oversubscribe``: more
-    ranks than slots are meant.
-    """
-
-    np: int | None = None
-    epochs: int | None = None
-    data: Path | None = None
-    cache: Path | None = None
-    source: mnist.Source = "auto"
-    oversubscribe: bool = False
-
-
-@dataclass(frozen=True)
-class SmokeResult:
-    """The job's own report, one paragraph for people, and the reasons why it does not count (none: it does)."""
-
-    report: Mapping[str, Any] | None
-    summary: str | None
-    faults: tuple[str, ...]
-    log: Path
-
-
-def smoke(
-    session: Session,
-    plan: Plan,
-    options: SmokeOptions,
-    *,
-    bring: Callable[[Session, Plan, mnist.Dataset], None] | None = None,
-    inside: str = "",
-) -> SmokeResult:
-    """Bring data and script to the hosts, train, and judge the result. Raises Interrupted after Ctrl-C, when the job has been ended.
-
-    ``bring``, ``inside``: where the hosts' side is in containers, how things get there and the words that lead into the first host's.
-    """
-    hosts = list(plan.hosts.values())
-    slots = [(host.network.address, host.slots) for host in hosts]
-    np = options.np or sum(count for _, count in slots)
-    placed = mpirun.spread(slots, np, oversubscribe=options.oversubscribe)
-    data = None
-    if all(host.torch for host in hosts):
-        data = mnist.obtain(options.cache or paths.cache(), say=session.progress.line, source=options.source, data_dir=options.data)
-        (bring or _push)(session, plan, data)
-        folder = f"{hosts[0].prefix}/smoke"
-        script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
-        script += ["--checkpoint", "{job}/checkpoint.pt", "--report", "{job}/report.json", "--log-interval", "100"]
-    else:
-        script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
-
-    log = session.folder / "smoke.log"
-    title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
-    # One thread per rank: the network is too small for more.
-    job = mpi_job(Environment.of(plan), placed, ["python", *script], environment={_THREADS: "1"}, report="report.json")
-    result = run(
-        session,
-        hosts[0].name,
-        job,
-        f"{hosts[0].prefix}/venv/bin/python",
-        title,
-        log,
-        lambda line: session.progress.line(f"    {mpirun.readable(line)}"),
-        inside,
-    )
-    if result.interrupted:
-        session.abort()
-    if result.report is None:
-        return SmokeResult(None, None, (no_report(result, job, log),), log)
-    session.write("smoke.json", result.report)
-    expected = {host.name: host.hostname for host in hosts}
-    if data is None:
-        return SmokeResult(
-            result.report,
-            f"{judging.check_summary(result.report)} (no PyTorch in this plan)",
-            tuple(judging.judge_check(result.report, expected, np)),
-            log,
-        )
-    ended_badly = [f"the job gave its report and then ended with exit code {result.code}"] if result.code else []
-    faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=data.bar_for(np, options.epochs))
-    return SmokeResult(result.report, judging.summary(result.report), tuple(faults or ended_badly), log)
-
-
-def check_options(inventory: Inventory, options: SmokeOptions) -> None:
-    """Raise UsageError for options that cannot work, before minutes are spent on an installation."""
-    if options.np is not None:
-        unknown = any(host.slots is None for host in inventory.hosts)  # then its GPUs say it, which only a look at it shows
-        slots = [(host.address, host.slots or 1) for host in inventory.hosts]
-        mpirun.spread(slots, options.np, oversubscribe=options.oversubscribe or unknown)
-    if options.data is not None:
-        mnist.obtain(paths.cache(), data_dir=options.data)
-
-
-def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
-    outcome = session.play(
-        resources.folder("playbooks") / "smoke.yml",
-        "Bring the training job to the hosts",
-        hosts=list(plan.hosts),
-        extra_vars={
-            "provision_plan": plan.as_dict(),
-            "provision_smoke_data": [str(file.path) for file in data.files],
-            "provision_smoke_digest": data.digest,
-            "provision_smoke_script": str(resources.hostside("train_mnist.py")),
-        },
-    )
-    for name in outcome.failed:
-        failure = outcome.hosts[name].failure
-        raise ProvisionError(failure.text if failure else "failed", where=f"{name}, bringing the training job")
-    if outcome.rc != 0:
-        raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
 
 
 @dataclass(frozen=True)
@@ -298,7 +177,7 @@ def mpi_job(
         given,
         {"hostfile": mpirun.hostfile_text(placed)},
         report=report,
-        program=where.program(program) if _THREADS in given else where.limited(program),
+        program=where.program(program) if THREADS in given else where.limited(program),
         hosts=[address for address, _ in placed[1:]],
         names={"": where.names.get(placed[0][0], placed[0][0]), **where.names},
         ssh=where.ssh(placed),

@@ -19,7 +19,7 @@ from provision import catalog
 from provision.inventory import Inventory
 from provision.plan import COMPONENTS, Component, HostPlan, Plan, without_credentials
 from provision.resolve import Wishes
-from provision.resolve.blocked import some
+from provision.text import some
 from provision.versions import minor
 
 NAME = "provision.lock"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import builds, catalog, converged, decided, dry_run, hold, install, installed, launch, lock_file, reported
+from provision import builds, catalog, converged, decided, dry_run, hold, install, installed, lock_file, reported, smoke_job
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -16,7 +16,7 @@ from provision.bundle.archive import unpack
 from provision.bundle.gather import Places, gather
 from provision.errors import ProvisionError
 from provision.install import Sources
-from provision.install_options import Options
+from provision.install_options import Options, SmokeOptions
 from provision.inventory import Inventory
 from provision.outcomes import add_conflicts, add_outcome, add_problems, failure_that_ended, host_report
 from provision.plan import Plan
@@ -25,16 +25,16 @@ from provision.playbook import HostResult
 from provision.progress import Progress
 from provision.remove import HostRemoval
 from provision.report import Failure, Report
-from provision.resolve.blocked import some
 from provision.session import Interrupted, Session, opened
 from provision.survey import Survey
+from provision.text import some
 
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
     catalog.check()
     if options.smoke:
-        launch.check_options(inventory, options.smoke)
+        smoke_job.check_options(inventory, options.smoke)
     locked = None if options.upgrade else decided.to_keep(inventory)
     with reported.run(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
@@ -136,9 +136,9 @@ def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[st
         report.notes.append(f"provision.lock could not be written: {error}")
 
 
-def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
+def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
-    launch.check_options(inventory, options)
+    smoke_job.check_options(inventory, options)
     with reported.run(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = surveying.look(session)
         add_problems(report, survey)
@@ -152,9 +152,9 @@ def smoke(inventory: Inventory, options: launch.SmokeOptions, progress: Progress
     return report
 
 
-def _add_smoke(report: Report, session: Session, plan: Plan, options: launch.SmokeOptions) -> None:
+def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptions) -> None:
     try:
-        result = launch.smoke(session, plan, options)
+        result = smoke_job.run(session, plan, options)
     except Interrupted:
         raise
     except ProvisionError as error:  # the installation before it stands, and its table is still to be shown

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from provision import at_once, launch, tarball
+from provision import at_once, tarball
 from provision.bundle.archive import Bundle
 from provision.errors import ProvisionError
-from provision.install_options import Options
+from provision.install_options import Options, SmokeOptions
 from provision.plan import Plan
 from provision.session import Session
 from provision.supplies import Given
@@ -47,7 +47,7 @@ def with_sources_of(bundle: Bundle, given: Given) -> Given:
     )
 
 
-def with_data_of(bundle: Bundle | None, options: launch.SmokeOptions) -> launch.SmokeOptions:
+def with_data_of(bundle: Bundle | None, options: SmokeOptions) -> SmokeOptions:
     """The training job's data come from the bundle where it has them and none were named."""
     if bundle is None or bundle.data is None or options.data is not None:
         return options

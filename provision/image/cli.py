@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from provision import installed, launch, progress, report, terminal
+from provision import installed, progress, report, terminal
 from provision import survey as surveying
 from provision.command_help import App
 from provision.errors import UsageError
@@ -18,7 +18,7 @@ from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
 from provision.image.view import View
-from provision.install_options import Options
+from provision.install_options import Options, SmokeOptions
 from provision.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
 from provision.run import RunOptions
 from provision.run_options import run_options
@@ -150,7 +150,7 @@ def verify_(
 ) -> None:
     """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
     with progress.make() as shown:
-        verdict = verifying.verify(image, hosts, launch.SmokeOptions(data=data), shown)
+        verdict = verifying.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
         terminal.document(verdict.as_dict())
     else:
@@ -205,7 +205,7 @@ def run_(
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
             raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", todo="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
-    training = launch.SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
+    training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
         wanted = running.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
         ended = running.run(inventory, image, wanted, shown, passwords)

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import at_once, interrupts, launch, mnist, mpirun, program_files, resources
+from provision import at_once, interrupts, launch, mnist, mpirun, program_files, resources, smoke_job
 from provision import run as running
 from provision import survey as surveying
 from provision.errors import ProvisionError, UsageError
 from provision.image import bringing, far, fleet, labels
 from provision.image.far import Engine
 from provision.image.labels import Told
+from provision.install_options import SmokeOptions
 from provision.inventory import Inventory
 from provision.plan import Plan
 from provision.progress import Progress
@@ -38,7 +39,7 @@ class Wanted:
     """
 
     program: RunOptions | None
-    smoke: launch.SmokeOptions
+    smoke: SmokeOptions
     volumes: tuple[str, ...] = ()
     keep: bool = False
 
@@ -125,7 +126,7 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
         def bring(session: Session, plan: Plan, data: mnist.Dataset) -> None:
             _bring_training(session, plan, data, engines)
 
-        result = launch.smoke(session, plan, wanted.smoke, bring=bring, inside=inside)
+        result = smoke_job.run(session, plan, wanted.smoke, bring=bring, inside=inside)
         return Ended(1 if result.faults else 0, result.summary, result.faults)
     options = wanted.program
     hosts = list(plan.hosts.values())
@@ -145,7 +146,7 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
 
 
 def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: Mapping[str, Engine]) -> None:
-    """The training script and its data, into every container where `launch.smoke` looks for them."""
+    """The training script and its data, into every container where `smoke_job.run` looks for them."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for file in data.files:

@@ -14,7 +14,7 @@ from typing import Any
 
 from docker import DockerClient
 
-from provision import interrupts, launch, mpirun, progress
+from provision import interrupts, launch, mpirun, progress, smoke_job
 from provision import inventory as inventories
 from provision import smoke as judging
 from provision import survey as surveying
@@ -24,6 +24,7 @@ from provision.doctor.findings import Finding
 from provision.errors import ProvisionError, UsageError
 from provision.image import containers, fleet, labels, store
 from provision.image.stream import Failed, Made, events
+from provision.install_options import SmokeOptions
 from provision.plan import Plan
 from provision.sandbox import engine
 from provision.session import Session
@@ -67,7 +68,7 @@ class Verdict:
         }
 
 
-def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress.Progress) -> Verdict:
+def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progress) -> Verdict:
     """Run ``count`` containers of an image and judge them; the image gets its label when nothing is wrong.
 
     Raises:
@@ -104,7 +105,7 @@ def verify(image: str, count: int, options: launch.SmokeOptions, shown: progress
     return verdict
 
 
-def _run(session: Session, options: launch.SmokeOptions, verdict: Verdict) -> None:
+def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     survey = surveying.look(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
@@ -120,7 +121,7 @@ def _run(session: Session, options: launch.SmokeOptions, verdict: Verdict) -> No
     plan = fleet.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
-        result = launch.smoke(session, plan, options)
+        result = smoke_job.run(session, plan, options)
         verdict.faults += result.faults
         verdict.summaries += [result.summary] if result.summary else []
 

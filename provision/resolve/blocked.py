@@ -10,6 +10,7 @@ from provision import catalog
 from provision.plan import Remedy
 from provision.resolve.machine import Interpreter, Machine, driver_for
 from provision.resolve.wishes import Wishes
+from provision.text import some
 from provision.versions import key
 
 Kinds = Mapping[Machine, list[str]]
@@ -95,10 +96,3 @@ def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]
         path = f"/usr/bin/python{version}"
         text = f"install Python {version} on {some(names)} and name it in the inventory: provision_python={path}"
         yield become(text, instead(kind, replace(kind, python=Interpreter(version, path), others=())), "python")
-
-
-def some(names: Sequence[str]) -> str:
-    """``a``, ``a, b and c``, or ``a, b and 48 more``."""
-    if len(names) > 3:
-        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

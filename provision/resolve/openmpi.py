@@ -10,9 +10,10 @@ from typing import Any
 from provision import catalog
 from provision.plan import Component, Rejected
 from provision.resolve import openmpi_sources, toolkits
-from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out, some
+from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 from provision.resolve.wishes import Wishes
+from provision.text import some
 from provision.versions import key, minor, troubles
 
 _FOR_GPUS = "with support for buffers in GPU memory, as asked for"

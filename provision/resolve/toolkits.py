@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from provision.plan import Builder
-from provision.resolve.blocked import some
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
+from provision.text import some
 from provision.versions import key
 
 UNKNOWN = "the facts do not say whether it is there"

@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import catalog, downloads, launch, lock, mnist
+from provision import catalog, downloads, lock, mnist
 from provision.bundle import archive, gather, using
 from provision.errors import ProvisionError, UsageError
+from provision.install_options import SmokeOptions
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
 TINY = {
@@ -243,7 +244,7 @@ def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(
     small_catalogue["mnist"]["mirrors"] = [f"{site}/404/"]
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))
     Mirror.requests.clear()
-    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), launch.SmokeOptions())
+    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())
     assert options.cache is not None
     found = mnist.obtain(options.cache, source=options.source)
     assert (found.key, found.train_images, Mirror.requests) == ("mnist", 20, [])
