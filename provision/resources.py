@@ -19,6 +19,8 @@ import jinja2
 from provision.errors import ProvisionError
 
 _PACKAGE = Path(__file__).resolve().parent
+# Without a name: what a package index has under `provision` is somebody else's.
+INSTALL_AGAIN = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
 
 
 def folder(name: str) -> Path:
@@ -26,9 +28,7 @@ def folder(name: str) -> Path:
     for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
         if place.is_dir():
             return place
-    # Without a name: what a package index has under `provision` is somebody else's.
-    todo = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
-    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", todo=todo)
+    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", todo=INSTALL_AGAIN)
 
 
 def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:

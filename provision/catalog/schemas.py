@@ -351,17 +351,7 @@ FILES: dict[str, Shape] = {
                     "training": _TRAINING,
                 }
             ),
-            "digits": _sourced(
-                {
-                    "name": text,
-                    "package": word,
-                    "version": version,
-                    "wheel": record({"python_version": _PYTHON, "implementation": word, "platforms": listed(word)}),
-                    "member": word,
-                    "member_sha256": sha256,
-                    "training": _TRAINING,
-                }
-            ),
+            "digits": _sourced({"name": text, "licence": text, "sha256": sha256, "training": _TRAINING}),
         }
     ),
 }

@@ -43,7 +43,7 @@ TIME_LIMIT_S = 240  # the job itself takes about ten seconds; a busy machine may
 
 
 def python_with_yaml() -> str:
-    """The toolkit's own code fetches the digits; it needs PyYAML, which the engine's environment need not have."""
+    """The toolkit's own code unpacks the digits; it needs PyYAML, which the engine's environment need not have."""
     if importlib.util.find_spec("yaml"):
         return sys.executable
     toolkit = REPOSITORY / ".venv/bin/python"
@@ -53,7 +53,7 @@ def python_with_yaml() -> str:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """{"folder", "flags", "bar"} of the stand-in data set for two ranks."""
+    """{"folder", "flags", "bar"} of the shipped digits for two ranks."""
     cache = tmp_path_factory.mktemp("cache")
     program = (
         "import json, sys; from pathlib import Path; from provision import mnist; "
@@ -124,7 +124,7 @@ def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str
     assert outcome.code == 0, outcome.output
     assert judged(outcome, digits["bar"]) == []
     report = outcome.report
-    assert report["dataset"] == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
+    assert report["dataset"] == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
     assert (report["np"], report["train_images"], report["test_images"], len(report["epochs"])) == (2, 1442, 355, 40)
     assert [(one["rank"], one["local_rank"]) for one in report["participants"]] == [(0, 0), (1, 1)]
     assert report["learning_rate"] == pytest.approx(0.02)

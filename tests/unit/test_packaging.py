@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import provision
-from provision import engine_source
+from provision import engine_source, mnist
 from provision.cli import app
 
 tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOML")
@@ -87,3 +87,14 @@ def test_builds_read_versions_where_python_does() -> None:
     assert ROOT / toolkit["tool"]["hatch"]["version"]["path"] == Path(provision.__file__)
     read = ENGINE / engine["tool"]["scikit-build"]["metadata"]["version"]["input"]
     assert f'__version__ = "{engine_source.pack().version}"' in read.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
+def test_everything_in_the_package_is_shipped_the_digits_too(kind: str) -> None:
+    builder = pytest.importorskip(f"hatchling.builders.{kind}", reason="hatchling is not installed: pip install '.[dev]'")
+    files = getattr(builder, f"{kind.capitalize()}Builder")(str(ROOT)).recurse_included_files()
+    shipped = {file.distribution_path for file in files}
+    names = (path.relative_to(ROOT) for path in (ROOT / "provision").rglob("*") if path.is_file())
+    ours = {name.as_posix() for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts)}
+    assert mnist.DIGITS.relative_to(ROOT).as_posix() in ours
+    assert ours <= shipped
