@@ -28,7 +28,7 @@ def read(
             raise UsageError(f"--limit {limit}: a file of facts knows no last run", todo="name HOSTS besides --facts")
         inventory = by_name(str(path), list(found), limit)
     listed = {
-        host.name: facts.with_python(found[host.name], host.python, inventory.where(host, "provision_python"))
+        host.name: facts.with_python(found[host.name], host.python, f"{inventory.where}, host {host.name}")
         for host in inventory.hosts
         if host.name in found
     }

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from provision import catalog, facts, resources
 from provision.errors import ProvisionError
 from provision.facts import Problem
-from provision.inventory import Host, check_against_facts, values
+from provision.inventory import Host, check_against_facts
+from provision.inventory.values import wrong_prefix
 from provision.playbook import Event
 from provision.resolve.wishes import DEFAULT_PREFIX, HOME_PREFIX
 from provision.session import Session
@@ -125,7 +126,7 @@ def prefix_of(host: Host, found: Mapping[str, Any]) -> str:
     if host.prefix:
         return host.prefix
     at_home = f"{(found['user']['home'] or '').rstrip('/')}/{HOME_PREFIX}"
-    return DEFAULT_PREFIX if found["user"]["can_become"] or values.prefix(at_home) else at_home
+    return DEFAULT_PREFIX if found["user"]["can_become"] or wrong_prefix(at_home) else at_home
 
 
 def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:

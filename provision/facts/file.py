@@ -14,7 +14,7 @@ from provision.errors import ProvisionError, UsageError
 from provision.facts.defaults import BESIDES, DEFAULTS, OFFERS
 from provision.facts.document import Facts, defused, normalise, parse
 from provision.facts.kinds import is_version, wrong_kinds
-from provision.inventory.names import HOST_NAME
+from provision.inventory.values import HOST_NAME
 
 SCHEMA = 1
 _DOTTED = re.compile(r"\d+(\.\d+)*")

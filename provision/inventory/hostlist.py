@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from provision.inventory.model import Finding
-from provision.inventory.sources import expand
+from provision.inventory.model import Finding, Host
 
-_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$")
-_USER = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.@$\\-]*$")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$\\-]*")
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
 _OLDEST_PYTHON_ANSIBLE_MANAGES = (3, 9)  # docs.ansible.com, support matrix: managed node of ansible-core 2.20 and 2.21
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One part of the list, taken apart."""
-
-    text: str
-    name: str
-    user: str | None
-    port: int | None
-
-    @property
-    def is_here(self) -> bool:
-        return self.name == "localhost" and self.user is None and self.port is None
-
-
-def parse(argument: str) -> tuple[list[Entry], list[Finding]]:
-    """The entries of a comma list, and all that is wrong with it."""
-    entries: list[Entry] = []
+def parse(argument: str) -> tuple[list[Host], list[Finding]]:
+    """The hosts of a comma list, with what it says of them alone, and all that is wrong with it. A bare ``localhost`` is this machine."""
+    hosts: list[Host] = []
+    seen: set[str] = set()
     findings: list[Finding] = []
 
     def error(message: str, todo: str | None = None) -> None:
         findings.append(Finding("error", argument, message, todo))
 
-    for text in (part.strip() for part in _split(argument)):
+    for text in (part.strip() for part in re.split(r",(?![^\[]*\])", argument)):
         if not text:
             continue
         user, at, rest = text.rpartition("@")
-        if at and not _USER.match(user):
+        if at and not _USER.fullmatch(user):
             error(f"`{text}`: `{user}` is not a user name")
             continue
+        port: int | None = None
+        names: tuple[str, ...]
         if _is_address(rest):  # a bare IPv6 address: its colons are no port
-            names, port = _alone(rest)
+            names = (rest,)
         else:
             if odd := re.search(r":(?!\d+$|\d+:|[^\[\]]*\])([^\]]*)$", rest):
                 error(f"`{text}`: `{odd.group(1)}` is not a port", "write host:port, such as node1:2222")
                 continue
-            names, port = expand(rest)
-        bad = [name for name in names if not (_NAME.match(name) or _is_address(name.strip("[]")))]
+            names, port = _expand(rest)
+        bad = [name for name in names if not (_NAME.fullmatch(name) or _is_address(name.strip("[]")))]
         if bad:
             error(f"`{text}` is not a host name", "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)")
             continue
@@ -64,15 +52,33 @@ def parse(argument: str) -> tuple[list[Entry], list[Finding]]:
         if port is not None and port < 22:
             todo = "slots need an inventory file: `NAME slots=N`"
             findings.append(Finding("warning", argument, f"`{text}` means SSH on port {port}, not {port} slots", todo))
-        entries += [Entry(text, name.strip("[]"), user or None, port) for name in names]
-    seen: dict[str, Entry] = {}
-    for entry in entries:
-        if entry.name in seen:
-            error(f"host `{entry.name}` is named twice", "name it once")
-        seen[entry.name] = entry
-    if not entries and not findings:
+        for name in (each.strip("[]") for each in names):
+            if name in seen:
+                error(f"host `{name}` is named twice", "name it once")
+            elif name == "localhost" and not user and port is None:
+                hosts.append(Host(name, name, connection="local", variables={"ansible_python_interpreter": local_python()}))
+            else:
+                hosts.append(Host(name, name, port=port, user=user or None))
+            seen.add(name)
+    if not hosts and not findings:
         error("no hosts are named", "name a file, `localhost`, or hosts as host1,host2")
-    return entries, findings
+    return hosts, findings
+
+
+def _expand(pattern: str) -> tuple[tuple[str, ...], int | None]:
+    """`node[1:3]:22` → (("node1", "node2", "node3"), 22), by Ansible's own rules."""
+    from ansible.errors import AnsibleError
+    from ansible.parsing.utils.addresses import parse_address
+    from ansible.plugins.inventory import detect_range, expand_hostname_range
+
+    try:
+        name, port = parse_address(pattern, allow_ranges=True)
+    except AnsibleError:
+        name, port = pattern, None
+    with contextlib.suppress(AnsibleError, ValueError):
+        if detect_range(name):
+            return tuple(str(each) for each in expand_hostname_range(name)), port
+    return (str(name),), port
 
 
 def local_python() -> str:
@@ -81,14 +87,6 @@ def local_python() -> str:
     if version and (3, int(version.group(1))) >= _OLDEST_PYTHON_ANSIBLE_MANAGES:
         return str(_SYSTEM_PYTHON)
     return str(getattr(sys, "_base_executable", None) or sys.executable)
-
-
-def _split(argument: str) -> list[str]:
-    return re.split(r",(?![^\[]*\])", argument)
-
-
-def _alone(name: str) -> tuple[tuple[str, ...], int | None]:
-    return (name,), None
 
 
 def _is_address(text: str) -> bool:

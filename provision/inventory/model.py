@@ -20,7 +20,7 @@ class Finding:
 
     Args:
         level: errors stop the run, warnings are shown.
-        where: ``hosts.ini:4``; the argument itself where there is no file.
+        where: the file, with a line where Ansible names one; the argument itself where there is no file.
         message: one sentence, what is wrong.
         todo: what to change; None when the sentence says it.
         host: the host it is about, where it is about one.
@@ -51,7 +51,6 @@ class Host:
         groups: the groups it is in, without ``all`` and ``ungrouped``, sorted.
         variables: its variables as Ansible merges them, templates worked out where we read them,
             encrypted values as ``ENCRYPTED``.
-        source: where it is written, ``hosts.ini:4``; None when no line can be named (dynamic inventories).
         prefix: ``provision_prefix``; None: the default.
         python: ``provision_python``; None: to be decided.
         interface: ``provision_interface``; None: to be decided.
@@ -66,7 +65,6 @@ class Host:
     slots: int | None = None
     groups: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    source: str | None = None
     prefix: str | None = None
     python: str | None = None
     interface: str | None = None
@@ -89,7 +87,6 @@ class Inventory:
         hosts: in the order of the inventory, after ``--limit``.
         everyone: all of them, before ``--limit``.
         findings: warnings; errors never get this far.
-        places: (host, variable) → ``file:line``.
     """
 
     argument: str
@@ -97,7 +94,6 @@ class Inventory:
     ansible_argument: str | None
     hosts: tuple[Host, ...]
     findings: tuple[Finding, ...] = ()
-    places: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
     everyone: tuple[Host, ...] = ()
 
     def __post_init__(self) -> None:
@@ -111,10 +107,10 @@ class Inventory:
                 return host
         raise KeyError(name)
 
-    def where(self, host: Host, variable: str | None = None) -> str:
-        """The best place to point at for a host, or for one of its variables."""
-        place = self.places.get((host.name, variable)) if variable else None
-        return place or host.source or (str(self.source) if self.source else self.argument)
+    @property
+    def where(self) -> str:
+        """The place to point at: the file as the user would type it, else HOSTS."""
+        return shown(self.source) if self.source else self.argument
 
     def as_ansible_yaml(self) -> str:
         """The hosts as a YAML inventory, for inventories that came as ``localhost`` or ``host1,host2`` and so have no file."""
@@ -126,6 +122,14 @@ class Inventory:
         if groups:
             body["children"] = groups
         return yaml.dump({"all": body}, Dumper=_Data, sort_keys=False, default_flow_style=False)
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it: relative to where they stand, when it lies below."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 class _Data(yaml.SafeDumper):

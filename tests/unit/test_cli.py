@@ -118,7 +118,7 @@ def test_the_inventorys_python_counts_for_facts_from_a_file_too(tmp_path: Path) 
     assert (made["version"], made["package"], made["why"][0]) == ("3.12", "/usr/bin/python3.12", "asked for in the inventory")
     (tmp_path / "hosts.ini").write_text("a provision_python=/opt/mine/bin/python\n")
     said = provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, code=2).stderr
-    assert "hosts.ini:1" in said
+    assert "hosts.ini, host a: " in said
     assert "the facts do not say which Python that is" in said
 
 
@@ -199,13 +199,16 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(words: list[str], said: str)
     assert said in provision(*words, code=2).stderr
 
 
-def test_all_faults_of_an_inventory_at_once_with_file_and_line(tmp_path: Path) -> None:
+def test_all_faults_of_an_inventory_at_once_with_file_and_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts.ini"
-    path.write_text("a ansible_host=10.0.0.1 slot=2\nb ansible_host=10.0.0.1 slots=many\n")
+    path.write_text("a ansible_host=10.0.0.1 provision_prefx=/x\nb ansible_host=10.0.0.1 slots=many\n")
     said = provision("up", str(path), code=2).stderr
-    for place in ("hosts.ini:1", "hosts.ini:2"):
-        assert place in said
-    assert "slots" in said
+    for part in (
+        "hosts.ini: hosts `a` and `b` are the same machine",
+        "hosts.ini: unknown variable `provision_prefx` (host `a`)",
+        "hosts.ini: slots must be a whole number from 1, not `many` (host `b`)",
+    ):
+        assert part in said
 
 
 @pytest.mark.parametrize(("name", "right"), [("mnist", "mirrors:"), ("connection", "todo:")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,26 +86,6 @@ def test_ini_and_yaml_say_the_same(name: str, text: str) -> None:
     assert inventory.findings == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "lines"),
-    [
-        ("hosts.ini", INI, {"alpha": 2, "beta": 3, "node1": 4, "node3": 4, "gamma": 7}),
-        ("hosts.yml", YAML, {"alpha": 5, "beta": 6, "node1": 9, "node3": 9, "gamma": 13}),
-    ],
-)
-def test_every_host_knows_its_line(name: str, text: str, lines: dict[str, int]) -> None:
-    found = hosts(load(written(name, text)))
-    assert {host: found[host].source for host in lines} == {host: f"{name}:{line}" for host, line in lines.items()}
-
-
-def test_a_variable_points_at_the_line_that_decides() -> None:
-    inventory = load(written("hosts.ini", INI))
-    found = hosts(inventory)
-    assert inventory.where(found["alpha"], "slots") == "hosts.ini:2"
-    assert inventory.where(found["node1"], "slots") == "hosts.ini:14"
-    assert inventory.where(found["gamma"], "slots") == "hosts.ini:7"  # it has none: the host's own line
-
-
 def test_json_is_yaml_too() -> None:
     found = hosts(load(written("hosts.json", '{"all": {"hosts": {"a": {"slots": 2}}}}')))
     assert found["a"].slots == 2
@@ -119,9 +100,7 @@ def test_a_folder_with_group_and_host_variables() -> None:
     found = hosts(inventory)
     assert {name: host.slots for name, host in found.items()} == {"a": 4, "b": 8, "c": None}
     assert (found["b"].address, found["b"].user, found["c"].user) == ("10.0.0.2", "trainer", None)
-    assert found["b"].source == "site/one.yml:4"
-    assert inventory.where(found["a"], "slots") == "site/group_vars/gpu.yml:1"
-    assert inventory.where(found["b"], "slots") == "site/host_vars/b/main.yml:2"
+    assert inventory.where == "site"
 
 
 def test_group_variables_beside_a_file_count_and_those_of_the_working_folder_do_not() -> None:
@@ -135,7 +114,7 @@ def test_a_program_that_prints_an_inventory() -> None:
     script = Path(written("inventory.sh", """#!/bin/sh\necho '{"gpu": {"hosts": ["a"], "vars": {"slots": 2}}}'\n"""))
     script.chmod(0o755)
     only = load("inventory.sh").hosts[0]
-    assert (only.name, only.slots, only.source) == ("a", 2, None)
+    assert (only.name, only.slots) == ("a", 2)
 
 
 def test_templates_are_worked_out_where_we_need_them_and_left_alone_elsewhere() -> None:
@@ -204,7 +183,9 @@ def test_an_encrypted_file_without_its_password_is_named() -> None:
     _encrypt("group_vars/all.yml", "sesame")
     with pytest.raises(InventoryError) as caught:
         load("hosts.ini")
-    assert str(caught.value).startswith("group_vars/all.yml: it is encrypted and cannot be opened")
+    # before 2.19 Ansible does not say which file it is
+    place = r"group_vars/all\.yml: it|hosts\.ini: a file of the inventory"
+    assert re.match(f"({place}) is encrypted and cannot be opened: Attempting to decrypt", str(caught.value))
     assert "ANSIBLE_VAULT_PASSWORD_FILE" in str(caught.value)
 
 
@@ -235,7 +216,7 @@ def test_single_encrypted_values_stay_encrypted() -> None:
 def test_localhost_is_this_machine_without_ssh() -> None:
     inventory = load("localhost")
     (only,) = inventory.hosts
-    assert (only.name, only.connection, only.source, inventory.source) == ("localhost", "local", None, None)
+    assert (only.name, only.connection, inventory.source) == ("localhost", "local", None)
     assert inventory.ansible_argument is None
     body = yaml.safe_load(inventory.as_ansible_yaml().replace("!unsafe ", ""))["all"]["hosts"]["localhost"]
     assert body["ansible_connection"] == "local"
