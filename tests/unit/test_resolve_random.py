@@ -138,6 +138,10 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
             assert hosts[name]["user"]["can_become"]
             assert offered or one.nccl.repository is not None
             assert one.nccl.repository is None or one.nccl.repository.key_sha256
+        elif one.nccl.source == "distribution":
+            builds = data["distribution"]["builds"].values()
+            assert (key(one.nccl.version), one.nccl.cuda) in [(key(build["version"]), build["cuda"]) for build in builds]
+            assert hosts[name]["user"]["can_become"]
         else:
             package, _, version = one.nccl.package.partition("==")
             assert data["wheels"]["builds"][package][version] == one.nccl.cuda
