@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from provision import downloads, mnist, tarball
+from provision import downloads, tarball
 from provision.engine_source import EngineSource
 from provision.resolve import Wishes
 from provision.resolve.wishes import NcclSource, OpenMpiSource
+
+DataSource = Literal["auto", "mnist", "digits"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class SmokeOptions:
     epochs: int | None = None
     data: Path | None = None
     cache: Path | None = None
-    source: mnist.Source = "auto"
+    source: DataSource = "auto"
     oversubscribe: bool = False
 
 

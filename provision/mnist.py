@@ -23,9 +23,9 @@ from typing import Any, Literal
 from provision import catalog, downloads, resources
 from provision.downloads import Unavailable
 from provision.errors import ProvisionError, UsageError
+from provision.install_options import DataSource
 
 Say = Callable[[str], None]
-Source = Literal["auto", "mnist", "digits"]
 
 IMAGE_SIDE = 28
 DIGITS = Path(catalog.__file__).with_name("optdigits.tes.gz")
@@ -107,7 +107,7 @@ def obtain(
     *,
     mirrors: Sequence[str] | None = None,
     say: Say = lambda _line: None,
-    source: Source = "auto",
+    source: DataSource = "auto",
     data_dir: Path | None = None,
 ) -> Dataset:
     """The data set to train on, from ``data_dir``, the cache, a mirror of MNIST or, with ``source="auto"``, the shipped digits.

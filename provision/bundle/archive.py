@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from provision import downloads, from_source, inside, lock_file, mnist
+from provision import downloads, from_source, inside, lock_file
 from provision.errors import UsageError
+from provision.install_options import DataSource
 from provision.lock import Lock
 from provision.plan import HostPlan, Plan
 from provision.versions import minor
@@ -50,7 +51,7 @@ class Bundle:
     folder: Path
     hosts: Mapping[str, Mapping[str, Any]]
     lock: Lock
-    data: mnist.Source | None
+    data: DataSource | None
     supplies: Mapping[str, str]
 
     def supply(self, what: str) -> Path | None:
@@ -201,7 +202,7 @@ def _check(listing: Mapping[str, Any], folder: Path) -> None:
                 _must_hold(listing, folder, place, name)
     for name in listing["supplies"].values():
         _must_hold(listing, folder, "supplies", name)
-    if listing["data"] not in (None, *get_args(mnist.Source)):
+    if listing["data"] not in (None, *get_args(DataSource)):
         raise ValueError(f"there are no data called {listing['data']!r}")
 
 

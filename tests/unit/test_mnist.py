@@ -22,7 +22,7 @@ import yaml
 from provision import catalog, downloads, lock, mnist
 from provision.bundle import archive, gather, using
 from provision.errors import ProvisionError, UsageError
-from provision.install_options import SmokeOptions
+from provision.install_options import DataSource, SmokeOptions
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
 TINY = {
@@ -276,7 +276,7 @@ def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("source", ["mnist", "digits"])
-def test_a_cache_that_cannot_be_used_is_named(source: mnist.Source, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_used_is_named(source: DataSource, tmp_path: Path) -> None:
     (tmp_path / source).write_text("a file where a folder should be")
     with pytest.raises(ProvisionError, match="cache of data sets cannot be used") as caught:
         mnist.obtain(tmp_path, source=source)
@@ -348,7 +348,7 @@ def test_an_earlier_versions_bundle_of_digits_is_read_and_only_shipped_digits_ar
     (content / "train-images-idx3-ubyte.gz").write_bytes(damage)
     listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": "digits", "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
-    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), launch.SmokeOptions())
+    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())
     assert options.cache is not None
     assert unpacked_sha256(mnist.obtain(options.cache, source=options.source)) == DIGITS_SHA256
 
