@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import builds, catalog, converged, decided, dry_run, hold, install, installed, lock_file, reported, smoke_job
+from provision import builds, catalog, converged, decided, install, installed, interrupts, last_run, lock_file, process_locks, smoke_job
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
 from provision.bundle import using
 from provision.bundle.archive import unpack
 from provision.bundle.gather import Places, gather
-from provision.errors import ProvisionError
+from provision.errors import ProvisionError, told
 from provision.install import Sources
 from provision.install_options import Options, SmokeOptions
 from provision.inventory import Inventory
-from provision.outcomes import add_conflicts, add_outcome, add_problems, failure_that_ended, host_report
+from provision.outcomes import (
+    add_blocked,
+    add_conflicts,
+    add_outcome,
+    add_problems,
+    add_unfinished,
+    failure_that_ended,
+    foretell,
+    host_report,
+)
 from provision.plan import Plan
 from provision.planning import index_asked, make_plan, refuse_conflicts, upgrade
 from provision.playbook import HostResult
@@ -36,7 +47,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     if options.smoke:
         smoke_job.check_options(inventory, options.smoke)
     locked = None if options.upgrade else decided.to_keep(inventory)
-    with reported.run(inventory, "provision up", progress, passwords) as (session, report):
+    with _reported(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
@@ -82,6 +93,30 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     return report
 
 
+@contextmanager
+def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
+    """The frame of every run: the hosts are held, the report is written whatever comes, and every host has its line.
+
+    Raises:
+        ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
+    """
+    began = time.monotonic()
+    with interrupts.also_when_ended(), process_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+        report = Report(session.run_id, str(session.folder), last_run.identity(inventory))
+        try:
+            yield session, report
+        except BaseException as error:
+            add_unfinished(report, inventory)
+            report.failures.append(failure_that_ended(told(error), inventory, session.step))
+            progress.line(f"ended early; everything about this run: {session.folder}")
+            raise
+        finally:
+            with interrupts.held_back():
+                add_blocked(report, inventory)
+                report.seconds = time.monotonic() - began
+                session.write("report.json", report.as_dict())
+
+
 _WITHOUT_RECORD = (
     "--from {step}: earlier steps were left out, so it is not written down that these hosts hold the plan, neither there nor in "
     f"{locking.NAME}; a run without --from looks at all steps and does that"
@@ -121,7 +156,7 @@ def _make_ready(
             result, found = done.outcome.hosts.get(host.host), facts.get(host.host, {})
             if result is not None and result.failure is None:
                 rewritten = not options.first_step and converged.is_rewritten(manifests[host.host], found)
-                dry_run.foretell(host, result, rewritten=rewritten, drifted=bool(found.get("drift")))
+                foretell(host, result, rewritten=rewritten, drifted=bool(found.get("drift")))
     report.notes += done.stand_ins
     for name, packages in done.unlocked.items():
         said = f"{locking.NAME} did not know {', '.join(packages)}"
@@ -139,7 +174,7 @@ def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[st
 def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
     smoke_job.check_options(inventory, options)
-    with reported.run(inventory, "provision smoke", progress, passwords) as (session, report):
+    with _reported(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = surveying.look(session)
         add_problems(report, survey)
         for name in installed.without_manifest(survey.hosts):
@@ -170,7 +205,7 @@ def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptio
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Gather in ``target`` all that the plan needs; raises ProvisionError when something cannot be had. Returns the survey."""
-    with hold.every_host(inventory, "provision bundle"):
+    with process_locks.every_host(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
             survey = surveying.look(session)
@@ -179,7 +214,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             locked = None if options.upgrade else decided.to_keep(inventory)
             plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
-            places = Places(options.index_url, options.torch_index, options.wheels, options.apt_mirror)
+            places = Places(options.index_url, options.wheels, options.apt_mirror)
             gather(session, plan, survey.hosts, places, sources, target, locked)
             return survey
         finally:
@@ -193,7 +228,7 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
-    with hold.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+    with process_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
         survey = surveying.look(session)
         found = removing.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):

@@ -10,8 +10,10 @@ from provision.errors import ProvisionError
 from provision.inventory import Host, Inventory
 from provision.plan import HostPlan, Plan
 from provision.playbook import Event, HostResult, Outcome
-from provision.report import Failure, HostReport, Report
+from provision.report import Failure, HostReport, Prospect, Report
 from provision.survey import Survey
+
+_TAIL_LINES = 12  # of Ansible's log, where it failed and no host did
 
 
 def add_problems(report: Report, survey: Survey) -> None:
@@ -76,6 +78,37 @@ def host_report(host: HostPlan, result: HostResult | None) -> HostReport:
     )
 
 
+def foretell(report: HostReport, result: HostResult, *, rewritten: bool, drifted: bool) -> None:
+    """Put into a host's line of the report what a real run would do.
+
+    Args:
+        rewritten: whether the manifest there is to say something else, which no dry run of its step tells.
+        drifted: whether the survey found that something is not as it was left.
+    """
+    steps = _prospects(result, drifted=drifted)
+    if rewritten and "manifest" in steps:
+        steps["manifest"] = "will change"
+    report.steps = steps
+    report.state = "would change" if drifted or result.changed or "will change" in steps.values() else "unchanged"
+
+
+def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
+    """What a dry run says of each step.
+
+    What it left out it cannot know once an earlier step will change the host; nor where it could not look at anything, and something is not
+    as it was left.
+    """
+    found: dict[str, Prospect] = {}
+    changing = False
+    for name, step in result.steps.items():
+        if name == "guard":
+            continue
+        unknown = step.unchecked and (changing or (drifted and step.ran == 0))
+        found[name] = "will change" if step.changed else "cannot know yet" if unknown else "will not change"
+        changing = changing or step.changed > 0
+    return found
+
+
 def failure_of(host: Host, event: Event) -> Failure:
     """The failure that an event of Ansible is, with the way out where the error is a known one."""
     step = " / ".join(part for part in (event.role, event.task) if part)
@@ -94,8 +127,8 @@ def failure_that_ended(error: ProvisionError, inventory: Inventory, step: str) -
     return Failure("controller", step, f"{error.where}: {error.what}" if error.where else error.what, error.todo)
 
 
-def _tail(log: Path, lines: int = 12) -> str:
+def _tail(log: Path) -> str:
     try:
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
     except OSError as error:
         return str(error)

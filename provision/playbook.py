@@ -79,7 +79,6 @@ class HostResult:
 
     ok: int = 0
     changed: int = 0
-    skipped: int = 0
     seconds: float = 0.0
     failure: Event | None = None
     steps: dict[str, Step] = field(default_factory=dict)
@@ -149,8 +148,6 @@ class _Collector:
         if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"
-        elif event.kind == "skipped":
-            host.skipped += 1
         elif event.kind in ("failed", "unreachable"):
             host.failure = host.failure or event
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from provision import launch, mnist, mpirun, paths, resources
@@ -26,7 +25,6 @@ class SmokeResult:
     report: Mapping[str, Any] | None
     summary: str | None
     faults: tuple[str, ...]
-    log: Path
 
 
 def run(
@@ -72,7 +70,7 @@ def run(
     if result.interrupted:
         session.abort()
     if result.report is None:
-        return SmokeResult(None, None, (launch.no_report(result, job, log),), log)
+        return SmokeResult(None, None, (launch.no_report(result, job, log),))
     session.write("smoke.json", result.report)
     expected = {host.name: host.hostname for host in hosts}
     if data is None:
@@ -80,11 +78,10 @@ def run(
             result.report,
             f"{judging.check_summary(result.report)} (no PyTorch in this plan)",
             tuple(judging.judge_check(result.report, expected, np)),
-            log,
         )
     ended_badly = [f"the job gave its report and then ended with exit code {result.code}"] if result.code else []
     faults = judging.judge(result.report, expected_hosts=expected, expected_np=np, bar=data.bar_for(np, options.epochs))
-    return SmokeResult(result.report, judging.summary(result.report), tuple(faults or ended_badly), log)
+    return SmokeResult(result.report, judging.summary(result.report), tuple(faults or ended_badly))
 
 
 def check_options(inventory: Inventory, options: SmokeOptions) -> None:

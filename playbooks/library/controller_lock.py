@@ -30,10 +30,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-taken_from:
-  description: The dead run whose lock was taken over, or an empty string.
-  returned: always
-  type: str
 """
 
 import json  # noqa: E402
@@ -55,23 +51,21 @@ def holder(path):
 
 
 def hold(module, path, run):
-    """Returns the dead run whose lock was taken over, or an empty string; fails the module when a living one holds it."""
+    """Takes the lock, also of a dead run; fails the module when a living one holds it."""
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     mine = json.dumps({"run": run, "owner": module.params["owner"], "since": now})
-    taken_from = ""
     for _attempt in range(2):
         found = holder(path)
         if found is not None and found["run"] == run:
-            return taken_from
+            return
         if found is not None and found["run"] not in module.params["dead"]:
             module.fail_json(
                 msg=f"locked: {found['owner']} has been working on this host since {found['since']} (run {found['run']}). "
                 f"Wait until that run has ended; if it is gone for good, remove {path} here."
             )
         if module.check_mode:
-            return taken_from
+            return
         if found is not None:
-            taken_from = found["run"]
             os.unlink(path)
         # A link fails when another controller was faster, and the lock is never seen half written.
         draft = f"{path}.{run}"
@@ -79,12 +73,12 @@ def hold(module, path, run):
             file.write(mine)
         try:
             os.link(draft, path)
-            return taken_from
+            return
         except FileExistsError:
             continue
         finally:
             os.unlink(draft)
-    return module.fail_json(msg=f"{path} changes hands too fast; run the command again")
+    module.fail_json(msg=f"{path} changes hands too fast; run the command again")
 
 
 def release(module, path, run):
@@ -105,12 +99,11 @@ def main():
         supports_check_mode=True,
     )
     path, run = module.params["path"], module.params["run"]
-    taken_from = ""
     if module.params["state"] == "held":
-        taken_from = hold(module, path, run)
+        hold(module, path, run)
     else:
         release(module, path, run)
-    module.exit_json(changed=False, taken_from=taken_from)
+    module.exit_json(changed=False)
 
 
 if __name__ == "__main__":

@@ -41,10 +41,6 @@ differ:
   description: Whether there is something to do.
   returned: always
   type: bool
-before:
-  description: What was installed of them before, name to version.
-  returned: always
-  type: dict
 replaced:
   description: What this task has replaced by another version, name to the version before.
   returned: always
@@ -185,7 +181,7 @@ def main():
     before = {name: version for name, (version, _held) in found.items()}
     same = before == wanted
     differ = not same or not all(held for _version, held in found.values())
-    result = {"held": [], "before": before, "replaced": {}, "differ": differ}
+    result = {"held": [], "replaced": {}, "differ": differ}
     if not differ:
         module.exit_json(changed=False, **result)
     if module.check_mode:

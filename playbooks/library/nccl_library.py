@@ -13,8 +13,6 @@ short_description: Load NCCL and tell its version and CUDA
 description:
   - Read-only.
 author: [the provision authors]
-options:
-  path: {description: What to load; by its name alone the dynamic linker decides., type: str, default: libnccl.so.2}
 """
 
 EXAMPLES = r"""
@@ -38,8 +36,8 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 # In a process of its own: a broken library can crash or hang whoever loads it.
 LOOK = r"""
-import ctypes, json, os, sys
-library = ctypes.CDLL(sys.argv[1])
+import ctypes, json, os
+library = ctypes.CDLL("libnccl.so.2")
 number = ctypes.c_int()
 status = library.ncclGetVersion(ctypes.byref(number))
 with open("/proc/self/maps") as maps:
@@ -62,15 +60,14 @@ def cuda_of(path, version):
 
 
 def main():
-    module = AnsibleModule(argument_spec={"path": {"type": "str", "default": "libnccl.so.2"}}, supports_check_mode=True)
-    path = module.params["path"]
-    rc, out, err = module.run_command([sys.executable, "-c", LOOK, path])
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    rc, out, err = module.run_command([sys.executable, "-c", LOOK])
     if rc != 0:
         last = (err.strip().splitlines() or [f"the process that loaded it ended with {rc}"])[-1]
         module.fail_json(msg=f"NCCL cannot be loaded: {last}")
     said = json.loads(out)
     if said["status"] != 0:
-        module.fail_json(msg=f"{path}: ncclGetVersion failed with {said['status']}")
+        module.fail_json(msg=f"libnccl.so.2: ncclGetVersion failed with {said['status']}")
     version = spelt(said["number"])
     module.exit_json(changed=False, version=version, cuda=cuda_of(said["path"], version), path=said["path"])
 

@@ -29,10 +29,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-added:
-  description: All packages so far that came with us.
-  returned: always
-  type: list
 """
 
 from ansible.module_utils import host_record  # noqa: E402
@@ -89,7 +85,7 @@ def main():
             record["replaced"].setdefault(name, version)
     if record != noted and not module.check_mode:
         host_record.save(given["record"], record)
-    module.exit_json(changed=False, added=record["packages"]["added"])
+    module.exit_json(changed=False)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from provision import downloads, from_source, inside, lock_file
+from provision import downloads, from_source, lock_file
 from provision.errors import UsageError
 from provision.install_options import DataSource
 from provision.lock import Lock
@@ -165,11 +165,11 @@ def unpack(path: Path, folder: Path) -> Bundle:
             missing: dict[str, Any] = dict(listing["files"])
             while (member := packed.next()) is not None:  # those after the list
                 stated = missing.pop(member.name, None)
-                if stated is None or not inside.is_plain(member) or member.name.partition("/")[0] not in _FOLDERS:
+                if stated is None or not is_plain(member) or member.name.partition("/")[0] not in _FOLDERS:
                     raise _refused(path, f"it holds {member.name!r}, which is not in its list")
                 if member.size != stated["bytes"]:
                     raise _refused(path, f"{member.name!r} has {member.size} bytes, its list says {stated['bytes']}")
-                source, target = packed.extractfile(member), inside.path_in(folder, member.name)
+                source, target = packed.extractfile(member), path_in(folder, member.name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 digest = hashlib.sha256()
                 with target.open("xb") as file:
@@ -216,14 +216,14 @@ def _once(names: Iterable[str]) -> None:
 
 
 def _must_hold(listing: Mapping[str, Any], folder: Path, place: str, name: str) -> None:
-    inside.path_in(folder / place, name)
+    path_in(folder / place, name)
     if f"{place}/{name}" not in listing["files"]:
         raise ValueError(f"{name!r} is said to be among its {place}, and is not in it")
 
 
 def _listing(packed: tarfile.TarFile, path: Path) -> dict[str, Any]:
     first = packed.next()
-    fits = first is not None and first.name == LIST and inside.is_plain(first) and first.size < _LIST_BYTES
+    fits = first is not None and first.name == LIST and is_plain(first) and first.size < _LIST_BYTES
     file = packed.extractfile(first) if first is not None and fits else None
     if file is None:
         raise UsageError("is no bundle of provision", where=str(path), todo=AGAIN)
@@ -237,3 +237,22 @@ def _refused(path: Path, why: str) -> UsageError:
     return UsageError(
         f"the bundle was damaged or changed: {why}; nothing of it was used", where=str(path), todo=f"copy it again, or {AGAIN}"
     )
+
+
+def path_in(folder: Path, name: str) -> Path:
+    """Where ``name`` leads from ``folder``.
+
+    Raises:
+        ValueError: that is not below the folder, by its words or by a link that lies there; or there are two ways to write it.
+    """
+    if not isinstance(name, str) or not name.isprintable() or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{name!r} is not the name of a file below a folder")
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} leads out of its folder")
+    return path
+
+
+def is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether a member of an archive is a file whose content is in there: no link, no device, none that is larger than what was sent."""
+    return member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from provision import downloads, inside
+from provision import downloads
+from provision.bundle.archive import is_plain, path_in
+from provision.catalog import architectures
 from provision.errors import ProvisionError
 from provision.plan import Repository
 from provision.sandbox import aptsources
@@ -26,7 +28,6 @@ LOOK = (
     "cd / && tar -ch --ignore-failed-read var/lib/dpkg/status etc/apt/sources.list etc/apt/sources.list.d etc/apt/trusted.gpg.d "
     "etc/apt/keyrings etc/apt/mirrors usr/share/keyrings 2>/dev/null | gzip -1 | base64 -w 0"
 )
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _APT_S = 1800.0
 _SHOWN_LINES = 4
 _TODO = "name a mirror that this machine reaches: --apt-mirror URL"
@@ -72,8 +73,8 @@ class Apt:
             "Dir::Etc::sourceparts": self._root / "etc/apt/sources.list.d",
             "Dir::Etc::trusted": work / "empty/none",
             "Dir::Etc::trustedparts": self._root / "etc/apt/trusted.gpg.d",
-            "APT::Architecture": _ARCHITECTURES.get(arch, arch),
-            "APT::Architectures": _ARCHITECTURES.get(arch, arch),
+            "APT::Architecture": architectures.debian_name(arch),
+            "APT::Architectures": architectures.debian_name(arch),
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "root",
             "Debug::NoLocking": "true",
@@ -158,8 +159,8 @@ def _unpack(seen: str, root: Path) -> None:
         content = base64.b64decode("".join(seen.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:
             for member in packed:
-                if inside.is_plain(member) and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
-                    target = inside.path_in(root, member.name)
+                if is_plain(member) and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
+                    target = path_in(root, member.name)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     file = packed.extractfile(member)
                     with target.open("wb") as copy:

@@ -27,7 +27,6 @@ class Places:
     """Where things are fetched from, other than where pip and the hosts' apt look by themselves."""
 
     index_url: str | None = None
-    torch_index: str | None = None
     wheels: Path | None = None
     apt_mirror: str | None = None
 

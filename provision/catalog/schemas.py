@@ -100,7 +100,7 @@ _TROUBLES = listed(
     both(
         _sourced(
             {"why": text},
-            {"versions": listed(release), "from": release, "to": number, "below": release, "fixed": text, "confirmed": flag},
+            {"versions": listed(release), "from": release, "to": number, "below": release, "confirmed": flag},
         ),
         _range,
     )
@@ -125,7 +125,7 @@ FILES: dict[str, Shape] = {
                 "schema": whole,
                 "evidence": mapping(word, record({"what": text, "weak": flag}, {"proof": flag})),
                 "repository": _sourced({"apt": listed(word), "rpm": listed(word), "builds": mapping(release, mapping(cuda, word))}),
-                "absent": listed(_sourced({"version": release, "cuda": listed(cuda)}, {"systems": listed(_SYSTEM), "confirmed": flag})),
+                "absent": listed(_sourced({"version": release, "cuda": listed(cuda)}, {"systems": listed(_SYSTEM)})),
                 "wheels": both(
                     _sourced(
                         {
@@ -183,7 +183,6 @@ FILES: dict[str, Shape] = {
             "first_cuda": _sourced({"systems": mapping(_SYSTEM, cuda)}),
             "last_cuda": _sourced({"systems": mapping(_SYSTEM, cuda)}),
             "keys": _sourced({"fingerprints": mapping(word, fingerprint), "of": mapping(_SYSTEM, word)}),
-            "traps": listed(_sourced({"systems": listed(_SYSTEM), "what": text})),
         }
     ),
     "openmpi": record(
@@ -202,7 +201,6 @@ FILES: dict[str, Shape] = {
                 {
                     "url": url,
                     "default": version,
-                    "releases": listed(version),
                     "options": listed(word),
                     "cuda": listed(word),
                     "toolkit": _NAMES_A_TOOLKIT,
@@ -226,14 +224,13 @@ FILES: dict[str, Shape] = {
             "embedded": _sourced({"versions": mapping(cuda, version)}),
             "distribution": _sourced({"versions": mapping(_RELEASE, version)}),
             "known_bad": _TROUBLES,
-            "known_weak": _TROUBLES,
         }
     ),
     "cmake": record(
         {
             "schema": whole,
             "needed": _sourced({"engine": version, "horovod": version}),
-            "wheel": _sourced({"version": version, "package": word, "architectures": listed(_ARCHITECTURE)}),
+            "wheel": _sourced({"version": version, "package": word}),
             "tarball": _sourced(
                 {
                     "url": both(url, _architecture_in_url),
@@ -306,10 +303,6 @@ FILES: dict[str, Shape] = {
             "schema": whole,
             "registries": listed(word),
             "tag": word,
-            "flavours": listed(word),
-            "cudnn_flavours": mapping(cuda, word),
-            "systems": listed(word),
-            "without_nccl": listed(word),
             "tags": record(
                 {
                     "ubuntu": _sourced({"releases": mapping(version, listed(cuda))}),
@@ -317,8 +310,6 @@ FILES: dict[str, Shape] = {
                 }
             ),
             "digests": _sourced({"sha256": mapping(word, sha256)}),
-            "nccl": _sourced({"versions": mapping(version, release)}),
-            "accepted_drivers": _sourced({"branches": mapping(cuda, listed(whole))}),
         }
     ),
     "images": _sourced(

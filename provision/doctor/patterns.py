@@ -48,10 +48,6 @@ class Pattern:
         """(first, behind the last) letter of each match between ``begin`` and ``end``, in a text of `letters`."""
         return map(methodcaller("span"), self._letters.finditer(text, begin, end))
 
-    def found_in(self, text: str) -> bool:
-        """Whether it matches anywhere."""
-        return self._text.search(_encodable(text)) is not None
-
     def at(self, text: bytes, begin: int) -> Any:
         """The match that begins there in a text of `letters`, as Python's, or None."""
         return self._letters.match(text, begin)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision import catalog
+from provision.catalog import architectures
 from provision.errors import ProvisionError, UsageError
 from provision.facts import defaults
 from provision.facts.kinds import is_version
@@ -87,7 +88,7 @@ def normalise(host_facts: Mapping[str, Any]) -> Facts:
             facts[key] = default | {name: value for name, value in stated.items() if value is not None or default.get(name) is None}
     if host_facts.get("driver") and "gpus" not in host_facts:  # a driver is there for a GPU; which one, nobody said
         missing.append("gpus")
-    facts["arch"] = _architecture(facts["arch"])
+    facts["arch"] = architectures.kernel_name(facts["arch"])
     facts["os"] = _system(facts["os"])
     if facts["driver"] is not None:
         facts["driver"] = defaults.DRIVER | facts["driver"]
@@ -138,13 +139,6 @@ def _plain(candidates: Mapping[str, list[Any]] | None) -> tuple[dict[str, list[s
     kept = {package: [version for version in versions if is_version(version)] for package, versions in (candidates or {}).items()}
     odd = [f"{package} {version!r}" for package, versions in (candidates or {}).items() for version in versions if not is_version(version)]
     return kept, odd
-
-
-def _architecture(name: str | None) -> str | None:
-    for real, aliases in catalog.load("os")["architectures"].items():
-        if name in aliases:
-            return str(real)
-    return name
 
 
 def _system(system: dict[str, Any]) -> dict[str, Any]:

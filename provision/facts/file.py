@@ -119,7 +119,7 @@ def _wrong_facts(at: str, facts: dict[str, Any]) -> Iterator[str]:
         yield from _wrong_system(at, facts)
         yield from _wrong_driver(f"{at}.driver", facts.get("driver"))
         yield from _wrong_gpus(f"{at}.gpus", facts.get("gpus"))
-        yield from wrong_kinds(at, facts, DEFAULTS, _CHECKED_APART)
+        yield from wrong_kinds(at, facts, _CHECKED_APART)
 
 
 def _unknown_keys(at: str, facts: dict[str, Any]) -> Iterator[str]:

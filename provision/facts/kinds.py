@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from provision.facts.defaults import DEFAULTS
+
 _VERSION = re.compile(r"[0-9][\w.+~:-]*")
 _LOGIN = re.compile(r"[^\W-][\w.@$\\+-]*")  # it stands in other hosts' ssh configuration
 _HOSTNAME = re.compile(r"\w[\w.:-]*")
@@ -17,14 +19,14 @@ def is_version(value: Any) -> bool:
     return isinstance(value, str) and bool(_VERSION.fullmatch(value))
 
 
-def wrong_kinds(at: str, facts: Mapping[str, Any], defaults: Mapping[str, Any], apart: tuple[str, ...]) -> Iterator[str]:
+def wrong_kinds(at: str, facts: Mapping[str, Any], apart: tuple[str, ...]) -> Iterator[str]:
     """Complaints about facts of a host that are something else than their default, or than what is said of them below.
 
     Args:
         at: how the host is called in the complaint: ``hosts.a``.
         apart: sections whose own kind is checked elsewhere.
     """
-    wrong = list(_unlike(at, {key: value for key, value in facts.items() if key not in apart}, defaults))
+    wrong = list(_unlike(at, {key: value for key, value in facts.items() if key not in apart}, DEFAULTS))
     yield from wrong
     if not wrong:  # else the same would be said twice
         for path, (what, good) in _KINDS.items():

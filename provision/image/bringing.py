@@ -281,7 +281,10 @@ def _keep(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
     """The name under which it stays. What is named by a digest has none but its registry's: it gets the digest's beginning as its tag."""
     repository, _, digest = wanted.called.partition("@sha256:")
     called = shlex.quote(f"{repository}:{digest[:12]}" if digest else wanted.called)
-    _do(session, {name: (each, f"docker tag {ours} {called}") for name, each in engines.items()}, "keeping the image")
+    scripts = {name: (each, f"docker tag {ours} {called}") for name, each in engines.items()}
+    for name, answer in (far.on_engines(session, scripts) if scripts else {}).items():
+        if answer.code != 0:
+            raise ProvisionError(answer.complaint, where=f"{name}, keeping the image")
 
 
 def _tell_renamed(session: Session, before: Mapping[str, Sequence[Mapping[str, Any]]], names: Iterable[str], wanted: Source) -> None:
@@ -290,13 +293,6 @@ def _tell_renamed(session: Session, before: Mapping[str, Sequence[Mapping[str, A
         for old in before[name]:
             if wanted.called in (old.get("RepoTags") or ()):
                 session.progress.line(f"{name}: {wanted.called} was {old['Id'][7:19]} there, which stays without that name", "yellow")
-
-
-def _do(session: Session, scripts: Mapping[str, tuple[Engine, str]], step: str) -> None:
-    """Scripts that must succeed."""
-    for name, answer in (far.on_engines(session, scripts) if scripts else {}).items():
-        if answer.code != 0:
-            raise ProvisionError(answer.complaint, where=f"{name}, {step}")
 
 
 def _untagging(reference: str) -> str:

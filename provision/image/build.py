@@ -23,6 +23,7 @@ from docker import DockerClient
 from docker.models.networks import Network
 
 from provision import interrupts, paths, supplies
+from provision.catalog import architectures
 from provision.doctor.logs.reading import explain
 from provision.errors import ProvisionError, UsageError
 from provision.image import labels, origins
@@ -95,7 +96,7 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
 
 def _refuse_other_processor(client: DockerClient, arch: str) -> None:
     """An image is built by running its steps, so the engine's machine must be of its kind."""
-    there = {"amd64": "x86_64", "arm64": "aarch64"}.get(found := str(client.info().get("Architecture", arch)), found)
+    there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
     if there != arch:
         what = f"this machine's container engine runs on {there}, and the image is for {arch}"
         raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")

@@ -62,7 +62,7 @@ def context(
     if constraints:
         files |= {f"constraints/{folder}.txt": file for folder, file in constraints.items()}
         files["packages/locked_files.py"] = File((resources.folder("playbooks") / "module_utils" / "locked_files.py").read_bytes())
-    values = _values(made, buildx=buildx, constraints=frozenset(constraints)) | {"installed": sorted(installed)}
+    values = _values(made, buildx=buildx, constraints=frozenset(constraints))
     files["Dockerfile"] = _filled("dockerfile.j2", values)
     files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))

@@ -12,6 +12,7 @@ from typing import Any
 from provision import at_once, interrupts, launch, mnist, mpirun, program_files, resources, smoke_job
 from provision import run as running
 from provision import survey as surveying
+from provision.catalog import architectures
 from provision.errors import ProvisionError, UsageError
 from provision.image import bringing, far, fleet, labels
 from provision.image.far import Engine
@@ -24,7 +25,6 @@ from provision.run import RunOptions
 from provision.session import Session
 
 _BRING_S = 600.0
-_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # the engines' names for processors
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
 
 def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> None:
     """Raise for hosts on which the image cannot do what it is for."""
-    arch = _MACHINES.get(found := str(attributes.get("Architecture", "")), found)
+    arch = architectures.kernel_name(str(attributes.get("Architecture", "")))
     others = [name for name, each in facts.items() if arch and each["arch"] != arch]
     if others:
         raise UsageError(f"the image is for {arch}, and they are not", where=", ".join(others), todo="leave them out: --limit")

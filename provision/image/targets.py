@@ -35,7 +35,7 @@ class Target:
         return self.base.name
 
 
-def of_system(system: str, cuda: str | None, wishes: Wishes, *, arch: str = "x86_64", given: str | None = None) -> Target:
+def of_system(system: str, cuda: str | None, wishes: Wishes, *, given: str | None = None) -> Target:
     """An image of ``ubuntu 22.04``, for the CUDA ``12.4`` or None.
 
     Raises:
@@ -44,7 +44,7 @@ def of_system(system: str, cuda: str | None, wishes: Wishes, *, arch: str = "x86
     """
     if cuda is not None and given is None:
         bases.for_cuda(system, cuda)  # what does not exist is said before anything is planned for it
-    known = _invented(system, cuda, arch)
+    known = _invented(system, cuda)
     plan = resolve({_INVENTED: known}, wishes, {})
     if plan.conflicts:
         first = plan.conflicts[0]
@@ -80,9 +80,9 @@ def matrix() -> Iterator[tuple[str, str | None]]:
             yield system, cuda
 
 
-def _invented(system: str, cuda: str | None, arch: str) -> dict[str, Any]:
+def _invented(system: str, cuda: str | None) -> dict[str, Any]:
     os_id, version = system.split()
-    described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": arch, "user": {"name": "root", "can_become": True}}
+    described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
         described |= {"driver": {"version": None, "cuda": minor(cuda)}, "gpus": [{}]}
     return facts.normalise(described)

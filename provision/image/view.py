@@ -12,6 +12,7 @@ from provision.terminal import Console, Live, Table, Text, err, live, styled
 
 _PATIENCE_S = 30.0  # without a terminal: how often a step that takes long says what it does
 _TAIL = 12
+_BAR_WIDTH = 24
 
 
 class View:
@@ -125,9 +126,9 @@ class View:
         return table
 
 
-def _bar(layer: Layer, width: int = 24) -> str:
-    done = int(width * layer.done / layer.total)
-    return "█" * done + "░" * (width - done)
+def _bar(layer: Layer) -> str:
+    done = int(_BAR_WIDTH * layer.done / layer.total)
+    return "█" * done + "░" * (_BAR_WIDTH - done)
 
 
 def short(text: str, limit: int = 110) -> str:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from provision import catalog
+from provision.catalog import architectures
 from provision.plan import Rejected, Repository, Source
 from provision.resolve import toolkits
 from provision.resolve.machine import Machine
@@ -28,7 +29,6 @@ SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distr
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
 )
-_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Build:
     """One version of NCCL, built for one CUDA, from one place.
 
     Attributes:
-        revision: of the package, e.g. ``2.21.5-1``; the version itself for a wheel.
         package: what is asked for; ``packages`` are the exact strings for the package manager.
         evidence: how it is known that it exists.
         weak: whether that is not much.
@@ -46,7 +45,6 @@ class Build:
     version: str
     cuda: str
     source: Source
-    revision: str
     package: str
     evidence: str
     weak: bool = False
@@ -77,7 +75,7 @@ def local_repository(name: str) -> LocalRepository | None:
     found = _LOCAL.fullmatch(name)
     if not found:
         return None
-    return LocalRepository(found["system"], found["version"], found["cuda"], _ARCHITECTURES[found["arch"]])
+    return LocalRepository(found["system"], found["version"], found["cuda"], architectures.kernel_name(found["arch"]))
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +120,7 @@ def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]
 
 def _wheel(package: str, version: str, cuda: str) -> Build:
     code = next(each["has"] for each in catalog.load("nccl")["wheels"]["code"] if version in each["wheels"].get(package, ()))
-    return Build(version, cuda, "wheel", version, f"{package}=={version}", _READ_OUT, code=tuple(code))
+    return Build(version, cuda, "wheel", f"{package}=={version}", _READ_OUT, code=tuple(code))
 
 
 def _offered(
@@ -194,7 +192,7 @@ def _installed(kind: Machine) -> Iterator[Build]:
     if len(versions) == 1 and dict(kind.own_nccl).get(_names(kind)[0]) and re.fullmatch(r"\d+\.\d+", cuda):
         packages = tuple(string for string in _strings(kind, version) if _name_of(kind, string) in dict(kind.own_nccl))
         number = ".".join(map(str, key(revision)))
-        yield Build(number, cuda, "repository", revision, packages[0], "it is installed there", packages=packages)
+        yield Build(number, cuda, "repository", packages[0], "it is installed there", packages=packages)
 
 
 def downgrades(build: Build, kind: Machine) -> list[tuple[str, str, str]]:
@@ -246,15 +244,13 @@ def _local(kind: Machine, wishes: Wishes) -> Iterator[Build | Rejected]:
             wishes.nccl_local, f"it is for {said.system} on {said.arch}, not for {kind.repository or kind.system} on {kind.arch}"
         )
     else:
-        revision = f"{said.version}-1"
         yield Build(
             said.version,
             said.cuda,
             "local_repository",
-            revision,
             wishes.nccl_local,
             "the file that was given",
-            packages=_strings(kind, f"{revision}+cuda{said.cuda}"),
+            packages=_strings(kind, f"{said.version}-1+cuda{said.cuda}"),
             sha256=wishes.nccl_local_sha256,
         )
 
@@ -271,7 +267,7 @@ def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
         return
     strings = _strings(kind, version)
     number = ".".join(map(str, key(version)))
-    yield Build(number, entry["cuda"], "distribution", version, strings[0], "the distribution's list of files", weak=True, packages=strings)
+    yield Build(number, entry["cuda"], "distribution", strings[0], "the distribution's list of files", weak=True, packages=strings)
 
 
 def _sources(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
@@ -300,7 +296,7 @@ def _buildable(version: str, cuda: str, name: str, *, sha256: str | None, url: s
     evidence = "the CUDA of the compiler there"
     if weak:
         evidence += f"; NVIDIA has built {minor(version)} for CUDA {' and '.join(f'{each}.x' for each in majors)} only"
-    return Build(version, cuda, "source", version, name, evidence, weak, sha256=sha256, url=url)
+    return Build(version, cuda, "source", name, evidence, weak, sha256=sha256, url=url)
 
 
 def _cudas(version: str) -> Iterator[str]:
@@ -338,7 +334,7 @@ def without_checksum(version: str) -> str:
 def _package(kind: Machine, revision: str, cuda: str, place: Repository | None, evidence: str, *, weak: bool = False) -> Build:
     strings = _strings(kind, f"{revision}+cuda{cuda}")
     number = ".".join(map(str, key(revision)))
-    return Build(number, cuda, "repository", revision, strings[0], evidence, weak, strings, place)
+    return Build(number, cuda, "repository", strings[0], evidence, weak, strings, place)
 
 
 def _names(kind: Machine) -> list[str]:

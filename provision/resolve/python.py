@@ -9,8 +9,6 @@ from provision.plan import Component, Rejected, Source
 from provision.resolve.machine import Interpreter, Machine
 from provision.versions import key, minor
 
-Chosen = Mapping[Machine, Interpreter]
-
 
 def possible(kinds: Mapping[Machine, list[str]], liked: Collection[str]) -> Iterator[dict[Machine, Interpreter]]:
     """Every way to give each kind of host an interpreter, best first.

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from provision import paths
+from provision import paths, process_locks
 from provision.errors import ProvisionError
-from provision.sandbox import hostfiles, lock
+from provision.sandbox import hostfiles, names
 from provision.sandbox.settings import Settings
 
 #: A slow mirror takes minutes, a dead one fails by itself: the lock is waited for at least as long as another run may need.
@@ -52,7 +52,7 @@ def make(suite: str, settings: Settings, say: Callable[[str], None]) -> Path:
     Raises:
         ProvisionError: debootstrap failed; its last lines say why.
     """
-    with lock.held(f"debootstrap-{suite}", LOCK_SECONDS) as mine:
+    with process_locks.acquired(names.lock(f"debootstrap-{suite}"), LOCK_SECONDS) as mine:
         if not mine:
             raise ProvisionError(
                 f"Another process has been making Debian {suite} for {LOCK_SECONDS // 60} minutes.", todo="End it, then try again."
@@ -75,7 +75,7 @@ def remove_orphans() -> list[str]:
     """
     removed = []
     for tree in sorted(_partial().glob("*")):
-        with lock.held(f"debootstrap-{tree.name}", 0) as mine:
+        with process_locks.acquired(names.lock(f"debootstrap-{tree.name}")) as mine:
             if mine and tree.exists():
                 _clear(tree.name)
                 removed.append(f"unfinished base {tree.name}")

@@ -16,9 +16,9 @@ import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
 
-from provision import interrupts
+from provision import interrupts, process_locks
 from provision.errors import ProvisionError
-from provision.sandbox import bases, debootstrap, hostfiles, lock, names
+from provision.sandbox import bases, debootstrap, hostfiles, names
 from provision.sandbox.engine import explained
 from provision.sandbox.settings import Settings, parse_os_release
 
@@ -50,7 +50,7 @@ def host_image(client: DockerClient, sandbox: str, base: str, settings: Settings
     with explained(f"preparing base {base}"):
         if suite is None or _local(client, base):
             return _build(client, sandbox, base, _base_image(client, sandbox, base, settings, say), settings, say)
-        with lock.held(f"host-{suite}", debootstrap.LOCK_SECONDS):  # two sandboxes that begin together make it once
+        with process_locks.acquired(names.lock(f"host-{suite}"), debootstrap.LOCK_SECONDS):  # sandboxes that begin together make it once
             if _is_fresh(suite):
                 return _import(client, kept(suite), sandbox, "host", base)
             source = _base_image(client, sandbox, base, settings, say)

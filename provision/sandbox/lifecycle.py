@@ -18,9 +18,9 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
 
-from provision import interrupts, terminal
+from provision import interrupts, process_locks, terminal
 from provision.errors import ProvisionError, UsageError
-from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, lock, names, sweep
+from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, names, sweep
 from provision.sandbox import settings as controller
 from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
 
@@ -264,9 +264,7 @@ def _host(container: Container) -> SandboxHost:
     networks = container.attrs["NetworkSettings"]["Networks"].values()
     address = next((one["IPAddress"] for one in networks if one["IPAddress"]), "")
     labels = container.labels
-    return SandboxHost(
-        labels[names.HOST], address, str(container.name), labels[names.BASE], container.status, container.attrs["Config"]["Image"]
-    )
+    return SandboxHost(labels[names.HOST], address, str(container.name), labels[names.BASE], container.status)
 
 
 def _sandbox(name: str, hosts: list[SandboxHost]) -> Sandbox:
@@ -299,7 +297,7 @@ def _engine() -> Iterator[DockerClient]:
 
 @contextmanager
 def _only_one(name: str) -> Iterator[None]:
-    with lock.held(f"sandbox-{name}", LOCK_SECONDS) as mine:
+    with process_locks.acquired(names.lock(f"sandbox-{name}"), LOCK_SECONDS) as mine:
         if not mine:
             raise ProvisionError(f"Another process is making or removing sandbox '{name}'.", todo="Wait for it, or end it, then try again.")
         yield

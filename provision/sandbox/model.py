@@ -19,7 +19,6 @@ class SandboxHost:
         container: the container's name.
         base: the base the user asked for, such as ``debian:12``.
         state: the engine's word for it: ``running``, ``exited``, ``paused`` …
-        image: the image that it runs.
     """
 
     name: str
@@ -27,7 +26,6 @@ class SandboxHost:
     container: str
     base: str
     state: str = "running"
-    image: str = ""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,11 @@ def folder(sandbox: str) -> Path:
     return paths.sandbox() / sandbox
 
 
+def lock(what: str) -> Path:
+    """The file of the lock on one sandbox, or on one base that is being made."""
+    return paths.cache() / "locks" / f"{what}.lock"
+
+
 def _slug(base: str) -> str:
     readable = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[-40:].strip("-")
     return f"{readable}-{hashlib.sha256(base.encode()).hexdigest()[:6]}"  # "a/b" and "a:b" must not meet

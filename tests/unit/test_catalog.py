@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provision import catalog
-from provision.catalog import reading, schemas
+from provision.catalog import architectures, reading, schemas
 from provision.versions import key, matches
 
 FILES = sorted(file.name.removesuffix(".yaml") for file in resources.files("provision.catalog").iterdir() if file.name.endswith(".yaml"))
@@ -158,3 +158,10 @@ def test_drivers_grow_with_cuda() -> None:
 def test_pytorchs_default_is_one_of_its_releases() -> None:
     known = catalog.load("pytorch")
     assert known["default"] in known["releases"]
+
+
+def test_an_architecture_has_one_name_here_and_another_one_in_packages_and_engines() -> None:
+    for name, others in (("x86_64", ["amd64", "x64"]), ("aarch64", ["arm64"])):
+        assert {architectures.kernel_name(each) for each in (name, *others)} == {name}
+        assert architectures.debian_name(name) == others[0]
+    assert architectures.kernel_name("riscv64") == architectures.debian_name("riscv64") == "riscv64"

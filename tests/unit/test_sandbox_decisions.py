@@ -17,7 +17,7 @@ import requests.exceptions
 
 from provision import interrupts
 from provision.errors import UsageError
-from provision.sandbox import aptsources, bases, engine, hostfiles, inventory, keys, lock, names, settings
+from provision.sandbox import aptsources, bases, engine, hostfiles, inventory, keys, names, settings
 from provision.sandbox.model import Sandbox, SandboxHost
 
 # Bases and names
@@ -469,11 +469,3 @@ def test_other_threads_get_no_signals():
     thread.start()
     thread.join()
     assert done == [True]
-
-
-def test_a_lock_has_one_holder(monkeypatch, tmp_path):
-    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path))
-    with lock.held("x", 0) as first, lock.held("x", 0) as second, lock.held("y", 0) as other:
-        assert (first, second, other) == (True, False, True)
-    with lock.held("x", 0) as again:
-        assert again

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import dry_run, facts, install, last_run, lock, lock_file, main_job, planning
+from provision import facts, install, last_run, lock, lock_file, main_job, outcomes, planning
 from provision.errors import ProvisionError
 from provision.install_options import Options
 from provision.inventory import Inventory
@@ -394,6 +394,6 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
     report = HostReport("a", "installed")
     changed = sum(step.changed for step in steps.values())
-    dry_run.foretell(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
+    outcomes.foretell(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said
     assert report.state == ("would change" if drifted or changed else "unchanged")

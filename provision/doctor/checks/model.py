@@ -81,11 +81,11 @@ def check_across(name: str, severity: Severity | None = None) -> Callable[[AllHo
     return register
 
 
-def check_between(name: str, severity: Severity | None = None) -> Callable[[Between], Between]:
+def check_between(name: str) -> Callable[[Between], Between]:
     """Register a look at what hosts saw of each other."""
 
     def register(look: Between) -> Between:
-        CHECKS.append(Check(name, between=look, severity=severity))
+        CHECKS.append(Check(name, between=look))
         return look
 
     return register

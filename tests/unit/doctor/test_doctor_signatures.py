@@ -10,6 +10,7 @@ import yaml
 
 from provision.doctor.logs.literals import required
 from provision.doctor.logs.unknown import MARKERS
+from provision.doctor.patterns import letters
 from provision.doctor.signatures import FOLDER, LAYERS, all_signatures, harmless, named
 from provision.errors import UsageError
 
@@ -43,7 +44,7 @@ def test_no_two_entries_claim_one_line_without_a_precedence(load) -> None:
     known = [each for each in all_signatures().values() if not each.generic]
     quarrels = set()
     for line in lines:
-        claims = [each for each in known if any(pattern.found_in(line) and len(line) < 400 for pattern in each.patterns)]
+        claims = [each for each in known if len(line) < 400 and any(any(pattern.spans(letters(line))) for pattern in each.patterns)]
         for one, other in combinations(claims, 2):
             related = {other.id, other.layer, "any"} & one.consequence_of or {one.id, one.layer, "any"} & other.consequence_of
             if not (related or one.id in other.over or other.id in one.over):

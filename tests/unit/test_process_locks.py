@@ -1,0 +1,74 @@
+"""One process at a time per lock, and one controller per host; the second is told who holds it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from provision import process_locks
+from provision.errors import ProvisionError
+
+A, B = ("10.0.0.1", 22), ("10.0.0.2", 22)
+
+
+def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
+    with (
+        process_locks.hosts(tmp_path, [A, B], "provision up"),
+        pytest.raises(ProvisionError) as raised,
+        process_locks.hosts(tmp_path, [B], "provision smoke"),
+    ):
+        pass
+    assert f"pid {os.getpid()}" in str(raised.value)
+    assert "`provision up`" in str(raised.value)
+    assert raised.value.where == "10.0.0.2"
+
+
+def test_a_refused_holder_keeps_none_of_the_others(tmp_path: Path) -> None:
+    with process_locks.hosts(tmp_path, [B], "one"):
+        with pytest.raises(ProvisionError), process_locks.hosts(tmp_path, [A, B], "two"):
+            pass
+        with process_locks.hosts(tmp_path, [A], "three"):
+            pass
+
+
+def test_other_hosts_and_a_second_time_are_free(tmp_path: Path) -> None:
+    with process_locks.hosts(tmp_path, [A], "one"), process_locks.hosts(tmp_path, [B], "two"):
+        pass
+    with process_locks.hosts(tmp_path, [A, B], "three"):
+        pass
+
+
+def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
+    program = textwrap.dedent(f"""
+        import os, signal, sys
+        from pathlib import Path
+        from provision import process_locks
+        with process_locks.hosts(Path({str(tmp_path)!r}), [{A!r}], "doomed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    died = subprocess.run([sys.executable, "-c", program], check=False)
+    assert died.returncode == -9
+    with process_locks.hosts(tmp_path, [A], "next"):
+        pass
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    x, y = tmp_path / "locks/x.lock", tmp_path / "locks/y.lock"
+    with process_locks.acquired(x) as first, process_locks.acquired(x) as second, process_locks.acquired(y) as other:
+        assert first
+        assert other
+        assert second is None
+    with process_locks.acquired(x) as again:
+        assert again
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("a file")
+    with pytest.raises(ProvisionError) as raised, process_locks.acquired(tmp_path / "locks/x.lock"):
+        pass
+    assert raised.value.where == str(tmp_path / "locks/x.lock")
