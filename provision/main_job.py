@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import builds, catalog, converged, decided, install, installed, interrupts, last_run, lock_file, process_locks, smoke_job
+from provision import builds, catalog, converged, decided, host_locks, install, installed, interrupts, last_run, lock_file, smoke_job
 from provision import lock as locking
 from provision import remove as removing
 from provision import survey as surveying
@@ -101,7 +101,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
         ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
     """
     began = time.monotonic()
-    with interrupts.also_when_ended(), process_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+    with interrupts.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
         report = Report(session.run_id, str(session.folder), last_run.identity(inventory))
         try:
             yield session, report
@@ -205,7 +205,7 @@ def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptio
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Gather in ``target`` all that the plan needs; raises ProvisionError when something cannot be had. Returns the survey."""
-    with process_locks.every_host(inventory, "provision bundle"):
+    with host_locks.every_host(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
             survey = surveying.look(session)
@@ -228,7 +228,7 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
-    with process_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+    with host_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
         survey = surveying.look(session)
         found = removing.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 import yaml
 
-from provision import main_job, process_locks, resources
+from provision import host_locks, main_job, resources
 from provision.doctor.findings import Finding
 from provision.doctor.hosts import Look
 from provision.errors import ProvisionError
@@ -109,7 +109,7 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
             session.progress.event(event)
 
         try:
-            with process_locks.every_host(inventory, "provision doctor --fix"):
+            with host_locks.every_host(inventory, "provision doctor --fix"):
                 session.play(
                     resources.folder("playbooks") / "mend.yml",
                     "Mend",

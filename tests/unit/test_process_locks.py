@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import process_locks
+from provision import host_locks, process_locks
 from provision.errors import ProvisionError
 
 A, B = ("10.0.0.1", 22), ("10.0.0.2", 22)
@@ -18,9 +18,9 @@ A, B = ("10.0.0.1", 22), ("10.0.0.2", 22)
 
 def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
     with (
-        process_locks.hosts(tmp_path, [A, B], "provision up"),
+        host_locks.hosts(tmp_path, [A, B], "provision up"),
         pytest.raises(ProvisionError) as raised,
-        process_locks.hosts(tmp_path, [B], "provision smoke"),
+        host_locks.hosts(tmp_path, [B], "provision smoke"),
     ):
         pass
     assert f"pid {os.getpid()}" in str(raised.value)
@@ -29,17 +29,17 @@ def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
 
 
 def test_a_refused_holder_keeps_none_of_the_others(tmp_path: Path) -> None:
-    with process_locks.hosts(tmp_path, [B], "one"):
-        with pytest.raises(ProvisionError), process_locks.hosts(tmp_path, [A, B], "two"):
+    with host_locks.hosts(tmp_path, [B], "one"):
+        with pytest.raises(ProvisionError), host_locks.hosts(tmp_path, [A, B], "two"):
             pass
-        with process_locks.hosts(tmp_path, [A], "three"):
+        with host_locks.hosts(tmp_path, [A], "three"):
             pass
 
 
 def test_other_hosts_and_a_second_time_are_free(tmp_path: Path) -> None:
-    with process_locks.hosts(tmp_path, [A], "one"), process_locks.hosts(tmp_path, [B], "two"):
+    with host_locks.hosts(tmp_path, [A], "one"), host_locks.hosts(tmp_path, [B], "two"):
         pass
-    with process_locks.hosts(tmp_path, [A, B], "three"):
+    with host_locks.hosts(tmp_path, [A, B], "three"):
         pass
 
 
@@ -47,13 +47,13 @@ def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
-        from provision import process_locks
-        with process_locks.hosts(Path({str(tmp_path)!r}), [{A!r}], "doomed"):
+        from provision import host_locks
+        with host_locks.hosts(Path({str(tmp_path)!r}), [{A!r}], "doomed"):
             os.kill(os.getpid(), signal.SIGKILL)
     """)
     died = subprocess.run([sys.executable, "-c", program], check=False)
     assert died.returncode == -9
-    with process_locks.hosts(tmp_path, [A], "next"):
+    with host_locks.hosts(tmp_path, [A], "next"):
         pass
 
 
