@@ -19,11 +19,11 @@ import time
 
 import docker
 
-from provision import engine_source
-from provision.engine_source import EngineSource
+from provision.base import engine_source
+from provision.base.engine_source import EngineSource
 from provision.image import build, targets
 from provision.image.asking import Asked
-from provision.install_options import Options, wishes_of
+from provision.plan.options import Options, wishes_of
 
 BAR_MATRIX_S, BAR_SAME_S, BAR_ENGINE_S, BAR_SIZE = 5.0, 3.0, 60.0, 1.15
 TAG = "provision-benchmark:cpu"

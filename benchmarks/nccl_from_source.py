@@ -23,8 +23,9 @@ from pathlib import Path
 import docker
 from docker.models.containers import Container
 
-from provision import catalog, tarball
+from provision import catalog
 from provision import sandbox as sandboxes
+from provision.base import tarball
 
 #: CUDA 13.0: compiler, its back end, headers, the run-time library.
 TOOLKIT = (

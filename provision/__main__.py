@@ -1,5 +1,5 @@
 """``python -m provision``."""
 
-from provision.cli import main
+from provision.cli.main import main
 
 main()

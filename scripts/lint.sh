@@ -27,6 +27,7 @@ gate "ruff check" ruff check .
 gate "ruff format" ruff format --check .
 gate "mypy provision" mypy --strict provision
 gate "mypy collective_core" mypy --config-file collective_core/pyproject.toml collective_core/src collective_core/horovod
+gate "import-linter" lint-imports --no-cache
 gate "shellcheck" shellcheck "${shell_files[@]}"
 [ ${#docker_files[@]} -eq 0 ] || gate "hadolint" hadolint "${docker_files[@]}"
 gate "clang-format" clang-format --dry-run -Werror "${cpp_files[@]}"

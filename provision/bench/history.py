@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import downloads, paths
+from provision.base import downloads, paths
 from provision.bench.measuring import SCHEMA
 from provision.inventory import Inventory
-from provision.last_run import identity
+from provision.inventory.last_run import identity
 
 
 def last(inventory: Inventory) -> dict[str, Any] | None:

@@ -8,14 +8,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from provision import installed, launch
+from provision.base.errors import ProvisionError
 from provision.bench import experiments
 from provision.bench.experiments import Experiment
-from provision.errors import ProvisionError
 from provision.inventory import Inventory
-from provision.plan import Plan
-from provision.progress import Progress
-from provision.session import Session
+from provision.launch import jobs
+from provision.plan.model import Plan
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.survey import installed
 
 SCHEMA = 1
 
@@ -87,13 +88,13 @@ def words_of(experiment: Experiment, wanted: Wanted) -> list[str]:
 
 def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, title: str, log: Path) -> dict[str, Any]:
     hosts = {name: plan.hosts[name] for name, _ in experiment.placed}
-    where = launch.Environment.of(replace(plan, hosts=hosts))
+    where = jobs.Environment.of(replace(plan, hosts=hosts))
     placed = [(hosts[name].network.address, count) for name, count in experiment.placed]
-    job = launch.own_job(where, placed, words_of(experiment, wanted), report="report.json")
+    job = jobs.own_job(where, placed, words_of(experiment, wanted), report="report.json")
     first = experiment.placed[0][0]
-    result = launch.run(session, first, job, where.interpreter, title, log, lambda _line: None)
+    result = jobs.run(session, first, job, where.interpreter, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:
-        raise ProvisionError(launch.no_report(result, job, log), where=", ".join(hosts), todo=f"read {log}")
+        raise ProvisionError(jobs.no_report(result, job, log), where=", ".join(hosts), todo=f"read {log}")
     return result.report

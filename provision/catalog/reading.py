@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from provision.base.errors import UsageError
 from provision.catalog.shapes import Path, Shape
-from provision.errors import UsageError
 
 _WAY_OUT = "correct the file, or install provision anew"
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision.doctor.findings import document
+from provision.base.errors import UsageError
+from provision.diagnosis.findings import document
+from provision.diagnosis.patterns import Pattern
 from provision.doctor.hosts import Look
-from provision.doctor.patterns import Pattern
-from provision.errors import UsageError
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"

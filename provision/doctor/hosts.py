@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import facts, resources
-from provision import survey as surveying
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError, UsageError
+from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
-from provision.doctor.findings import Finding
-from provision.errors import ProvisionError, UsageError
-from provision.session import Session
+from provision.remote.session import Session
+from provision.survey import collect
 
 HERE = "localhost"
 _PATIENCE_S = 60.0
@@ -53,7 +54,7 @@ def here() -> Look:
 
 def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
     """Look at all hosts of the inventory at once, then have them look at each other."""
-    survey = surveying.look(session)
+    survey = collect.look(session)
     for host in session.inventory.hosts:  # a wish of the inventory decides before anything that is seen
         if host.name in survey.hosts:
             survey.hosts[host.name]["network"]["asked_for"] = host.interface

@@ -14,15 +14,17 @@ from typing import Any, Literal, cast, get_args
 
 import yaml
 
-from provision import host_locks, main_job, resources
-from provision.doctor.findings import Finding
+from provision.base import resources
+from provision.base.errors import ProvisionError
+from provision.commands import lifecycle
+from provision.diagnosis.findings import Finding
 from provision.doctor.hosts import Look
-from provision.errors import ProvisionError
-from provision.install_options import Options
 from provision.inventory import Inventory
-from provision.playbook import Event
-from provision.resolve.wishes import OpenMpiSource
-from provision.session import Interrupted, Session
+from provision.plan.options import Options
+from provision.plan.requirements import OpenMpiSource
+from provision.remote import host_locks
+from provision.remote.ansible import Event
+from provision.remote.session import Interrupted, Session
 
 # Of the small tasks, those that need no root.
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
@@ -124,7 +126,7 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
             results += [Mended(host, name, "not tried", str(error)) for host, names in sorted(made.tasks.items()) for name in names]
     if made.install:
         try:
-            report = main_job.up(inventory, _as_installed(look), session.progress, passwords)
+            report = lifecycle.up(inventory, _as_installed(look), session.progress, passwords)
             why = "; ".join(f"{failure.host}: {failure.error}" for failure in report.failures)
         except Interrupted:
             raise

@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from provision import facts, resources
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError
 from provision.doctor.checks.model import Answer
-from provision.errors import ProvisionError
 from provision.facts import Facts, Problem
 from provision.inventory import Host
-from provision.playbook import Event
-from provision.session import Session
+from provision.remote.ansible import Event
+from provision.remote.session import Session
 
 AT_ONCE = 50  # hosts that look at each other; of more, each looks at those of its own fifty
 _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it

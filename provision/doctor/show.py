@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from provision.doctor.findings import SEVERITIES, Finding
-from provision.doctor.signatures import LAYERS, Signature, all_signatures
-from provision.terminal import Console
+from provision.base.terminal import Console
+from provision.diagnosis.findings import SEVERITIES, Finding
+from provision.diagnosis.signatures import LAYERS, Signature, all_signatures
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 LONGEST_QUOTE = 300  # letters of a log line

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision import catalog
+from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.errors import ProvisionError, UsageError
 from provision.facts import defaults
 from provision.facts.kinds import is_version
 

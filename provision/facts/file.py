@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import catalog
-from provision.errors import ProvisionError, UsageError
+from provision.base.errors import ProvisionError, UsageError
 from provision.facts.defaults import BESIDES, DEFAULTS, OFFERS
 from provision.facts.document import Facts, defused, normalise, parse
 from provision.facts.kinds import is_version, wrong_kinds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from provision.errors import UsageError
+from provision.base.errors import UsageError
 
 _CONFIG, _MANIFEST = "config.json", "manifest.json"
 _CHUNK = 1 << 20

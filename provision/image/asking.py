@@ -7,17 +7,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, decided, engine_source, given_facts, planning
-from provision import survey as surveying
-from provision.engine_source import EngineSource
-from provision.errors import ProvisionError, UsageError
+from provision import catalog
+from provision.base import engine_source
+from provision.base.engine_source import EngineSource
+from provision.base.errors import ProvisionError, UsageError
+from provision.commands import planning
 from provision.facts import Problem
 from provision.image import bases, targets
 from provision.image.targets import Target
-from provision.install_options import Options, wishes_of
 from provision.inventory import Inventory
-from provision.progress import Progress
-from provision.session import Session
+from provision.plan import decided
+from provision.plan.options import Options, wishes_of
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.survey import collect, given_facts
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
         assert inventory is not None  # noqa: S101 - one of both was given
         session = Session(inventory, progress, passwords)
         try:
-            survey = surveying.look(session)
+            survey = collect.look(session)
         finally:
             session.close()
         known, problems = survey.hosts, survey.problems

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from provision import catalog
-from provision.errors import UsageError
+from provision.base.errors import UsageError
+from provision.base.versions import key, minor
 from provision.resolve.machine import Machine
-from provision.versions import key, minor
 
 _SYSTEM = re.compile(r"(?P<id>[a-z]+)[-: ]?(?P<version>\d+(\.\d+)?)")
 _OTHER_NAMES = {"rockylinux": "rocky"}

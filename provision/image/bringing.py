@@ -19,13 +19,14 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from provision import at_once, interrupts
-from provision.errors import ProvisionError
+from provision.base import signals
+from provision.base.errors import ProvisionError
 from provision.image import archive, far, labels
 from provision.image.archive import Archive
 from provision.image.far import Engine
+from provision.remote import shell
+from provision.remote.session import Session
 from provision.sandbox import engine as own_engine
-from provision.session import Session
 
 PULL_S = 3600.0
 _COPIES_AT_ONCE = 8  # they share this machine's way out
@@ -112,7 +113,7 @@ def brought(session: Session, engines: Mapping[str, Engine], wanted: Source, *, 
     finally:
         # What a host had under one of these names before is the host's own; `_pull` has put it back where it was.
         gone = {name: [each for each in names if each == ours or not _under(before[name], each)] for name, names in come.items()}
-        with interrupts.ignored():
+        with signals.ignored():
             far.put_away(session, engines, {name: [_untagging(each) for each in names] for name, names in gone.items()})
 
 
@@ -216,13 +217,11 @@ def _save(wanted: Source, path: Path, session: Session) -> Path:
     return path
 
 
-def _load(
-    session: Session, engines: Mapping[str, Engine], held: Archive, ours: str, without: Mapping[str, int]
-) -> dict[str, at_once.Answer]:
+def _load(session: Session, engines: Mapping[str, Engine], held: Archive, ours: str, without: Mapping[str, int]) -> dict[str, shell.Answer]:
     """Copies to these hosts, some at a time; those that did not take it, with what they said. Raises Interrupted after Ctrl-C."""
     processes: list[subprocess.Popen[bytes]] = []
-    answers: dict[str, at_once.Answer] = {}
-    with interrupts.noted() as interrupted, ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+    answers: dict[str, shell.Answer] = {}
+    with signals.noted() as interrupted, ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
 
         def one(name: str) -> None:
             if interrupted.is_set():
@@ -231,7 +230,7 @@ def _load(
             rest = "; it has the other layers" if left < whole else ""
             session.progress.line(f"{name}: copying {left / 1e6:.0f} of {whole / 1e6:.0f} MB{rest}")
             command = far.calling(engines[name], "docker load -q 2>&1")
-            with at_once.start(session, name, command, stderr=subprocess.STDOUT) as process:
+            with shell.start(session, name, command, stderr=subprocess.STDOUT) as process:
                 processes.append(process)
                 stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
                 with contextlib.suppress(BrokenPipeError):  # it gave up; what it said follows
@@ -239,7 +238,7 @@ def _load(
                 with contextlib.suppress(BrokenPipeError):
                     stdin.close()
                 said = stdout.read(_SAID).decode(errors="replace")
-            answers[name] = at_once.Answer(process.returncode, said, "")
+            answers[name] = shell.Answer(process.returncode, said, "")
 
         waiting = {pool.submit(one, name) for name in engines}
         try:

@@ -22,17 +22,18 @@ import docker.errors
 from docker import DockerClient
 from docker.models.networks import Network
 
-from provision import interrupts, paths, supplies
+from provision.base import paths, signals
+from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.doctor.logs.reading import explain
-from provision.errors import ProvisionError, UsageError
+from provision.diagnosis.logs.reading import explain
 from provision.image import labels, origins
 from provision.image.asking import Asked
 from provision.image.gateway import Gateway
 from provision.image.render import File, context
 from provision.image.stream import Failed, Made, events
 from provision.image.view import View, short
-from provision.install_options import Options
+from provision.install import artifacts
+from provision.plan.options import Options
 from provision.sandbox import bases, engine
 from provision.sandbox import settings as controller
 
@@ -63,12 +64,12 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
     began = time.monotonic()
     settings = controller.read(os.environ, prefix=Path(sys.prefix))
     host = asked.target.host
-    supplies.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
+    artifacts.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
     files = context(asked.target, asked.engine, locked=asked.locked)
     client = engine.connect()
     named = False
     try:
-        with interrupts.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
+        with signals.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
             _refuse_other_processor(client, host.arch)
             sweep(client)
             base_image(client, asked.target.base.reference, view)
@@ -82,7 +83,7 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
             )
             with _network(client) as (network, address), _gateway(address, places) as gateway:
                 image = _run(client, files, network, gateway, view, path, cache=cache, torch=bool(host.torch and host.torch.index))
-            with interrupts.held_back():
+            with signals.held_back():
                 client.images.get(image).tag(*labels.parted(tag))
                 named = True
             size = int(client.images.get(image).attrs["Size"])
@@ -207,13 +208,13 @@ def _tar(files: Mapping[str, File]) -> bytes:
 def _network(client: DockerClient) -> Iterator[tuple[str, str]]:
     """(name, this machine's address on it) of a network from which nothing but this machine can be reached; gone afterwards."""
     name = f"provision-build-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
-    with interrupts.held_back():
+    with signals.held_back():
         network = client.networks.create(name, driver="bridge", internal=True, labels={NETWORK_LABEL: str(os.getpid())})
     try:
         network.reload()
         yield name, str(network.attrs["IPAM"]["Config"][0]["Gateway"])
     finally:
-        with interrupts.ignored():
+        with signals.ignored():
             _take_down(client, network)
 
 

@@ -18,8 +18,9 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import DeviceRequest
 
-from provision import catalog, interrupts, paths
-from provision.errors import ProvisionError
+from provision import catalog
+from provision.base import paths, signals
+from provision.base.errors import ProvisionError
 from provision.image import mesh
 from provision.sandbox import keys
 
@@ -50,7 +51,7 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
     labels = {LABEL: str(os.getpid())}
     try:
         folder.mkdir(parents=True, mode=0o700)
-        with interrupts.held_back():
+        with signals.held_back():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
         controller = keys.make_pair(folder / "id_ed25519", "provision image verify")
@@ -76,7 +77,7 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
             _wait(node, folder)
         yield inventory
     finally:
-        with interrupts.ignored():
+        with signals.ignored():
             _remove(client, str(os.getpid()))
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -115,7 +116,7 @@ def _remove(client: DockerClient, owner: str) -> None:
 
 
 def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Node:
-    with interrupts.held_back():
+    with signals.held_back():
         container = client.containers.create(
             image,
             hostname=name,

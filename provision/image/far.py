@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision import at_once
-from provision import survey as surveying
-from provision.errors import ProvisionError
-from provision.session import Session
+from provision.base.errors import ProvisionError
+from provision.remote import shell
+from provision.remote.session import Session
+from provision.survey import collect
 
 LABEL = "org.provision.run"  # of containers: the run that they belong to
 NAME = "provision-run"  # of containers and images that a run brings; the run's id follows
@@ -62,7 +62,7 @@ def look(session: Session) -> dict[str, Engine]:
     Raises:
         ProvisionError: a host has none, or none that this user may use; it names the hosts and what to do there.
     """
-    answers = at_once.ask(session, {host.name: _FIND + _HOLDINGS for host in session.inventory.hosts})
+    answers = shell.ask(session, {host.name: _FIND + _HOLDINGS for host in session.inventory.hosts})
     _complain(session, answers)
     return {name: _read(answer.out.partition(_MARK)[2].strip().splitlines()) for name, answer in answers.items()}
 
@@ -82,12 +82,12 @@ def on_engines(
     scripts: Mapping[str, tuple[Engine, str]],
     *,
     stdin: bytes | Mapping[str, bytes] = b"",
-    patience: float = at_once.PATIENCE_S,
-) -> dict[str, at_once.Answer]:
+    patience: float = shell.PATIENCE_S,
+) -> dict[str, shell.Answer]:
     """Scripts in which ``docker`` is each host's own way to call it. Raises Interrupted after Ctrl-C."""
     if not scripts:
         return {}
-    return at_once.ask(session, {name: calling(*each) for name, each in scripts.items()}, stdin=stdin, patience=patience)
+    return shell.ask(session, {name: calling(*each) for name, each in scripts.items()}, stdin=stdin, patience=patience)
 
 
 def calling(engine: Engine, script: str) -> str:
@@ -102,7 +102,7 @@ def put_away(session: Session, engines: Mapping[str, Engine], scripts: Mapping[s
         return
     # Each line counts for itself: one that fails does not keep the next ones from being tried.
     every = {name: "code=0\n" + "".join(f"{line} || code=1\n" for line in lines) + "exit $code" for name, lines in wanted.items()}
-    answers = at_once.tidy(session, {name: calling(engines[name], script) for name, script in every.items()}, patience=REMOVE_S)
+    answers = shell.tidy(session, {name: calling(engines[name], script) for name, script in every.items()}, patience=REMOVE_S)
     for name, answer in answers.items():
         if answer.code != 0:
             session.locks_left = True  # the note of this run stays, and the next one sweeps
@@ -115,7 +115,7 @@ def sweep(session: Session, engines: Mapping[str, Engine]) -> None:
     put_away(session, engines, {name: [line for run, line in engine.left if run in dead] for name, engine in engines.items()})
 
 
-def _complain(session: Session, answers: Mapping[str, at_once.Answer]) -> None:
+def _complain(session: Session, answers: Mapping[str, shell.Answer]) -> None:
     """Raise for what stands in the way, the hosts with the same trouble together."""
     troubles: dict[tuple[str, str], list[str]] = {}
     for name, answer in answers.items():
@@ -128,7 +128,7 @@ def _complain(session: Session, answers: Mapping[str, at_once.Answer]) -> None:
         raise ProvisionError(f"{what}{more}", where=", ".join(names), todo=todo)
 
 
-def _trouble(session: Session, name: str, answer: at_once.Answer) -> tuple[str, str]:
+def _trouble(session: Session, name: str, answer: shell.Answer) -> tuple[str, str]:
     host, said = session.inventory.host(name), " ".join(answer.err.split())
     if answer.code is None:
         return "its container engine did not answer in time", "see there: docker info"
@@ -145,7 +145,7 @@ def _trouble(session: Session, name: str, answer: at_once.Answer) -> tuple[str, 
     if answer.code == _REFUSED:
         return f"its container engine does not answer: {said}", "start it there: sudo systemctl start docker"
     if answer.code == _SSH_ITSELF:
-        problem = surveying.connection_problem(host, answer.err)
+        problem = collect.connection_problem(host, answer.err)
         return problem.what, problem.todo or ""
     return f"its container engine cannot be looked at: {said or f'exit code {answer.code}'}", "see there: docker info"
 

@@ -15,16 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, installed, interrupts
-from provision.errors import ProvisionError
+from provision import catalog
+from provision.base import signals
+from provision.base.errors import ProvisionError
 from provision.image import far, mesh
 from provision.image.far import Engine
 from provision.image.labels import Told
 from provision.inventory import Inventory
-from provision.plan import Plan
+from provision.plan.model import Plan
+from provision.remote.session import Session
 from provision.resolve import network
 from provision.sandbox import keys
-from provision.session import Session
+from provision.survey import installed
 
 START_S = 120.0
 _MARK = "===PROVISION-CONTAINER==="
@@ -105,7 +107,7 @@ def up(
         taken = {host: slots(session.inventory, host, facts, engines) for host in engines}
         yield plan_of(session.inventory, inside, alone=alone, slots=taken)
     finally:
-        with interrupts.ignored():
+        with signals.ignored():
             gone = f'it=$(docker ps -aq --filter name=^/{name(session)}$) && {{ [ -z "$it" ] || docker rm -f -v $it >/dev/null; }}'
             far.put_away(session, engines, {host: [gone] for host in engines})
 

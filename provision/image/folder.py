@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from provision import downloads
-from provision.errors import UsageError
+from provision.base import downloads
+from provision.base.errors import UsageError
 from provision.image.render import RECORD, File
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provision.errors import UsageError
+from provision.base.errors import UsageError
 from provision.image.recipe import LABEL
 
 VERIFIED = f"{LABEL}.verified"  # when

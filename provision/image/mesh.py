@@ -10,7 +10,8 @@ from typing import Any
 
 import jinja2
 
-from provision import catalog, resources
+from provision import catalog
+from provision.base import resources
 
 HOST_KEY = ".provision-sshd/host_ed25519"
 AUTHORIZED = ".ssh/authorized_keys"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import __version__, catalog
-from provision.engine_source import EngineSource
-from provision.errors import UsageError
+from provision.base.engine_source import EngineSource
+from provision.base.errors import UsageError
+from provision.base.versions import minor
 from provision.image.targets import Target
-from provision.install import build_packages, manifest
-from provision.plan import COMPONENTS, HostPlan, Plan, without_credentials
-from provision.versions import minor
+from provision.install.installer import build_packages, manifest
+from provision.plan.model import COMPONENTS, HostPlan, Plan, without_credentials
 
 LABEL = "org.provision.image"
 OCI = "org.opencontainers.image"

@@ -10,11 +10,12 @@ from typing import Any
 
 import jinja2
 
-from provision import __version__, catalog, resources
-from provision.engine_source import EngineSource
+from provision import __version__, catalog
+from provision.base import resources
+from provision.base.engine_source import EngineSource
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
-from provision.plan import without_credentials
+from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # what `folder` keeps beside the files
 

@@ -9,20 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import at_once, interrupts, launch, mnist, mpirun, program_files, resources, smoke_job
-from provision import run as running
-from provision import survey as surveying
+from provision.base import resources, signals
+from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.errors import ProvisionError, UsageError
 from provision.image import bringing, far, fleet, labels
 from provision.image.far import Engine
 from provision.image.labels import Told
-from provision.install_options import SmokeOptions
 from provision.inventory import Inventory
-from provision.plan import Plan
-from provision.progress import Progress
-from provision.run import RunOptions
-from provision.session import Session
+from provision.launch import jobs, mpirun, program_files
+from provision.launch import run as running
+from provision.launch.run import RunOptions
+from provision.plan.model import Plan
+from provision.plan.options import SmokeOptions
+from provision.remote import shell
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.smoke import mnist, training_job
+from provision.survey import collect
 
 _BRING_S = 600.0
 
@@ -69,7 +72,7 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
         raise UsageError("the image in this file has no name under which it could stay", where=image, todo="leave --keep out")
     session = Session(inventory, shown, passwords)
     try:
-        with interrupts.also_when_ended():
+        with signals.also_when_ended():
             facts = _facts(session)
             engines = far.look(session)
             far.sweep(session, engines)
@@ -88,7 +91,7 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
 
 
 def _facts(session: Session) -> dict[str, dict[str, Any]]:
-    survey = surveying.look(session)
+    survey = collect.look(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     for problem in survey.problems:
         if problem.host in absent:  # the others' problems are about installing, which is not asked for
@@ -126,14 +129,14 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
         def bring(session: Session, plan: Plan, data: mnist.Dataset) -> None:
             _bring_training(session, plan, data, engines)
 
-        result = smoke_job.run(session, plan, wanted.smoke, bring=bring, inside=inside)
+        result = training_job.run(session, plan, wanted.smoke, bring=bring, inside=inside)
         return Ended(1 if result.faults else 0, result.summary, result.faults)
     options = wanted.program
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     placed = mpirun.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
     there = {host.name: host for host in hosts[: len(placed)]}
-    where = launch.Environment.of(replace(plan, hosts=there))
+    where = jobs.Environment.of(replace(plan, hosts=there))
     where = replace(where, networks=options.networks) if options.networks else where
     workdir, command = options.workdir, list(options.command)
     if workdir is None:
@@ -157,6 +160,6 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
         name: f"{fleet.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
         for name, host in plan.hosts.items()
     }
-    for name, answer in at_once.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():
+    for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():
         if answer.code != 0:
             raise ProvisionError(answer.complaint, where=f"{name}, bringing the training job")

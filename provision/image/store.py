@@ -9,15 +9,15 @@ from typing import Any
 import docker.errors
 from docker import DockerClient
 
-from provision.errors import ProvisionError, UsageError
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.versions import minor
 from provision.image import labels
 from provision.image.labels import Told
 from provision.image.recipe import LABEL, versions
 from provision.image.stream import Failed, events
 from provision.image.view import View
-from provision.plan import HostPlan
+from provision.plan.model import HostPlan
 from provision.sandbox import engine
-from provision.versions import minor
 
 # What must be the same on hosts and in images; what only builds is on hosts alone.
 _COMPARED = {"arch", "prefix", "python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "engine", "engine.sha256"}

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog, facts
-from provision.errors import ProvisionError
+from provision.base.errors import ProvisionError
+from provision.base.versions import minor
 from provision.image import bases
 from provision.image.bases import Base
-from provision.plan import HostPlan, Plan
-from provision.resolve import DEFAULT_PREFIX, Wishes, resolve
+from provision.plan.model import HostPlan, Plan
+from provision.plan.requirements import DEFAULT_PREFIX, Wishes
+from provision.resolve import resolve
 from provision.resolve.machine import machine
-from provision.versions import minor
 
 _INVENTED = "image"
 

@@ -14,20 +14,22 @@ from typing import Any
 
 from docker import DockerClient
 
-from provision import interrupts, launch, mpirun, progress, smoke_job
 from provision import inventory as inventories
-from provision import smoke as judging
-from provision import survey as surveying
+from provision.base import signals
+from provision.base.errors import ProvisionError, UsageError
+from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
-from provision.doctor.findings import Finding
-from provision.errors import ProvisionError, UsageError
 from provision.image import containers, fleet, labels, store
 from provision.image.stream import Failed, Made, events
-from provision.install_options import SmokeOptions
-from provision.plan import Plan
+from provision.launch import jobs, mpirun
+from provision.plan.model import Plan
+from provision.plan.options import SmokeOptions
+from provision.remote import progress
+from provision.remote.session import Session
 from provision.sandbox import engine
-from provision.session import Session
+from provision.smoke import evaluation, training_job
+from provision.survey import collect
 
 SLOTS = 1  # ranks a container
 
@@ -80,7 +82,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
     began = time.monotonic()
     client = engine.connect()
     try:
-        with interrupts.also_when_ended(), engine.explained(f"verifying {image}"):
+        with signals.also_when_ended(), engine.explained(f"verifying {image}"):
             told = store.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
@@ -106,7 +108,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
 
 
 def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
-    survey = surveying.look(session)
+    survey = collect.look(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
         verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]
@@ -121,7 +123,7 @@ def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     plan = fleet.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
-        result = smoke_job.run(session, plan, options)
+        result = training_job.run(session, plan, options)
         verdict.faults += result.faults
         verdict.summaries += [result.summary] if result.summary else []
 
@@ -138,23 +140,23 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     """Every collective against what it must give, across the containers."""
     hosts = list(plan.hosts.values())
     placed = mpirun.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
-    where = launch.Environment.of(plan)
-    job = launch.mpi_job(where, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
+    where = jobs.Environment.of(plan)
+    job = jobs.mpi_job(where, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
     log = session.folder / "check.log"
     title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
 
     def show(line: str) -> None:
         session.progress.line(f"    {mpirun.readable(line)}", "dim")
 
-    result = launch.run(session, hosts[0].name, job, where.interpreter, title, log, show)
+    result = jobs.run(session, hosts[0].name, job, where.interpreter, title, log, show)
     if result.interrupted:
         session.abort()
     if result.report is None:
         verdict.faults.append(f"the engine's self-check gave no report (exit code {result.code}); read {log}")
         return
-    faults = judging.judge_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
+    faults = evaluation.judge_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
     verdict.faults += faults or ([f"the engine's self-check ended with exit code {result.code}"] if result.code else [])
-    verdict.summaries.append(judging.check_summary(result.report))
+    verdict.summaries.append(evaluation.check_summary(result.report))
 
 
 def _refuse_nameless(client: DockerClient, image: str) -> None:
@@ -187,7 +189,7 @@ def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how
     if made is None:
         raise ProvisionError("the image could not be labelled: the engine made none", where=image)
     repository, tag = labels.parted(image)
-    with interrupts.held_back():
+    with signals.held_back():
         now = client.images.get(image).id
         if now != told.image:
             client.images.remove(made)

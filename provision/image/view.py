@@ -7,8 +7,8 @@ import threading
 import time
 from typing import IO
 
+from provision.base.terminal import Console, Live, Table, Text, err, live, styled
 from provision.image.stream import Cached, Event, Failed, Layer, Line, Made, Step
-from provision.terminal import Console, Live, Table, Text, err, live, styled
 
 _PATIENCE_S = 30.0  # without a terminal: how often a step that takes long says what it does
 _TAIL = 12

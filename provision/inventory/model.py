@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from provision.errors import UsageError
+from provision.base.errors import UsageError
 
 Level = Literal["error", "warning"]
 

@@ -13,15 +13,15 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from provision import catalog
+from provision.base.text import some
+from provision.base.versions import key, minor
 from provision.facts import gpus
-from provision.plan import CPU_ONLY, HOROVOD_NAMES, Component, HostPlan, Network, Plan
+from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Component, HostPlan, Network, Plan
+from provision.plan.requirements import DEFAULT_PREFIX, HostWishes, Wishes
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, instead, leave_out, newer_drivers, other_pythons
 from provision.resolve.machine import Facts, Interpreter, Machine, for_cpus, machine, with_newest_driver
 from provision.resolve.ways_out import Trial, Trouble
-from provision.resolve.wishes import DEFAULT_PREFIX, HostWishes, Wishes
-from provision.text import some
-from provision.versions import key, minor
 
 __all__ = ["DEFAULT_PREFIX", "HostWishes", "Wishes", "resolve"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
-from provision.plan import Remedy
+from provision.base.text import some
+from provision.base.versions import key
+from provision.plan.model import Remedy
+from provision.plan.requirements import Wishes
 from provision.resolve.machine import Interpreter, Machine, driver_for
-from provision.resolve.wishes import Wishes
-from provision.text import some
-from provision.versions import key
 
 Kinds = Mapping[Machine, list[str]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision import catalog
-from provision.plan import Component, Rejected
+from provision.plan.model import Component, Rejected
 from provision.resolve.machine import Machine
 
 

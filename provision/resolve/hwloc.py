@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from provision import catalog
-from provision.plan import Component, Rejected
+from provision.base.versions import matches, minor
+from provision.plan.model import Component, Rejected
 from provision.resolve.machine import Machine
-from provision.versions import matches, minor
 
 
 def hwloc(kind: Machine, openmpi: Component) -> Component:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
+from provision.base.versions import key, minor
 from provision.facts import gpus
-from provision.versions import key, minor
 
 Facts = Mapping[str, Any]
 

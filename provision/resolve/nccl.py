@@ -8,14 +8,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from provision import catalog
-from provision.plan import Builder, Component, Rejected
+from provision.base.text import some
+from provision.base.versions import key, troubles
+from provision.plan.model import Builder, Component, Rejected
+from provision.plan.requirements import Wishes
 from provision.resolve import nccl_sources, toolkits
 from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds, downgrades, local_repository
-from provision.resolve.wishes import Wishes
-from provision.text import some
-from provision.versions import key, troubles
 
 _SOURCE_OF_WISH = {
     "wheel": "wheel",

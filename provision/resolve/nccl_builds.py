@@ -11,13 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 from provision import catalog
+from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
-from provision.plan import Rejected, Repository, Source
+from provision.plan.model import Rejected, Repository, Source
+from provision.plan.requirements import Wishes
 from provision.resolve import toolkits
 from provision.resolve.machine import Machine
 from provision.resolve.repositories import repository
-from provision.resolve.wishes import Wishes
-from provision.versions import key, minor, package_key
 
 FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from provision.plan import Builder
+from provision.base.versions import key
+from provision.plan.model import Builder
 from provision.resolve import toolkits
 from provision.resolve.machine import Machine, Toolkit
-from provision.versions import key
 
 # As many hosts are named: one builds, and the next steps in where it cannot.
 _FEW = 8

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from provision.plan import Network
+from provision.plan.model import Network
 from provision.resolve.blocked import Blocked, Way, leave_out
 from provision.resolve.machine import Facts
 

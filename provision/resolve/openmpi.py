@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
-from provision.plan import Component, Rejected
+from provision.base.text import some
+from provision.base.versions import key, minor, troubles
+from provision.plan.model import Component, Rejected
+from provision.plan.requirements import Wishes
 from provision.resolve import openmpi_sources, toolkits
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
-from provision.resolve.wishes import Wishes
-from provision.text import some
-from provision.versions import key, minor, troubles
 
 _FOR_GPUS = "with support for buffers in GPU memory, as asked for"
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")

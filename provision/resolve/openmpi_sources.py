@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from provision.plan import Builder
+from provision.plan.model import Builder
 from provision.resolve import toolkits
 from provision.resolve.blocked import Kinds
 from provision.resolve.machine import Machine

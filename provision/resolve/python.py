@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from provision import catalog
-from provision.plan import Component, Rejected, Source
+from provision.base.versions import key, minor
+from provision.plan.model import Component, Rejected, Source
 from provision.resolve.machine import Interpreter, Machine
-from provision.versions import key, minor
 
 
 def possible(kinds: Mapping[Machine, list[str]], liked: Collection[str]) -> Iterator[dict[Machine, Interpreter]]:

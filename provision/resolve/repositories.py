@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision import catalog
-from provision.plan import Repository
+from provision.plan.model import Repository
 from provision.resolve.machine import Machine
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from provision.plan import Builder
+from provision.base.text import some
+from provision.base.versions import key
+from provision.plan.model import Builder
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
-from provision.text import some
-from provision.versions import key
 
 UNKNOWN = "the facts do not say whether it is there"
 LOOKED_AT = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from provision import catalog
-from provision.plan import Component, Rejected, Source
+from provision.base.versions import key, minor
+from provision.plan.model import Component, Rejected, Source
+from provision.plan.requirements import Wishes
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, leave_out, newer_drivers, other_pythons
 from provision.resolve.machine import Interpreter, Machine
-from provision.resolve.wishes import Wishes
-from provision.versions import key, minor
 
 CPU = "cpu"
 

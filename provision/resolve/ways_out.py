@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from provision.plan import Conflict, Remedy
+from provision.plan.model import Conflict, Remedy
+from provision.plan.requirements import Wishes
 from provision.resolve.blocked import Blocked, Kinds, Way, leave_out, remaining
-from provision.resolve.wishes import Wishes
 
 MOST = 2  # as many are offered: the cheapest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from provision.errors import UsageError
+from provision.base.errors import UsageError
 
 DEFAULT = "debian:12"
 

@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from provision import paths, process_locks
-from provision.errors import ProvisionError
+from provision.base import paths, process_locks
+from provision.base.errors import ProvisionError
 from provision.sandbox import hostfiles, names
 from provision.sandbox.settings import Settings
 

@@ -14,7 +14,7 @@ import docker.errors
 import requests.exceptions
 from docker import DockerClient
 
-from provision.errors import ProvisionError
+from provision.base.errors import ProvisionError
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 PING_SECONDS = 10

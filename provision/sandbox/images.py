@@ -16,8 +16,8 @@ import docker.errors
 from docker import DockerClient
 from docker.models.containers import Container
 
-from provision import interrupts, process_locks
-from provision.errors import ProvisionError
+from provision.base import process_locks, signals
+from provision.base.errors import ProvisionError
 from provision.sandbox import bases, debootstrap, hostfiles, names
 from provision.sandbox.engine import explained
 from provision.sandbox.settings import Settings, parse_os_release
@@ -132,7 +132,7 @@ def _refuse_unless_makeable(base: str, suite: str | None, reason: str) -> None:
 
 def _import(client: DockerClient, tar: Path, sandbox: str, kind: str, base: str) -> str:
     repository, tag = f"{names.REPOSITORY}/{kind}", names.image_tag(sandbox, kind, base)
-    with interrupts.held_back():
+    with signals.held_back():
         client.api.import_image(
             str(tar), repository, tag, changes=[f"LABEL {key}={value}" for key, value in _labels(sandbox, base).items()]
         )
@@ -145,7 +145,7 @@ def _labels(sandbox: str, base: str) -> Mapping[str, str]:
 
 def _build(client: DockerClient, sandbox: str, base: str, source: str, settings: Settings, say: Say, keep_as: Path | None = None) -> str:
     say(f"installing sshd, sudo and python3 on {base}")
-    with interrupts.held_back():
+    with signals.held_back():
         builder = client.containers.create(
             source,
             name=names.builder(sandbox, base),
@@ -168,7 +168,7 @@ def _build(client: DockerClient, sandbox: str, base: str, source: str, settings:
             todo="See that apt's mirror can be reached from a container, and that the base is Debian or a relative of it.",
         )
     repository, tag = f"{names.REPOSITORY}/host", names.image_tag(sandbox, "host", base)
-    with interrupts.held_back():
+    with signals.held_back():
         # An image inherits the builder's labels, and a container of the user's would inherit them in turn: it is no builder.
         builder.commit(repository=repository, tag=tag, changes=f"LABEL {names.ROLE}=image")
     if keep_as:

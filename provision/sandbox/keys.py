@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from provision.errors import ProvisionError
+from provision.base.errors import ProvisionError
 
 
 def make_pair(key: Path, comment: str) -> str:

@@ -18,8 +18,8 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
 
-from provision import interrupts, process_locks, terminal
-from provision.errors import ProvisionError, UsageError
+from provision.base import process_locks, signals, terminal
+from provision.base.errors import ProvisionError, UsageError
 from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, names, sweep
 from provision.sandbox import settings as controller
 from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
@@ -65,7 +65,7 @@ def up(
         try:
             return _make(client, name, wanted, sudo, slots, say)
         except BaseException:
-            with interrupts.ignored():
+            with signals.ignored():
                 _undo(client, name, say)
             raise
 
@@ -126,7 +126,7 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
             _write_private(folder / "become_password", password + "\n")
 
     distinct = list(dict.fromkeys(wanted))
-    with engine.explained("making the hosts' network"), interrupts.held_back():
+    with engine.explained("making the hosts' network"), signals.held_back():
         pulls = ",".join(base for base in distinct if images.absent(client, base))
         client.networks.create(
             names.network(name), driver="bridge", labels={names.LABEL: name, names.PULLS: pulls, names.FOLDER: str(folder)}
@@ -159,7 +159,7 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
 
 def _create(client: DockerClient, name: str, host: str, base: str, image: str, sudo: SudoMode, settings: controller.Settings) -> Container:
     network = names.network(name)
-    with interrupts.held_back():
+    with signals.held_back():
         return client.containers.create(
             image,
             name=names.container(name, host),

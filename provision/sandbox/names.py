@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from provision import paths
-from provision.errors import UsageError
+from provision.base import paths
+from provision.base.errors import UsageError
 
 USER = "trainer"
 

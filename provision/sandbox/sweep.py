@@ -12,8 +12,8 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.models.images import Image
 
-from provision import paths
-from provision.errors import ProvisionError
+from provision.base import paths
+from provision.base.errors import ProvisionError
 from provision.sandbox import debootstrap, images, names
 
 #: What the engine was asked for just before a crash may still come to be; a second look finds it.

@@ -29,7 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "provision/hostside/train_mnist.py"
 sys.path.insert(0, str(REPOSITORY))
 
-from provision import mpirun, smoke  # noqa: E402 (this environment holds the engine, not the toolkit)
+from provision.launch import mpirun  # noqa: E402 (this environment holds the engine, not the toolkit)
+from provision.smoke import evaluation  # noqa: E402
 
 # Runs the training script after the sentence of sabotage given first.
 SABOTEUR = """
@@ -56,7 +57,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """{"folder", "flags", "bar"} of the shipped digits for two ranks."""
     cache = tmp_path_factory.mktemp("cache")
     program = (
-        "import json, sys; from pathlib import Path; from provision import mnist; "
+        "import json, sys; from pathlib import Path; from provision.smoke import mnist; "
         "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
         "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_percent}))"
     )
@@ -116,7 +117,7 @@ def train(tmp_path: Path, digits: dict[str, Any]):
 
 def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
     assert outcome.report is not None, outcome.output
-    return smoke.judge(outcome.report, expected_hosts={"localhost": socket.gethostname()}, expected_np=np, bar=bar)
+    return evaluation.judge(outcome.report, expected_hosts={"localhost": socket.gethostname()}, expected_np=np, bar=bar)
 
 
 def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     assert outcome.code == 0, outcome.output
     assert judged(outcome, digits["bar"], np=1) == []
     assert (outcome.report["speedup"], outcome.report["efficiency"]) == (None, None), "there is nothing to be faster than"
-    assert "speed-up" not in outcome.output + smoke.summary(outcome.report)
+    assert "speed-up" not in outcome.output + evaluation.summary(outcome.report)
 
 
 def test_four_ranks_with_half_precision_gradients_stay_identical(train, digits: dict[str, Any]) -> None:

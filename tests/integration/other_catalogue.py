@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, cli
+from provision import catalog
+from provision.cli import main
 
 
 def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,4 +28,4 @@ changes = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 read = catalog.load
 catalog.load = lambda name: merged(read(name), changes[name]) if name in changes else read(name)  # type: ignore[assignment]
 sys.argv = ["provision", *sys.argv[2:]]
-cli.main()
+main.main()

@@ -19,7 +19,7 @@ import pexpect
 import pytest
 from hosts import container, good, marked_processes, provision, report, root, running, wait_until
 
-from provision import paths
+from provision.base import paths
 from provision.sandbox import Sandbox
 
 LEAN = ("--without-torch",)

@@ -30,24 +30,24 @@ from far_engines import engine_of_its_own
 from hosts import images_of_image_tests, root, running
 from registry import Registry
 
-from provision import cli
 from provision import inventory as inventories
-from provision.errors import ProvisionError
+from provision.base.errors import ProvisionError
+from provision.cli import main
 from provision.image import bringing, build, containers, far, fleet, labels
 from provision.image import verify as verifying
 from provision.image.gateway import Gateway
 from provision.image.origins import Origins
-from provision.progress import Progress
+from provision.remote.progress import Progress
+from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
 from provision.sandbox import settings as controller
-from provision.session import Session
 
 BASE = f"{PREFIX}-image/base"
 IMAGE = f"{PREFIX}-image/cpu:1"
 
 
 def provision(*words: str) -> int:
-    return cli.guarded(lambda: cli.app(args=["image", *words], prog_name="provision"), debug=False)
+    return main.guarded(lambda: main.app(args=["image", *words], prog_name="provision"), debug=False)
 
 
 @pytest.fixture(scope="module")

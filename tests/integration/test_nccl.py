@@ -21,7 +21,7 @@ import nccl_packages
 import pytest
 from hosts import RUN_S, good, no_way_out, report, root
 
-from provision import paths
+from provision.base import paths
 from provision.sandbox import Sandbox, names
 
 CHOSEN = "2.21.5-1+cuda12.4"

@@ -24,7 +24,8 @@ from typing import ClassVar
 import pytest
 from hosts import RUN_S, Running, good, marked_processes, report, root
 
-from provision import catalog, paths
+from provision import catalog
+from provision.base import paths
 from provision.sandbox import Sandbox, settings
 
 VERSION = "4.1.4"

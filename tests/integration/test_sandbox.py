@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 from hosts import images_of_image_tests
 
-from provision import paths
 from provision import sandbox as sandboxes
-from provision.errors import ProvisionError, UsageError
+from provision.base import paths
+from provision.base.errors import ProvisionError, UsageError
 from provision.sandbox import Sandbox, debootstrap, images, names, settings
 
 BASES = ["debian:12", "debian:13"]

@@ -21,7 +21,7 @@ import slurm
 import yaml
 from hosts import RUN_S, Running, as_machine, container, good, marked_processes, provision, report, root, running, wait_until
 
-from provision import paths
+from provision.base import paths
 from provision.sandbox import Sandbox, SandboxHost
 
 # Everything that a run may touch; Ansible's own scratch folder and the logs of logins are not part of what a dry run promises.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from provision import facts
-from provision.resolve import HostWishes, Wishes, resolve
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes, resolve
 
 WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from provision import resources
+from provision.base import resources
 
 survey = ModuleType("survey_script")
 exec(compile(resources.script("survey"), "survey", "exec"), survey.__dict__)  # noqa: S102 - our own text

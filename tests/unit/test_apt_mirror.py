@@ -20,10 +20,12 @@ import pytest
 from rendered import variables_in
 from test_remove_script import ROOT, load_module
 
-from provision import facts, install, inventory, planning
-from provision.errors import UsageError
-from provision.install_options import Options
-from provision.options import url as address
+from provision import facts, inventory
+from provision.base.errors import UsageError
+from provision.cli.options import url as address
+from provision.commands import planning
+from provision.install import installer
+from provision.plan.options import Options
 from provision.sandbox import aptsources
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt is on Debian and Ubuntu")
@@ -225,7 +227,7 @@ def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) 
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
     plan, sources = planning.make_plan(hosts, known, options)
-    playbook, _variables = install.render(plan, hosts, known, sources, tmp_path, fetch=False)
+    playbook, _variables = installer.render(plan, hosts, known, sources, tmp_path, fetch=False)
     given = variables_in(tmp_path / "vars.json")["provision_apt_mirror"]
     assert given == {"url": "http://mirror.example/debian", "login": "reader:se@cret"}
     assert (tmp_path / "vars.json").stat().st_mode & 0o077 == 0

@@ -11,8 +11,8 @@ import pytest
 
 from provision import inventory
 from provision.bench import comparing, experiments, history, measuring, page
-from provision.bench.cli import tables
 from provision.bench.experiments import Experiment
+from provision.cli.bench import tables
 
 
 def results(gbs: float, us: float = 50.0) -> list[dict[str, float]]:

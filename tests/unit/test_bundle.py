@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
-from provision import downloads, facts, install
-from provision.bundle import archive, gather, wheels
-from provision.errors import ProvisionError, UsageError
-from provision.lock import Lock
-from provision.plan import Plan
-from provision.resolve import HostWishes, Wishes, resolve
+from provision import facts
+from provision.base import downloads
+from provision.base.errors import ProvisionError, UsageError
+from provision.install import installer
+from provision.install.bundle import archive, gather, wheels
+from provision.plan.lock import Lock
+from provision.plan.model import Plan
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes, resolve
 
 OUTSIDE = "wheels/../../evil"
 DATA = Path(__file__).parents[1] / "data"
@@ -268,7 +271,7 @@ def test_nccls_wheel_is_brought_beside_the_one_that_pytorch_pins(tmp_path: Path)
     assert host.nccl is not None
     assert host.torch is not None
     pins = gather._pins(host)
-    assert pins["nccl"] == [host.nccl.package, install.pip_package()]
+    assert pins["nccl"] == [host.nccl.package, installer.pip_package()]
     assert host.torch.package in pins["venv"]
     assert host.nccl.package not in pins["venv"]
     (tmp_path / "links").mkdir()

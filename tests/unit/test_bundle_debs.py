@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.bundle import debs
-from provision.errors import ProvisionError
+from provision.base.errors import ProvisionError
+from provision.install.bundle import debs
 from provision.sandbox import aptsources
 
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="apt is on Debian and Ubuntu")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from provision import catalog
+from provision.base.versions import key, matches
 from provision.catalog import architectures, reading, schemas
-from provision.versions import key, matches
 
 FILES = sorted(file.name.removesuffix(".yaml") for file in resources.files("provision.catalog").iterdir() if file.name.endswith(".yaml"))
 

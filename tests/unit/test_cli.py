@@ -17,7 +17,7 @@ from rendered import variables_in
 from typer.testing import CliRunner
 
 import provision as provision_package
-from provision import cli
+from provision.cli import main
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -53,10 +53,10 @@ def commands(group: Any, *path: str) -> Iterator[tuple[list[str], Any]]:
 
 def test_help_has_every_name_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    every = list(commands(typer.main.get_command(cli.app)))
+    every = list(commands(typer.main.get_command(main.app)))
     assert {"run", "up"} <= {path[-1] for path, _ in every if path}
     for path, command in every:
-        shown = CliRunner().invoke(cli.app, [*path, "--help"]).stdout
+        shown = CliRunner().invoke(main.app, [*path, "--help"]).stdout
         assert "…" not in shown.replace("eth0,…", ""), path
         assert max(map(len, shown.splitlines())) <= 80
         words = set(re.split(r"[\s,/]+", shown))
@@ -266,10 +266,11 @@ def test_a_conflict_is_in_the_json_with_its_ways_out(tmp_path: Path) -> None:
 
 ENDED_BETWEEN_TWO_STEPS = """
 import signal, sys
-from provision import cli, survey
-survey.look = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+from provision.cli import main
+from provision.survey import collect
+collect.look = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
 sys.argv = ["provision", "up", "a,b"]
-cli.main()
+main.main()
 """
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from provision import converged, install, last_run, members, paths
 from provision import facts as reading
-from provision.errors import UsageError
-from provision.inventory import Inventory, load
-from provision.plan import HostPlan, Plan
-from provision.resolve import HostWishes, Wishes, resolve
+from provision.base import paths
+from provision.base.errors import UsageError
+from provision.install import drift, installer, members
+from provision.inventory import Inventory, last_run, load
+from provision.plan.model import HostPlan, Plan
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes, resolve
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
@@ -38,15 +40,15 @@ def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     for found in facts.values():
         found["ssh"] = {**found["ssh"], "mesh_key": KEY}
         found["user"] = {**found["user"], "name": "trainer"}
-    for name, manifest in install.manifests(plan_of(facts), inventory, facts).items():
+    for name, manifest in installer.manifests(plan_of(facts), inventory, facts).items():
         facts[name]["installed"] = {**facts[name]["installed"], "manifest": json.loads(json.dumps(manifest))}
         facts[name]["drift"] = []
     return facts
 
 
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:
-    wanted = install.manifests(plan_of(facts), inventory, facts)
-    return {name: converged.reason_to_run(wanted[name], facts[name]) for name in wanted}
+    wanted = installer.manifests(plan_of(facts), inventory, facts)
+    return {name: drift.reason_to_run(wanted[name], facts[name]) for name in wanted}
 
 
 def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
@@ -67,14 +69,14 @@ def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str,
 def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on_the_host(
     inventory: Inventory, done: dict[str, dict[str, Any]]
 ) -> None:
-    wanted = install.manifests(plan_of(done), inventory, done)["node1"]
+    wanted = installer.manifests(plan_of(done), inventory, done)["node1"]
     done["node1"]["drift"] = ["package g++ is gone"]
-    assert converged.reason_to_run(wanted, done["node1"])
-    assert not converged.is_rewritten(wanted, done["node1"])
+    assert drift.reason_to_run(wanted, done["node1"])
+    assert not drift.is_rewritten(wanted, done["node1"])
     done["node1"]["installed"]["manifest"]["host"]["slots"] = 9
-    assert converged.is_rewritten(wanted, done["node1"])
+    assert drift.is_rewritten(wanted, done["node1"])
     done["node1"]["installed"]["manifest"] = None
-    assert converged.is_rewritten(wanted, done["node1"])
+    assert drift.is_rewritten(wanted, done["node1"])
 
 
 @pytest.mark.parametrize(
@@ -145,8 +147,8 @@ def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, m
 
 
 def test_steps_begin_where_they_are_told_to() -> None:
-    assert install.steps("engine") == ["engine", "mpi_network", "ssh_mesh", "manifest", "smoke"]
-    assert install.steps("linker")[0] == "nccl"  # the linker reads what that step finds
+    assert installer.steps("engine") == ["engine", "mpi_network", "ssh_mesh", "manifest", "smoke"]
+    assert installer.steps("linker")[0] == "nccl"  # the linker reads what that step finds
     with pytest.raises(UsageError, match="no such step") as refused:
-        install.steps("engin")
+        installer.steps("engin")
     assert "did you mean engine?" in str(refused.value)

@@ -10,11 +10,13 @@ from typing import Any
 
 from invented_hosts import gpu
 
-from provision import install, options, planning
+from provision.cli import options
+from provision.commands import planning
 from provision.doctor import mend
 from provision.doctor.hosts import Look
-from provision.install_options import Options
-from provision.plan import Plan
+from provision.install import installer
+from provision.plan.model import Plan
+from provision.plan.options import Options
 
 
 def builds(plan: Plan) -> dict[str, tuple[str, bool]]:
@@ -37,10 +39,10 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     first = planned(known, replace(asked, cpu=True))
     for_cpus = builds(first)
     assert all(torch.endswith("+cpu") and not nccl for torch, nccl in for_cpus.values())
-    manifests = json.loads(json.dumps(install.manifests(first, inventory, known)))
+    manifests = json.loads(json.dumps(installer.manifests(first, inventory, known)))
     later = {**known, "a": gpu("12.4", installed={"manifest": manifests["a"], "packages": {}})}
     assert builds(planned(later, asked)) == for_cpus
     assert builds(planned(later, mend._as_installed(Look(later, [], ["a", "b"])))) == for_cpus
     assert builds(planned(later, replace(asked, upgrade=True))) == for_cpus
     assert builds(planned(later, replace(asked, cpu=False))) == with_cuda
-    assert install.manifests(planned(later, asked), inventory, later)["a"]["host"]["engine"] == manifests["a"]["host"]["engine"]
+    assert installer.manifests(planned(later, asked), inventory, later)["a"]["host"]["engine"] == manifests["a"]["host"]["engine"]

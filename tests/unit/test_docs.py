@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from provision.cli import app
+from provision.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

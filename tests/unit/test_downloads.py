@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provision import downloads
-from provision.errors import ProvisionError, UsageError
+from provision.base import downloads
+from provision.base.errors import ProvisionError, UsageError
 
 CONTENT = b"the sources of something\n" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -6,7 +6,7 @@ import hashlib
 import io
 import tarfile
 
-from provision import engine_source, resources
+from provision.base import engine_source, resources
 
 
 def names() -> list[str]:

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision import catalog, facts, survey
-from provision.errors import ProvisionError, UsageError
+from provision import catalog, facts
+from provision.base.errors import ProvisionError, UsageError
 from provision.facts import gpus
 from provision.facts.defaults import DEFAULTS
 from provision.facts.document import defused
 from provision.inventory import Host
-from provision.resolve import Wishes, resolve
+from provision.plan.requirements import Wishes
+from provision.resolve import resolve
+from provision.survey import collect
 
 MINIMAL = {
     "os": {"id": "ubuntu", "version": "22.04"},
@@ -552,5 +554,5 @@ def test_what_a_run_has_left_that_ran_into_a_full_disk_need_not_find_room_again(
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
-    problems = survey._host_problems(Host("a", "a"), survey.Survey(), (answer, 0.0), None, has_password=False)
+    problems = collect._host_problems(Host("a", "a"), collect.Survey(), (answer, 0.0), None, has_password=False)
     assert any("the disk is full" in problem.what for problem in problems) == full

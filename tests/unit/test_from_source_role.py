@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from provision import from_source, playbook, resources
-from provision.playbook import Event, Outcome
+from provision.base import resources
+from provision.install import from_source
+from provision.remote import ansible
+from provision.remote.ansible import Event, Outcome
 
 # A host whose folder holds `cannot` cannot build; it notes each try. What is installed says who built it.
 CONFIGURE = """#!/bin/sh
@@ -68,7 +70,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, lis
     book = folder / "book/one.yml"
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "roles": ["from_source"]}]))
     events: list[Event] = []
-    outcome = playbook.run(book, ",".join(hosts) + ",", workdir=folder / "run", run_id="unit", on_event=events.append)
+    outcome = ansible.run(book, ",".join(hosts) + ",", workdir=folder / "run", run_id="unit", on_event=events.append)
     return folder, outcome, events
 
 

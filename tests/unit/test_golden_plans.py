@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from provision import facts, plan_text
-from provision.resolve import Wishes, resolve
-from provision.terminal import Console
+from provision import facts
+from provision.base.terminal import Console
+from provision.plan import summary
+from provision.plan.requirements import Wishes
+from provision.resolve import resolve
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 INVENTORIES = sorted(PLANS.glob("*.json"))
@@ -32,7 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def as_text(known: Path) -> str:
     text = io.StringIO()
     wishes = Wishes(engine_version="0.0.0", **ASKED.get(known.stem, {}))  # the engine's own version has nothing to do with these
-    plan_text.show(resolve(facts.load_file(known), wishes, {}), Console(file=text, width=100, color_system=None))
+    summary.show(resolve(facts.load_file(known), wishes, {}), Console(file=text, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 

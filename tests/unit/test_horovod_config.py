@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from provision import horovod_config
-from provision.errors import UsageError
-from provision.run_option_table import JOB_OPTIONS
-from provision.run_options import run_options
+from provision.base.errors import UsageError
+from provision.cli.run_options import run_options
+from provision.launch import horovod_config
+from provision.launch.option_table import JOB_OPTIONS
 
 #: Of the shape that Horovod's documentation gives.
 FILE = """

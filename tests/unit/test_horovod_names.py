@@ -16,14 +16,16 @@ from invented_hosts import host, plan_for
 from rendered import variables_in
 from typer.testing import CliRunner
 
-from provision import engine_source, install, options, planning
-from provision.cli import app
-from provision.errors import UsageError
+from provision.base import engine_source
+from provision.base.errors import UsageError
+from provision.cli import options
+from provision.cli.main import app
+from provision.commands import planning
 from provision.image import asking
-from provision.install_options import Options
-from provision.plan import HOROVOD_NAMES, Plan
-from provision.resolve import Wishes
-from provision.resolve.wishes import HostWishes
+from provision.install import installer
+from provision.plan.model import HOROVOD_NAMES, Plan
+from provision.plan.options import Options
+from provision.plan.requirements import HostWishes, Wishes
 
 ROLE = Path(__file__).parents[2] / "playbooks/roles/engine/tasks/main.yml"
 
@@ -98,7 +100,7 @@ def test_they_stay_from_run_to_run_and_come_to_new_hosts(tmp_path: Path) -> None
     assert named(planned(known, None)) == {"a": False, "b": False}
     first = planned(known, True)
     assert named(first) == {"a": True, "b": True}
-    manifest = json.loads(json.dumps(install.manifests(first, inventory, known)["a"]))
+    manifest = json.loads(json.dumps(installer.manifests(first, inventory, known)["a"]))
     later = {**known, "a": host(installed={"manifest": manifest, "packages": {}})}
     assert named(planned(later, None)) == {"a": True, "b": True}
     assert named(planned(later, False)) == {"a": False, "b": False}

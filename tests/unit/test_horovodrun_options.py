@@ -11,10 +11,11 @@ import typer
 from click import Context
 from typer.testing import CliRunner
 
-from provision import cli, launch
-from provision import run as launching
-from provision.run import RunOptions
-from provision.run_option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
+from provision.cli import main
+from provision.launch import jobs
+from provision.launch import run as launching
+from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
+from provision.launch.run import RunOptions
 
 #: As it is typed → variables of the ranks.
 VARIABLES = {
@@ -79,10 +80,10 @@ FIELDS = {
     "-prefix-timestamp": {"timestamps": True},
     "--mpi-args='--map-by ppr:2:node'": {"mpi_args": ("--map-by", "ppr:2:node")},
     "--binding-args='--rankfile mine'": {"binding": ("--rankfile", "mine")},
-    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": launch.Elastic(2, 2, 4)},
-    "-np 2 --max-np 4": {"elastic": launch.Elastic(2, 2, 4)},
+    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": jobs.Elastic(2, 2, 4)},
+    "-np 2 --max-np 4": {"elastic": jobs.Elastic(2, 2, 4)},
     "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
-        "elastic": launch.Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
+        "elastic": jobs.Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
     },
 }
 
@@ -96,7 +97,7 @@ def launched(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -
         return 0
 
     monkeypatch.setattr(launching, "run", run)
-    done = CliRunner().invoke(cli.app, ["run", *words, "python", "train.py", "--lr", "1"])
+    done = CliRunner().invoke(main.app, ["run", *words, "python", "train.py", "--lr", "1"])
     assert done.exit_code == code, done.output + repr(done.exception)
     return seen[0], seen[1], done.output
 
@@ -118,7 +119,7 @@ def test_an_option_of_horovodrun(typed: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_option_of_horovodrun_is_taken() -> None:
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(main.app)
     command = group.get_command(Context(group), "run")  # type: ignore[attr-defined]
     assert command is not None
     assert set(HOROVODS.split()) - {name for each in command.params for name in (*each.opts, *each.secondary_opts)} == set()
@@ -168,7 +169,7 @@ def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }.items():
         seen: list[Any] = []
         monkeypatch.setattr(launching, "run", lambda *given, seen=seen: seen.append(given))
-        done = CliRunner().invoke(cli.app, ["run", "-H", "a:2", *shlex.split(typed), "python", "train.py"])
+        done = CliRunner().invoke(main.app, ["run", "-H", "a:2", *shlex.split(typed), "python", "train.py"])
         assert says in str(done.exception)
         assert seen == []
 

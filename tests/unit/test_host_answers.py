@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from provision import facts, remove, survey
+from provision import facts
 from provision.doctor.checks import examine
+from provision.install import removal
 from provision.inventory import Host, Inventory
-from provision.playbook import Event
-from provision.session import Session
-from provision.survey import Survey
+from provision.remote.ansible import Event
+from provision.remote.session import Session
+from provision.survey import collect
+from provision.survey.collect import Survey
 
 NOTHING = '{"nothing": true, "removed": [], "left": [], "error": null}'
 MENU = "welcome\nthis login is for backups: No space left on device"
@@ -30,12 +32,12 @@ def session_in_which(*answers: str) -> Session:
 
 
 def test_the_survey_says_what_the_host_said_and_the_doctor_knows_it() -> None:
-    found = survey.look(session_in_which(MENU, "0"))
+    found = collect.look(session_in_which(MENU, "0"))
     assert [problem.what for problem in found.problems] == [f"the survey did not run; the host said: {MENU.splitlines()[-1]}"]
     assert [each.id for each in examine({}, found.problems)] == ["disk-full"]
 
 
 def test_a_removal_of_which_half_did_not_run_has_failed() -> None:
-    half = f"{remove.BEGIN}\n{NOTHING}\n{facts.END}\n"
-    found = remove.remove(session_in_which(MENU, half), Survey(hosts={"a": facts.normalise({})}), dry_run=False)
+    half = f"{removal.BEGIN}\n{NOTHING}\n{facts.END}\n"
+    found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": facts.normalise({})}), dry_run=False)
     assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import cli, facts
-from provision.errors import UsageError
+from provision import facts
+from provision.base.errors import UsageError
+from provision.cli import main
 from provision.image import bases
 from provision.resolve.machine import Machine, machine
 
@@ -15,7 +16,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def render(*words: str) -> int:
-    return cli.guarded(lambda: cli.app(args=["image", "render", *words], prog_name="provision"), debug=False)
+    return main.guarded(lambda: main.app(args=["image", "render", *words], prog_name="provision"), debug=False)
 
 
 def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> Machine:

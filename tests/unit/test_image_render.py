@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from provision import given_facts, planning
-from provision.engine_source import EngineSource
-from provision.errors import UsageError
+from provision.base.engine_source import EngineSource
+from provision.base.errors import UsageError
+from provision.commands import planning
 from provision.image import asking, folder, render, targets
 from provision.image.render import File
 from provision.image.targets import Target
-from provision.install_options import Options
-from provision.resolve import Wishes
+from provision.plan.options import Options
+from provision.plan.requirements import Wishes
+from provision.survey import given_facts
 
 DATA = Path(__file__).parents[1] / "data"
 IMAGES = DATA / "images"

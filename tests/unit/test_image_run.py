@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from provision import cli, facts
-from provision.at_once import Answer
+from provision import facts
+from provision.base.errors import UsageError
+from provision.cli import main
 from provision.doctor.checks import examine
-from provision.errors import UsageError
 from provision.image import archive, far, fleet, labels, verify
 from provision.image.far import Engine
+from provision.remote.shell import Answer
 
 LAYERS = [b"first" * 1000, b"second", b"first" * 1000]
 
@@ -151,6 +152,6 @@ def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what:
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = cli.guarded(lambda: cli.app(args=["image", "run", "localhost", "x:1", *words.split()], prog_name="provision"), debug=False)
+    code = main.guarded(lambda: main.app(args=["image", "run", "localhost", "x:1", *words.split()], prog_name="provision"), debug=False)
     assert code == 2
     assert said in capsys.readouterr().err

@@ -8,15 +8,15 @@ from typing import Any
 import docker.errors
 import pytest
 
-from provision import cli
-from provision.engine_source import EngineSource
-from provision.errors import UsageError
+from provision.base.engine_source import EngineSource
+from provision.base.errors import UsageError
+from provision.cli import main
 from provision.image import build, labels, recipe, store, targets
 from provision.image.gateway import Gateway
 from provision.image.origins import Origins
 from provision.image.stream import Line, Step
 from provision.image.view import View
-from provision.resolve import Wishes
+from provision.plan.requirements import Wishes
 from provision.sandbox.settings import Settings
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
@@ -124,7 +124,7 @@ def test_no_engine_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     for words in (["build", "--cpu"], ["verify", "mine:1"], ["ls"], ["rm", "mine:1"], ["push", "mine:1"]):
-        assert cli.guarded(lambda words=words: cli.app(args=["image", *words], prog_name="provision"), debug=False) == 1  # type: ignore[misc]
+        assert main.guarded(lambda words=words: main.app(args=["image", *words], prog_name="provision"), debug=False) == 1  # type: ignore[misc]
         assert "No container engine answers at DOCKER_HOST" in capsys.readouterr().err
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
+from provision.base.terminal import Console
 from provision.image.stream import Cached, Failed, Layer, Line, Made, Step, events
 from provision.image.view import View
-from provision.terminal import Console
 
 SAID = [
     {"stream": "Step 1/3 : FROM base:1"},

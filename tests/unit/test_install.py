@@ -10,7 +10,7 @@ import yaml
 from rendered import variables_in
 from typer.testing import CliRunner
 
-from provision.cli import app
+from provision.cli.main import app
 
 PLAY = "- name: 12 not ours\n  hosts: localhost\n  tasks:\n    - ansible.builtin.command: id\n#"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.errors import UsageError
+from provision.base.errors import UsageError
 from provision.inventory import InventoryError, check_against_facts, load
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from provision import launch
-from provision.errors import UsageError
-from provision.launch import Environment
-from provision.run_options import run_options
+from provision.base.errors import UsageError
+from provision.cli.run_options import run_options
+from provision.launch import jobs
+from provision.launch.jobs import Environment
 
 WHERE = Environment(
     "/opt/p/venv/bin/python",
@@ -24,7 +24,7 @@ SECRET = {"WORD": "s3cr3t"}
 
 
 def test_our_own_launcher_word_for_word() -> None:
-    job = launch.own_job(WHERE, PLACED, ["python", "train.py", "--lr", "0.1"], environment=SECRET, workdir="{home}/x", start_timeout=30)
+    job = jobs.own_job(WHERE, PLACED, ["python", "train.py", "--lr", "0.1"], environment=SECRET, workdir="{home}/x", start_timeout=30)
     assert shlex.join(job.argv) == (
         "/opt/p/venv/bin/python -m collective_core.launch --tag-output -H '{job}/hostfile' --ssh-config '{home}/.ssh/provision_config' "
         "--start-timeout 30 -x COLLECTIVE_NETWORK -x PATH -x PROVISION_RUN_ID -x PYTHONUNBUFFERED -x WORD "
@@ -35,12 +35,12 @@ def test_our_own_launcher_word_for_word() -> None:
     assert "-o ControlMaster=no -o ControlPath=none" in shlex.join(job.ssh)
     assert job.hosts == ["10.0.0.2"]
     assert job.files == {"hostfile": "localhost slots=2\n10.0.0.2 slots=1\n"}
-    assert "--ssh-config" not in launch.own_job(WHERE, PLACED[:1], ["train"]).argv
+    assert "--ssh-config" not in jobs.own_job(WHERE, PLACED[:1], ["train"]).argv
 
 
-@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
+@pytest.mark.parametrize("launcher", jobs.LAUNCHERS)
 def test_both_ways_give_ranks_the_same_and_show_no_value(launcher: str) -> None:
-    job = launch.LAUNCHERS[launcher](replace(WHERE, libraries=("/opt/p/lib",)), PLACED, ["python", "train.py"], environment=SECRET)
+    job = jobs.LAUNCHERS[launcher](replace(WHERE, libraries=("/opt/p/lib",)), PLACED, ["python", "train.py"], environment=SECRET)
     assert job.environment == {
         "COLLECTIVE_NETWORK": "10.0.0.0/24",
         "LD_LIBRARY_PATH": "/opt/p/lib:{inherited}",

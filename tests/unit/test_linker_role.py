@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from provision import playbook, resources
+from provision.base import resources
+from provision.remote import ansible
 
 HOME = "/opt/provision/venv"
 OURS, THEIRS = f"{HOME}/lib/libmpi.so.40", "/usr/local/lib/libmpi.so.40"
@@ -35,7 +36,7 @@ def test_an_open_mpi_of_somebody_elses_that_comes_first_is_an_error(tmp_path: Pa
     }
     book = tmp_path / "book.yml"
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": judged}]))
-    outcome = playbook.run(book, ",".join(PLACES) + ",", workdir=tmp_path / "run", run_id="unit")
+    outcome = ansible.run(book, ",".join(PLACES) + ",", workdir=tmp_path / "run", run_id="unit")
     failures = {name: host.failure.text if host.failure else "" for name, host in outcome.hosts.items()}
     assert [name for name, text in failures.items() if text == ""] == ["ours", "both"]
     assert f"programs get {THEIRS} for libmpi.so.40, not {OURS}" in failures["theirs"]

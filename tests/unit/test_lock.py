@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 from rendered import variables_in
 
-from provision import catalog, facts, install, lock, lock_file, planning
-from provision.errors import ProvisionError, UsageError
-from provision.install_options import Options
+from provision import catalog, facts
+from provision.base.errors import ProvisionError, UsageError
+from provision.commands import planning
+from provision.install import installer
 from provision.inventory import Inventory, load
-from provision.plan import Plan
-from provision.resolve import HostWishes, Wishes, resolve
+from provision.plan import lock, lock_file
+from provision.plan.model import Plan
+from provision.plan.options import Options
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes, resolve
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
 TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
@@ -48,7 +52,9 @@ def plan_of(*names: str, wishes: Wishes | None = None) -> Plan:
 
 def same(one: Plan, other: Plan) -> bool:
     """Whether they install the same things."""
-    return [install.manifest(one, name, "c", {}) for name in one.hosts] == [install.manifest(other, name, "c", {}) for name in other.hosts]
+    return [installer.manifest(one, name, "c", {}) for name in one.hosts] == [
+        installer.manifest(other, name, "c", {}) for name in other.hosts
+    ]
 
 
 @pytest.fixture
@@ -318,7 +324,7 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     assert nccl is not None
     offers = {"candidates": {"libnccl2": ["2.27.5-1+cuda12.2", nccl.packages[0].partition("=")[2]]}}
     after = {
-        name: facts.normalise({**each, **offers, "installed": {"manifest": install.manifest(first, name, "c", {})}})
+        name: facts.normalise({**each, **offers, "installed": {"manifest": installer.manifest(first, name, "c", {})}})
         for name, each in known.items()
     }
     second, sources = planning.make_plan(listed, after, Options())
@@ -352,20 +358,20 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     assert f"{wheel.name}, which an earlier run was given" in torch.why
 
     with pytest.raises(ProvisionError, match=f"takes PyTorch 2.99.0[+]cpu from {re.escape(wheel.name)} .SHA-256 {sha256}.") as refused:
-        install.render(plan, inventory, known, sources, tmp_path / "new")
+        installer.render(plan, inventory, known, sources, tmp_path / "new")
     assert "--wheels DIR, or resolve everything anew: --upgrade" in str(refused.value)
     holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
     for changed, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
         there = {"node1": facts.normalise({**known["node1"], **holds, **changed})}
         if needs:
             with pytest.raises(ProvisionError, match="an earlier run was given"):
-                install.render(plan, inventory, there, sources, tmp_path / "harmed")
+                installer.render(plan, inventory, there, sources, tmp_path / "harmed")
         else:
-            install.render(plan, inventory, there, sources, tmp_path / "there")
+            installer.render(plan, inventory, there, sources, tmp_path / "there")
             assert variables_in(tmp_path / "there/vars.json")["provision_torch_wheels"] == {}
     wheel.write_bytes(b"a build of the user's own")
     plan, sources = planning.make_plan(inventory, known, Options(wheels=tmp_path), locked)
-    install.render(plan, inventory, known, sources, tmp_path / "given")
+    installer.render(plan, inventory, known, sources, tmp_path / "given")
     assert variables_in(tmp_path / "given/vars.json")["provision_torch_wheels"] == {"node1": str(wheel)}
     other = planning.make_plan(inventory, known, Options(torch_index="https://index.example/simple"), locked)[0]
     assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]

@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 import yaml
 
-from provision import catalog, downloads, lock, mnist
-from provision.bundle import archive, gather, using
-from provision.errors import ProvisionError, UsageError
-from provision.install_options import DataSource, SmokeOptions
+from provision import catalog
+from provision.base import downloads
+from provision.base.errors import ProvisionError, UsageError
+from provision.install.bundle import archive, gather, using
+from provision.plan import lock
+from provision.plan.options import DataSource, SmokeOptions
+from provision.smoke import mnist
 
 # A MNIST of 20 training and 10 test images: the same code on small files.
 TINY = {

@@ -12,11 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
-from provision import catalog, cli, launch, mpirun
-from provision.engine_source import EngineSource
+from provision import catalog
+from provision.base.engine_source import EngineSource
+from provision.cli import main
 from provision.image import mesh, render, targets
-from provision.plan import Plan
-from provision.resolve import Wishes
+from provision.launch import jobs, mpirun
+from provision.plan.model import Plan
+from provision.plan.requirements import Wishes
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = yaml.safe_load((ROOT / "tests/data/mpijob-v2beta1.yaml").read_text(encoding="utf-8"))
@@ -94,7 +96,7 @@ def test_the_launcher_waits_for_the_workers_and_starts_mpirun_as_on_hosts(tmp_pa
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA\n")
 
-    where = launch.Environment.of(Plan({IMAGE.host.name: IMAGE.host}))
+    where = jobs.Environment.of(Plan({IMAGE.host.name: IMAGE.host}))
     there = {mesh.home(): str(tmp_path), HOSTFILE: str(tmp_path / "hostfile"), where.mpirun: str(tmp_path / "mpirun")}
     for path, instead in there.items():
         assert path in script
@@ -135,7 +137,7 @@ def test_ssh_of_the_launcher_believes_the_jobs_key_alone() -> None:
 
 def test_the_command_that_wrote_such_a_job_says_where_the_example_is(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ((), ("hosts.ini", "--image", "a:1", "--limit", "gpu1", "-o", "job.yaml", "--", "python", "train.py", "--lr", "1")):
-        assert cli.guarded(lambda: cli.app(args=["image", "manifest", *words], prog_name="provision"), debug=False) == 2  # noqa: B023
+        assert main.guarded(lambda: main.app(args=["image", "manifest", *words], prog_name="provision"), debug=False) == 2  # noqa: B023
         out, err = capsys.readouterr()
         assert out == ""
         assert "was removed" in err

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from provision import mpirun
-from provision.errors import UsageError
+from provision.base.errors import UsageError
+from provision.launch import mpirun
 
 HOSTS = [("10.0.0.1", 2), ("10.0.0.2", 2)]
 TWO_HOSTS: dict[str, Any] = {

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from provision import catalog, options
-from provision.engine_source import EngineSource
-from provision.errors import UsageError
-from provision.install_options import wishes_of
+from provision import catalog
+from provision.base.engine_source import EngineSource
+from provision.base.errors import UsageError
+from provision.cli import options
+from provision.plan.options import wishes_of
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 

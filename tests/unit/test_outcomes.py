@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from provision.inventory.model import Host
-from provision.outcomes import failure_of
-from provision.playbook import Event
+from provision.remote.ansible import Event
+from provision.report.outcomes import failure_of
 
 HOST = Host("node1", "10.0.0.1", user="trainer")
 

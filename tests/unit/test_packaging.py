@@ -15,8 +15,9 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import provision
-from provision import engine_source, mnist
-from provision.cli import app
+from provision.base import engine_source
+from provision.cli.main import app
+from provision.smoke import mnist
 
 tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOML")
 

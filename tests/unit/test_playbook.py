@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from provision import playbook, resources
-from provision.playbook import Event, Outcome
+from provision.base import resources
+from provision.remote import ansible
+from provision.remote.ansible import Event, Outcome
 
 
 def play(
@@ -33,7 +34,7 @@ def play(
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     path.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))
     events: list[Event] = []
-    outcome = playbook.run(path, hosts, workdir=tmp_path / name, run_id="unit", on_event=events.append, **options)
+    outcome = ansible.run(path, hosts, workdir=tmp_path / name, run_id="unit", on_event=events.append, **options)
     return outcome, events
 
 
@@ -211,7 +212,7 @@ def test_venv_packages_replaces_a_file_of_the_same_version_by_the_one_that_is_wa
 
 
 def test_a_message_without_a_word_has_a_headline_too() -> None:
-    assert playbook.headline("") == ""
+    assert ansible.headline("") == ""
 
 
 def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
@@ -316,9 +317,9 @@ def test_a_dry_run_tells_which_step_it_did_not_check_wholly(tmp_path: Path) -> N
         (tasks / "main.yml").write_text(json.dumps([note, {"name": "Look", "ansible.builtin.debug": {"msg": "x"}}]))
     book = tmp_path / "book" / "site.yml"
     book.write_text("- hosts: all\n  gather_facts: false\n  connection: local\n  roles: [demo, other]\n")
-    outcome = playbook.run(book, "localhost,", workdir=tmp_path / "run", run_id="test-unchecked", check=True)
+    outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="test-unchecked", check=True)
     steps = outcome.hosts["localhost"].steps
-    assert (steps["demo"], steps["other"].unchecked) == (playbook.Step(ran=1, changed=0, unchecked=True), False)
+    assert (steps["demo"], steps["other"].unchecked) == (ansible.Step(ran=1, changed=0, unchecked=True), False)
 
 
 def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_path: Path) -> None:
@@ -334,7 +335,7 @@ def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_pat
     }
     book = tmp_path / "book" / "linker.yml"
     book.write_text(json.dumps([play_]))
-    outcome = playbook.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
+    outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
     step = outcome.hosts["localhost"].steps["linker"]
     assert (outcome.rc, step.ran, step.changed) == (0, 0, 0)
     assert step.unchecked

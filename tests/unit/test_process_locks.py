@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import host_locks, process_locks
-from provision.errors import ProvisionError
+from provision.base import process_locks
+from provision.base.errors import ProvisionError
+from provision.remote import host_locks
 
 A, B = ("10.0.0.1", 22), ("10.0.0.2", 22)
 
@@ -47,7 +48,7 @@ def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
-        from provision import host_locks
+        from provision.remote import host_locks
         with host_locks.hosts(Path({str(tmp_path)!r}), [{A!r}], "doomed"):
             os.kill(os.getpid(), signal.SIGKILL)
     """)

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from provision.playbook import Event, Kind
-from provision.progress import LiveProgress, Progress
-from provision.terminal import Console
+from provision.base.terminal import Console
+from provision.remote.ansible import Event, Kind
+from provision.remote.progress import LiveProgress, Progress
 
 
 def shown(*events: Event, live: bool = False) -> str:

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from loading import load
 
-from provision import remote, resources, survey
+from provision.base import resources
 from provision.inventory import Host
-from provision.remote import Job
+from provision.remote import ssh
+from provision.remote.ssh import Job
+from provision.survey import collect
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
@@ -57,9 +59,9 @@ def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
 RUN_ID = f"unit-remote-{os.getpid()}"
 
 
-def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable) -> tuple[remote.JobResult, list[str]]:
+def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable) -> tuple[ssh.JobResult, list[str]]:
     lines: list[str] = []
-    return remote.run_job(HERE, job, python=python, run_id=run_id, on_line=lines.append), lines
+    return ssh.run_job(HERE, job, python=python, run_id=run_id, on_line=lines.append), lines
 
 
 def marked(run_id: str) -> list[int]:
@@ -128,11 +130,11 @@ def test_a_program_that_is_not_there_ends_with_an_error_and_no_report() -> None:
 def test_when_the_controller_is_killed_the_job_ends() -> None:
     program = textwrap.dedent("""
         import sys
-        from provision import remote
+        from provision.remote import ssh
         from provision.inventory import Host
         host = Host(name="localhost", address="localhost", connection="local")
-        job = remote.Job(["sh", "-c", "sleep 300 & echo started; wait"])
-        remote.run_job(host, job, python=sys.executable, run_id="unit-orphan", on_line=lambda line: print(line, flush=True))
+        job = ssh.Job(["sh", "-c", "sleep 300 & echo started; wait"])
+        ssh.run_job(host, job, python=sys.executable, run_id="unit-orphan", on_line=lambda line: print(line, flush=True))
     """)
     controller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
@@ -149,11 +151,11 @@ def test_when_the_controller_is_killed_the_job_ends() -> None:
 def test_an_interrupt_ends_the_job_and_is_reported() -> None:
     program = textwrap.dedent("""
         import sys
-        from provision import remote
+        from provision.remote import ssh
         from provision.inventory import Host
         host = Host(name="localhost", address="localhost", connection="local")
-        job = remote.Job(["sh", "-c", "echo started; sleep 300"])
-        result = remote.run_job(host, job, python=sys.executable, run_id="unit-interrupt", on_line=lambda line: print(line, flush=True))
+        job = ssh.Job(["sh", "-c", "echo started; sleep 300"])
+        result = ssh.run_job(host, job, python=sys.executable, run_id="unit-interrupt", on_line=lambda line: print(line, flush=True))
         print("interrupted", result.interrupted, flush=True)
     """)
     controller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -167,7 +169,7 @@ def test_an_interrupt_ends_the_job_and_is_reported() -> None:
 
 def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
-    monkeypatch.setattr(remote, "_BEAT_S", 0.1)
+    monkeypatch.setattr(ssh, "_BEAT_S", 0.1)
     (tmp_path / "python").write_text(f"#!/bin/sh\nread -r order; echo held; read -r a; read -r b; read -r c; touch {tmp_path}/heard\n")
     (tmp_path / "python").chmod(0o700)
 
@@ -177,15 +179,15 @@ def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_p
             time.sleep(0.05)
         assert (tmp_path / "heard").exists()
 
-    remote.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-held", on_line=hold)
+    ssh.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-held", on_line=hold)
 
 
 def test_a_job_that_does_not_hear_of_us_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     script = resources.script
     monkeypatch.setattr(resources, "script", lambda name: script(name).replace("CONTROLLER_SILENT_S = 60.0", "CONTROLLER_SILENT_S = 0.5"))
-    monkeypatch.setattr(remote, "_BEAT_S", 1000.0)
+    monkeypatch.setattr(ssh, "_BEAT_S", 1000.0)
     result, _ = run(Job(["sleep", "300"]))
-    assert (result.code, result.verdict) == (1, remote.Verdict("controller", "", seconds=0.5))
+    assert (result.code, result.verdict) == (1, ssh.Verdict("controller", "", seconds=0.5))
 
 
 @pytest.mark.parametrize(
@@ -227,8 +229,8 @@ def test_what_a_host_says_at_a_jobs_end_is_believed_only_as_the_job_would_say_it
     answer = "import json, sys; print(json.loads(sys.stdin.readline())['mark'] + open(sys.argv[1]).read())"
     (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(answer)} {tmp_path}/outcome\n")
     (tmp_path / "python").chmod(0o700)
-    result = remote.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-answer", on_line=lambda _: None)
-    assert (result.code, result.report, result.verdict) == (1, None, remote.Verdict("gone", ""))
+    result = ssh.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-answer", on_line=lambda _: None)
+    assert (result.code, result.report, result.verdict) == (1, None, ssh.Verdict("gone", ""))
 
 
 def test_a_line_that_does_not_end_comes_in_parts() -> None:
@@ -260,7 +262,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hurried")
 def test_a_host_whose_guard_never_begins_is_not_waited_for_for_ever() -> None:
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
-    assert result.verdict == remote.Verdict("silent", "other", seconds=5.0, said=["a quota is exceeded"] * 5)
+    assert result.verdict == ssh.Verdict("silent", "other", seconds=5.0, said=["a quota is exceeded"] * 5)
 
 
 def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp
     watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
     way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
     result, _ = run(replace(died, ssh=["sh", "-c", f"export GUARD=$$; {way}"]))
-    assert result.verdict == remote.Verdict("lost", "other", said=[])
+    assert result.verdict == ssh.Verdict("lost", "other", said=[])
     assert result.code == 137
 
 
@@ -279,23 +281,23 @@ def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_h
     result, _ = run(
         Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
     )
-    assert result.verdict == remote.Verdict("silent", "other", seconds=5.0, said=[])
+    assert result.verdict == ssh.Verdict("silent", "other", seconds=5.0, said=[])
 
 
 def test_another_hosts_interpreter_is_the_one_that_was_named_and_not_where_the_first_host_has_it() -> None:
     """``env`` finds this one by its name, which is not what the process calls itself."""
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
-    assert result.verdict == remote.Verdict("unreachable", "other", said=["python3"])
+    assert result.verdict == ssh.Verdict("unreachable", "other", said=["python3"])
 
 
 def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_that_runs_stay() -> None:
     program = textwrap.dedent("""
         import sys
-        from provision import remote
+        from provision.remote import ssh
         from provision.inventory import Host
         host = Host(name="localhost", address="localhost", connection="local")
-        job = remote.Job(["sh", "-c", "echo {job}; echo {shm}; sleep 300"])
-        remote.run_job(host, job, python=sys.executable, run_id=sys.argv[1], on_line=lambda line: print(line, flush=True))
+        job = ssh.Job(["sh", "-c", "echo {job}; echo {shm}; sleep 300"])
+        ssh.run_job(host, job, python=sys.executable, run_id=sys.argv[1], on_line=lambda line: print(line, flush=True))
     """)
     killed, living = (
         subprocess.Popen([sys.executable, "-c", program, run_id], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -330,7 +332,7 @@ def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
     ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
     die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
     result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
-    assert (result.code, result.verdict) == (9, remote.Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
+    assert (result.code, result.verdict) == (9, ssh.Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -347,7 +349,7 @@ def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_
     lost = "exec sleep 300" if goes_on else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
     program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
     result, _ = run(Job(["sh", "-c", f"cd {tmp_path}; {launcher}"], program=["sh", "-c", program]))
-    assert (result.code, result.verdict) == (205, remote.Verdict("orphaned", ""))
+    assert (result.code, result.verdict) == (205, ssh.Verdict("orphaned", ""))
 
 
 @pytest.mark.parametrize("name", ["rank-loss.json", "rank-7.new", "rank-7"])
@@ -430,7 +432,7 @@ def test_ssh_gets_the_inventorys_own_settings() -> None:
         key_file="/keys/id",
         variables={"ansible_ssh_common_args": "-o UserKnownHostsFile='/a b/known' -o StrictHostKeyChecking=yes"},
     )
-    argv = remote.ssh_argv(host)
+    argv = ssh.ssh_argv(host)
     assert argv[-1] == "10.0.0.7"
     assert "UserKnownHostsFile=/a b/known" in argv
     assert argv[argv.index("-p") + 1] == "2222"
@@ -442,8 +444,8 @@ def test_ssh_gets_the_inventorys_own_settings() -> None:
 def test_a_private_key_that_is_not_there_is_named(warning: str) -> None:
     refusal = "trainer@10.0.0.1: Permission denied (publickey)."
     host = Host("a", "10.0.0.1", key_file="/keys/gone")
-    gone = survey.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
+    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
     assert "the private key /keys/gone is not there" in gone.what
     assert "ansible_ssh_private_key_file" in str(gone.todo)
-    assert "wrong key, user or password" in survey.connection_problem(host, refusal).what
-    assert "nothing listens" in survey.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what
+    assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
+    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from provision import facts
+from provision.install.removal import HostRemoval, add_elsewhere
 from provision.inventory import Host
-from provision.remove import HostRemoval, add_elsewhere
 
 PREFIX = "/opt/provision"
 

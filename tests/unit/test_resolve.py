@@ -8,8 +8,9 @@ import pytest
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.plan import HostPlan
-from provision.resolve import HostWishes, Wishes
+from provision.plan.model import HostPlan
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes
 
 
 def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:

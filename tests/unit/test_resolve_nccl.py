@@ -9,8 +9,8 @@ import pytest
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.plan import Component
-from provision.resolve import Wishes
+from provision.plan.model import Component
+from provision.plan.requirements import Wishes
 
 
 def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:

@@ -9,7 +9,8 @@ import pytest
 from invented_hosts import FROM_SOURCE, TOOLKITS, equipped, plan_for, toolkit
 
 from provision import facts
-from provision.resolve import HostWishes, Wishes
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes
 
 
 def given(version: str, **more: Any) -> Wishes:

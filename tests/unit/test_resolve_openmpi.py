@@ -8,7 +8,7 @@ import pytest
 from invented_hosts import TOOLKITS, equipped, gpu, host, plan_for, toolkit
 
 from provision import facts
-from provision.resolve import Wishes
+from provision.plan.requirements import Wishes
 
 
 def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -> None:

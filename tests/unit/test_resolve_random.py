@@ -10,10 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision import catalog, facts, lock
-from provision.plan import COMPONENTS, HostPlan, Plan
-from provision.resolve import HostWishes, Wishes, resolve
-from provision.versions import key, matches
+from provision import catalog, facts
+from provision.base.versions import key, matches
+from provision.plan import lock
+from provision.plan.model import COMPONENTS, HostPlan, Plan
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes, resolve
 
 SYSTEMS = [
     ("ubuntu", "20.04"),

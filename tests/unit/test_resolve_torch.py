@@ -8,7 +8,7 @@ import pytest
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.resolve import Wishes
+from provision.plan.requirements import Wishes
 
 
 def test_a_wished_release_is_checked_too() -> None:

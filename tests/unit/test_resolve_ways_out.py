@@ -7,7 +7,8 @@ import re
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.resolve import HostWishes, Wishes
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes
 
 
 def test_a_host_that_is_the_only_one_cannot_be_left_out() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 from invented_hosts import FROM_SOURCE, equipped, host, plan_for, toolkit
 
 from provision import facts
-from provision.resolve import HostWishes, Wishes
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes
 
 MAKE = {"path": "/usr/bin/make", "version": "4.3"}
 

@@ -13,40 +13,43 @@ from typing import Any
 
 import pytest
 
-from provision import at_once, forwarded, installed, launch, mpirun, program_files, remote, run_hosts
 from provision import inventory as inventories
-from provision import run as launching
-from provision.errors import ProvisionError, UsageError
+from provision.base.errors import ProvisionError, UsageError
+from provision.cli.run_options import run_options
 from provision.inventory import Inventory
-from provision.progress import Progress
-from provision.rank_output import RankOutput
-from provision.remote import Job, JobResult, Verdict
-from provision.run import RunOptions
-from provision.run_options import run_options
-from provision.session import Session
+from provision.launch import forwarded, jobs, mpirun, program_files, target_hosts
+from provision.launch import run as launching
+from provision.launch.rank_output import RankOutput
+from provision.launch.run import RunOptions
+from provision.remote import shell as at_once
+from provision.remote import ssh
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.remote.ssh import Job, JobResult, Verdict
+from provision.survey import installed
 
 
-def choose(hosts: str | None, entries: list[run_hosts.Entry], np: int | None = None) -> Inventory:
-    return run_hosts.choose(hosts, entries, np, lambda _: None)
+def choose(hosts: str | None, entries: list[target_hosts.Entry], np: int | None = None) -> Inventory:
+    return target_hosts.choose(hosts, entries, np, lambda _: None)
 
 
 def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
-    assert run_hosts.of_list("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
+    assert target_hosts.of_list("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
     (tmp_path / "hosts").write_text("# ours\na slots=2\n\nb  # one\n")
-    assert run_hosts.of_file(tmp_path / "hosts") == [("a", 2), ("b", 1)]
+    assert target_hosts.of_file(tmp_path / "hosts") == [("a", 2), ("b", 1)]
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
 def test_entries_that_cannot_be_meant(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:SLOTS"):
-        run_hosts.of_list(text)
+        target_hosts.of_list(text)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a slots=2 max_slots=3\n", r":1"), ("a\nb two\n", r":2"), ("# none\n", "names no host")])
 def test_a_hostfile_that_cannot_be_meant_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError, match=says):
-        run_hosts.of_file(tmp_path / "hosts")
+        target_hosts.of_file(tmp_path / "hosts")
 
 
 def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +69,7 @@ def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, mon
 def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     said: list[str] = []
-    (only,) = run_hosts.choose(None, [], 4, said.append).hosts
+    (only,) = target_hosts.choose(None, [], 4, said.append).hosts
     assert (only.name, only.connection, only.slots) == ("localhost", "local", 4)
     assert said.pop().startswith("no hosts are named and no earlier run has made hosts ready: 4 rank(s) on this machine")
     folder = tmp_path / "runs/20260101-000000-abcdef"
@@ -75,13 +78,13 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     vain = tmp_path / "runs/20260102-000000-abcdef"
     vain.mkdir()
     (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
-    assert [host.name for host in run_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
+    assert [host.name for host in target_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
     there = "no hosts are named: those of the last run that made hosts ready, a,b"
     assert said.pop().startswith(f"{there}; the newer run of mistyped made no host ready (")
     (vain / "report.json").unlink()
-    run_hosts.choose(None, [], 4, said.append)
+    target_hosts.choose(None, [], 4, said.append)
     assert said.pop().startswith(f"{there} (")
-    run_hosts.choose(None, [("a", 1)], 4, said.append)
+    target_hosts.choose(None, [("a", 1)], 4, said.append)
     assert said == []
 
 
@@ -131,32 +134,32 @@ SLURM = [
 
 @pytest.mark.parametrize(("nodes", "tasks", "found"), SLURM)
 def test_hosts_and_slots_of_a_slurm_allocation(nodes: str, tasks: str, found: list[tuple[str, int]]) -> None:
-    assert run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks}) == found
-    assert run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes}) == [(name, 1) for name, _ in found]
-    assert run_hosts.of_slurm({"SLURM_TASKS_PER_NODE": tasks}) == []
+    assert target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks}) == found
+    assert target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes}) == [(name, 1) for name, _ in found]
+    assert target_hosts.of_slurm({"SLURM_TASKS_PER_NODE": tasks}) == []
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("n[1-", "1"), ("n[a-b]", "1"), ("n[1-2]", "x"), ("n[1-2]", "4"), ("a,,b", "1(x3)")])
 def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> None:
     with pytest.raises(UsageError, match="SLURM_"):
-        run_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
+        target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
 def test_a_script_says_which_hosts_there_are(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text("#!/bin/sh\necho a:2\necho\necho b\n")
     with pytest.raises(UsageError, match="it cannot be run"):
-        run_hosts.of_script(script)
+        target_hosts.of_script(script)
     script.chmod(0o755)
-    assert run_hosts.of_script(script) == [("a", 2), ("b", 1)]
-    job = launch.own_job(
-        launch.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], ["python", "t.py"], elastic=launch.Elastic(2, 1, 4, script)
+    assert target_hosts.of_script(script) == [("a", 2), ("b", 1)]
+    job = jobs.own_job(
+        jobs.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], ["python", "t.py"], elastic=jobs.Elastic(2, 1, 4, script)
     )
     assert job.argv[job.argv.index("--host-discovery-script") + 1] == "{job}/discovery"
     assert job.files["discovery"] == script.read_text()
     script.write_text("#!/bin/sh\necho the cloud is away >&2\nexit 4\n")
     with pytest.raises(UsageError, match="exit code 4 and named 0 hosts: the cloud is away"):
-        run_hosts.of_script(script)
+        target_hosts.of_script(script)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +170,14 @@ def test_the_workers_of_an_mpi_job_on_kubernetes(tmp_path: Path, variable: str, 
     names = [f"train-worker-{number}.train.team.svc" for number in range(2)]
     (tmp_path / "hostfile").write_text("".join(line.format(name) for name in names))
     environment = {variable: str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
-    assert run_hosts.of_launcher(environment) == [(name, 2) for name in names]
-    assert run_hosts.of_launcher({**environment, "SLURM_JOB_NODELIST": "a"}) == [("a", 1)]
-    assert run_hosts.of_launcher({}) == []
+    assert target_hosts.of_launcher(environment) == [(name, 2) for name in names]
+    assert target_hosts.of_launcher({**environment, "SLURM_JOB_NODELIST": "a"}) == [("a", 1)]
+    assert target_hosts.of_launcher({}) == []
     with pytest.raises(UsageError, match="cannot read it"):
-        run_hosts.of_launcher({variable: str(tmp_path / "gone"), "K_MPI_JOB_ROLE": "launcher"})
-    assert run_hosts.of_launcher({variable: str(tmp_path / "hostfile")}) == [], "somebody's own hostfile"
+        target_hosts.of_launcher({variable: str(tmp_path / "gone"), "K_MPI_JOB_ROLE": "launcher"})
+    assert target_hosts.of_launcher({variable: str(tmp_path / "hostfile")}) == [], "somebody's own hostfile"
     with pytest.raises(UsageError, match="/etc/mpi/hostfile: cannot read it"):
-        run_hosts.of_launcher({variable: "/etc/mpi/hostfile"})
+        target_hosts.of_launcher({variable: "/etc/mpi/hostfile"})
 
 
 def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +186,8 @@ def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Pat
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/provision_config").write_text("# ours\nHost node1 10.0.0.1\n    HostName 10.0.0.1\nHost *\n    User ann\n")
     one, other = choose(None, [("node1", 2), ("elsewhere", 1)]).hosts
-    assert remote.ssh_argv(one)[-3:] == ["-F", f"{tmp_path}/.ssh/provision_config", "node1"]
-    assert "-F" not in remote.ssh_argv(other)
+    assert ssh.ssh_argv(one)[-3:] == ["-F", f"{tmp_path}/.ssh/provision_config", "node1"]
+    assert "-F" not in ssh.ssh_argv(other)
 
 
 def test_ranks_fill_one_host_after_the_other() -> None:
@@ -261,7 +264,7 @@ def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_r
             on_line(line)
         return JobResult(1, None, False, verdict)
 
-    monkeypatch.setattr(remote, "run_job", ended)
+    monkeypatch.setattr(ssh, "run_job", ended)
     assert launching.follow(session, "localhost", job, "python", [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
     assert last in said[-1]
 
@@ -293,9 +296,9 @@ def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
 
 
 def test_an_elastic_job_goes_through_our_own_launcher() -> None:
-    assert launch.Elastic(4, 2, None).words() == ["-np", "4", "--min-np", "2"]
+    assert jobs.Elastic(4, 2, None).words() == ["-np", "4", "--min-np", "2"]
     chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
-    assert (chosen.launcher, chosen.elastic) == ("own", launch.Elastic(4, 2, 8))
+    assert (chosen.launcher, chosen.elastic) == ("own", jobs.Elastic(4, 2, 8))
     assert run_options(["python", "train.py"], np=4).elastic is None
     with pytest.raises(UsageError, match="--oversubscribe: an elastic job"):
         run_options(["python", "train.py"], np=4, min_np=2, oversubscribe=True)
@@ -411,20 +414,20 @@ def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytes
 
 
 def test_horovodruns_long_form_of_hosts_is_no_inventory(tmp_path: Path) -> None:
-    assert run_hosts.is_list("a:2,b:2", None)
-    assert run_hosts.is_list("a:64", 4)
+    assert target_hosts.is_list("a:2,b:2", None)
+    assert target_hosts.is_list("a:64", 4)
     for inventory in ("a,b", "a:2222,b:2222", "ann@a:2", "a:2,b", "[::1]:2", str(tmp_path)):
-        assert not run_hosts.is_list(inventory, 4 if ":2222" in inventory else None)
-    assert not run_hosts.is_list(None, 4)
+        assert not target_hosts.is_list(inventory, 4 if ":2222" in inventory else None)
+    assert not target_hosts.is_list(None, 4)
 
 
 def test_ssh_port_and_key_are_of_all_hosts_that_ssh_reaches() -> None:
-    here, far = run_hosts.reached_by(choose(None, [("localhost", 1), ("far", 1)]), 2222, Path("/keys/mine")).hosts
-    assert remote.ssh_argv(far)[-5:] == ["-i", "/keys/mine", "-p", "2222", "far"]
+    here, far = target_hosts.reached_by(choose(None, [("localhost", 1), ("far", 1)]), 2222, Path("/keys/mine")).hosts
+    assert ssh.ssh_argv(far)[-5:] == ["-i", "/keys/mine", "-p", "2222", "far"]
     assert (here.port, here.key_file) == (None, None)
 
 
 def test_a_rank_of_torchrun_is_not_a_launcher() -> None:
     with pytest.raises(UsageError, match="start the program itself with torchrun"):
-        run_hosts.refuse_ranks({"TORCHELASTIC_RUN_ID": "none"})
-    run_hosts.refuse_ranks({"RANK": "0"})
+        target_hosts.refuse_ranks({"TORCHELASTIC_RUN_ID": "none"})
+    target_hosts.refuse_ranks({"RANK": "0"})

@@ -15,8 +15,8 @@ import docker.errors
 import pytest
 import requests.exceptions
 
-from provision import interrupts
-from provision.errors import UsageError
+from provision.base import signals
+from provision.base.errors import UsageError
 from provision.sandbox import aptsources, bases, engine, hostfiles, inventory, keys, names, settings
 from provision.sandbox.model import Sandbox, SandboxHost
 
@@ -419,7 +419,7 @@ def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
     done = []
 
     def block() -> None:
-        with interrupts.held_back():
+        with signals.held_back():
             os.kill(os.getpid(), signal.SIGINT)
             done.append("finished")
 
@@ -431,7 +431,7 @@ def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_a_process_is_ignored_while_cleaning(number):
     before = signal.getsignal(number)
-    with interrupts.ignored():
+    with signals.ignored():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
@@ -441,7 +441,7 @@ def test_being_told_to_end_is_held_back_too(number):
     done = []
 
     def block() -> None:
-        with interrupts.also_when_ended(), interrupts.held_back():
+        with signals.also_when_ended(), signals.held_back():
             os.kill(os.getpid(), number)
             done.append("finished")
 
@@ -453,7 +453,7 @@ def test_being_told_to_end_is_held_back_too(number):
 def test_what_is_ignored_already_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
-        with interrupts.also_when_ended():
+        with signals.also_when_ended():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -461,7 +461,7 @@ def test_what_is_ignored_already_stays_ignored(monkeypatch):
 
 def test_other_threads_get_no_signals():
     def body() -> None:
-        with interrupts.held_back(), interrupts.ignored():
+        with signals.held_back(), signals.ignored():
             done.append(True)
 
     done: list[bool] = []

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from provision import inventory, main_job
-from provision.errors import ProvisionError
-from provision.playbook import Event
-from provision.progress import Progress
-from provision.session import Session
-from provision.survey import Survey
+from provision import inventory
+from provision.base.errors import ProvisionError
+from provision.commands import lifecycle
+from provision.remote.ansible import Event
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.survey.collect import Survey
 
 
 def _marked(run_id: str) -> list[str]:
@@ -53,9 +54,9 @@ def test_a_removal_that_ended_while_hosts_may_be_locked_is_known_to_be_over(tmp_
     def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("provision.survey.look", lambda *_, **__: Survey())
-    monkeypatch.setattr("provision.remove.remove", ended)
+    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: Survey())
+    monkeypatch.setattr("provision.install.removal.remove", ended)
     with pytest.raises(ProvisionError, match="interrupted"):
-        main_job.remove(hosts, Progress(), {}, lambda _: True)
+        lifecycle.remove(hosts, Progress(), {}, lambda _: True)
     (folder,) = (tmp_path / "runs").glob("2*")
     assert Session(hosts, Progress()).dead_runs() == [folder.name]

@@ -16,17 +16,21 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import facts, install, last_run, lock, lock_file, main_job, outcomes, planning
-from provision.errors import ProvisionError
-from provision.install_options import Options
-from provision.inventory import Inventory
-from provision.options import inventory_of
-from provision.plan import Plan
-from provision.playbook import Event, HostResult, Outcome, Step
-from provision.progress import Progress
-from provision.report import HostReport, Report
-from provision.session import Interrupted, Session
-from provision.survey import Survey
+from provision import facts
+from provision.base.errors import ProvisionError
+from provision.cli.options import inventory_of
+from provision.commands import lifecycle, planning
+from provision.install import installer
+from provision.inventory import Inventory, last_run
+from provision.plan import lock, lock_file
+from provision.plan.model import Plan
+from provision.plan.options import Options
+from provision.remote.ansible import Event, HostResult, Outcome, Step
+from provision.remote.progress import Progress
+from provision.remote.session import Interrupted, Session
+from provision.report import outcomes
+from provision.report.model import HostReport, Report
+from provision.survey.collect import Survey
 
 WITHOUT_TORCH = Options(torch=False, smoke=None)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
@@ -69,7 +73,7 @@ class Hosts:
 
     def install(
         self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, *, check: bool = False, **_more: Any
-    ) -> install.Installed:
+    ) -> installer.Installed:
         if self.ends is not None:
             self.ends()
         if self.unavailable:
@@ -77,7 +81,7 @@ class Hosts:
         results = {name: HostResult(steps=self.steps) for name in plan.hosts}
         for name in self.failing & set(plan.hosts):
             results[name].failure = Event("failed", name, "nccl", "Install it", {"msg": "out of plumbus"})
-        manifests = install.manifests(plan, session.inventory, known)
+        manifests = installer.manifests(plan, session.inventory, known)
         for name in [name for name in plan.hosts if name not in self.failing and not check]:
             self.installed.append(name)
             self.facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifests[name]))
@@ -86,11 +90,11 @@ class Hosts:
         if self.interrupted:
             raise Interrupted("on a")
         outcome = Outcome(2 if self.failing else 0, results, session.folder / "log")
-        return install.Installed(outcome, {}, {}, [])
+        return installer.Installed(outcome, {}, {}, [])
 
     def up(self, options: Options = WITHOUT_TORCH, limit: str | None = None) -> Report:
         self.installed.clear()
-        return main_job.up(self.inventory(limit), options, Progress(), {})
+        return lifecycle.up(self.inventory(limit), options, Progress(), {})
 
     def inventory(self, limit: str | None = None) -> Inventory:
         return inventory_of(str(self.file), limit)
@@ -105,8 +109,8 @@ class Hosts:
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     made = Hosts(tmp_path)
-    monkeypatch.setattr("provision.survey.look", made.look)
-    monkeypatch.setattr("provision.install.install", made.install)
+    monkeypatch.setattr("provision.survey.collect.look", made.look)
+    monkeypatch.setattr("provision.install.installer.install", made.install)
     return made
 
 
@@ -241,7 +245,7 @@ def test_what_ends_a_run_stands_in_its_report(
 
 def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Survey({"a": hosts.facts["a"]}, [facts.Problem("error", "b", "no route to host")])
-    monkeypatch.setattr("provision.survey.look", lambda *_, **__: seen)
+    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: seen)
     hosts.ends = _defect
     with pytest.raises(KeyError):
         hosts.up()
@@ -362,7 +366,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
     plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
-    book, _ = install.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
+    book, _ = installer.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
 

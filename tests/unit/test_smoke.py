@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision import smoke
+from provision.smoke import evaluation
 
 Report = dict[str, Any]
 
@@ -54,7 +54,7 @@ EXPECTED = {"first": "node1", "node2": "node2"}
 
 
 def judged(report: Report, **changes: Any) -> list[str]:
-    return smoke.judge(report, **{"expected_hosts": EXPECTED, "expected_np": 4, "bar": 92.0, **changes})
+    return evaluation.judge(report, **{"expected_hosts": EXPECTED, "expected_np": 4, "bar": 92.0, **changes})
 
 
 def test_a_good_report_has_no_fault() -> None:
@@ -162,12 +162,12 @@ def test_judging_changes_nothing() -> None:
     report = good()
     before = copy.deepcopy(report)
     judged(report)
-    smoke.summary(report)
+    evaluation.summary(report)
     assert report == before
 
 
 def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
-    assert smoke.summary(good()).splitlines() == [
+    assert evaluation.summary(good()).splitlines() == [
         "MNIST: 4 ranks on 2 hosts, 2 epochs: test accuracy 93.84 % (bar 92 %), parameters bit-identical on all ranks",
         "15,000 images/s; one rank alone 7,500: speed-up 2.00, parallel efficiency 50 %",
         "node1 and node2 share one machine with 2 cores",
@@ -175,4 +175,4 @@ def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
 
 
 def test_the_summary_says_when_no_bar_was_set() -> None:
-    assert "(no bar for so few epochs)" in smoke.summary({**good(), "bar_percent": 0.0})
+    assert "(no bar for so few epochs)" in evaluation.summary({**good(), "bar_percent": 0.0})

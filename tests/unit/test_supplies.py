@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from provision import builds, catalog, facts, from_source, supplies
-from provision.errors import ProvisionError, UsageError
-from provision.plan import Plan, Repository
-from provision.resolve import Wishes, resolve
-from provision.supplies import Given
+from provision import catalog, facts
+from provision.base.errors import ProvisionError, UsageError
+from provision.install import artifacts, builds, from_source
+from provision.install.artifacts import Given
+from provision.plan.model import Plan, Repository
+from provision.plan.requirements import Wishes
+from provision.resolve import resolve
 
 TARBALL = b"sources"
 WISHES = Wishes(
@@ -59,7 +61,7 @@ def tarball(tmp_path: Path) -> Path:
 
 
 def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True) -> dict[str, Any]:
-    return supplies.gather(plan, folder, Given(openmpi_tarball=tarball), fetch=fetch)
+    return artifacts.gather(plan, folder, Given(openmpi_tarball=tarball), fetch=fetch)
 
 
 def openmpi(found: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
-    carried = supplies.carry(plan, tmp_path / "carried", Given(openmpi_tarball=tarball))
+    carried = artifacts.carry(plan, tmp_path / "carried", Given(openmpi_tarball=tarball))
     assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
@@ -172,7 +174,7 @@ def nccl_tarball(tmp_path: Path) -> Path:
 
 
 def nccl(plan: Plan, folder: Path, tarball: Path | None = None) -> dict[str, Any]:
-    part: dict[str, Any] = supplies.gather(plan, folder, Given(nccl_tarball=tarball), fetch=True)["provision_from_source"]["nccl"]
+    part: dict[str, Any] = artifacts.gather(plan, folder, Given(nccl_tarball=tarball), fetch=True)["provision_from_source"]["nccl"]
     return part
 
 
@@ -226,7 +228,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
     assert kept_of(nccl(plan, tmp_path / "two"), "a") == hashlib.sha256(b"built").hexdigest()  # and no tarball is needed
-    carried = supplies.carry(plan, tmp_path / "carried", Given(nccl_tarball=nccl_tarball))
+    carried = artifacts.carry(plan, tmp_path / "carried", Given(nccl_tarball=nccl_tarball))
     assert carried == {"nccl_tarball": "nccl/mine.tar.gz"}
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
     builds.adopt(tmp_path / "carried")
@@ -246,10 +248,10 @@ def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: P
     package.write_bytes(b"packages")
     wishes = Wishes(torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest())
     needed = planned(wishes, a=host("debian", "12", gpu=True))
-    carried = supplies.carry(needed, tmp_path / "one", Given(nccl_local=package))
+    carried = artifacts.carry(needed, tmp_path / "one", Given(nccl_local=package))
     assert (tmp_path / "one" / carried["nccl_local"]).read_bytes() == b"packages"
     without = planned(wishes, a=host("debian", "12"))
-    assert supplies.carry(without, tmp_path / "two", Given(nccl_local=package)) == {}
+    assert artifacts.carry(without, tmp_path / "two", Given(nccl_local=package)) == {}
 
 
 def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball: Path) -> None:
@@ -277,7 +279,7 @@ def with_repository(**changes: Any) -> Plan:
 
 def test_the_key_of_an_rpm_repository_counts_without_its_version_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = RPM_KEY.replace(b"Version: GnuPG v2.0.22 (GNU/Linux)\n", b"")
-    monkeypatch.setattr(supplies.downloads, "read", lambda _url: RPM_KEY)
+    monkeypatch.setattr(artifacts.downloads, "read", lambda _url: RPM_KEY)
     digest = hashlib.sha256(bare).hexdigest()
     keys = gather(with_repository(key_sha256=digest), tmp_path / "one")["provision_repository_keys"]
     assert Path(keys[digest]).read_bytes() == bare

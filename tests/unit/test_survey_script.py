@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from provision import facts, resources
+from provision import facts
+from provision.base import resources
 from provision.facts.defaults import DEFAULTS
 
 SCRIPT = resources.script("survey")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from surveyed import machine, survey
 
-from provision import facts, resources
+from provision import facts
+from provision.base import resources
 
 UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n'
 

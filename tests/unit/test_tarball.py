@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision import tarball
-from provision.errors import UsageError
+from provision.base import tarball
+from provision.base.errors import UsageError
 
 # As in 2.29.7 of 2026, comments and all.
 VERSION = "#\n# SPDX-License-Identifier: Apache-2.0\n#\n\n##### version\nNCCL_MAJOR   := 2\nNCCL_MINOR   := 29\nNCCL_PATCH   := 7\n"

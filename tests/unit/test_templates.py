@@ -25,11 +25,15 @@ import pytest
 import yaml
 from rendered import variables_in
 
-from provision import engine_source, facts, install, lock, lock_file, planning, resources
-from provision.bundle import archive
-from provision.errors import ProvisionError
-from provision.install_options import Options
+from provision import facts
+from provision.base import engine_source, resources
+from provision.base.errors import ProvisionError
+from provision.commands import planning
+from provision.install import installer
+from provision.install.bundle import archive
 from provision.inventory import Host, Inventory, load
+from provision.plan import lock, lock_file
+from provision.plan.options import Options
 
 DATA = Path(__file__).parents[1] / "data"
 Place = tuple[Any, ...]
@@ -127,7 +131,7 @@ def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: l
     """Leave in ``place`` what `provision plan --out` leaves there, without what is fetched."""
     plan, made = planning.make_plan(inventory, found, Options(), locked)
     planning.refuse_conflicts(plan)
-    install.render(plan, inventory, found, replace(made, **sources), place, fetch=False)
+    installer.render(plan, inventory, found, replace(made, **sources), place, fetch=False)
 
 
 def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:

@@ -16,23 +16,27 @@ from typing import Any
 
 import pytest
 
-from provision import facts, inventory, plan_text, report, terminal
-from provision import survey as surveying
+from provision import facts, inventory
+from provision.base import terminal
+from provision.base.errors import ProvisionError
+from provision.base.terminal import Console
 from provision.bench import page
-from provision.bench.cli import tables
-from provision.cli import guarded
+from provision.cli.bench import tables
+from provision.cli.main import guarded
 from provision.doctor import show
 from provision.doctor.checks import examine
-from provision.errors import ProvisionError
 from provision.facts import Problem
 from provision.image.stream import Line, Step
 from provision.image.view import View
-from provision.playbook import Event
-from provision.progress import LiveProgress, Progress
-from provision.rank_output import RankOutput
-from provision.remove import HostRemoval
-from provision.resolve import Wishes, resolve
-from provision.terminal import Console
+from provision.install.removal import HostRemoval
+from provision.launch.rank_output import RankOutput
+from provision.plan import summary
+from provision.plan.requirements import Wishes
+from provision.remote.ansible import Event
+from provision.remote.progress import LiveProgress, Progress
+from provision.report import model
+from provision.resolve import resolve
+from provision.survey import collect
 
 DATA = Path(__file__).parents[1] / "data"
 FORGED = "ready in 3 s; everything about this run: /tmp"
@@ -84,10 +88,10 @@ def shown_by(print_it: Callable[[Console], object]) -> str:
     return stream.getvalue()
 
 
-REPORT = report.Report(
+REPORT = model.Report(
     "run", "/runs/1", "hosts.ini",
-    hosts=[report.HostReport("a", "ready", "4.1.8", "3.31", "3.12", "2.13", "2.26", "1.0", steps={"linker": "will change"})],
-    failures=[report.Failure("b", "engine / Build it", "make: *** [all] Error 1", "read the log")],
+    hosts=[model.HostReport("a", "ready", "4.1.8", "3.31", "3.12", "2.13", "2.26", "1.0", steps={"linker": "will change"})],
+    failures=[model.Failure("b", "engine / Build it", "make: *** [all] Error 1", "read the log")],
     notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks", smoke_faults=["rank 1 did not take part"],
 )  # fmt: skip
 REMOVALS = [HostRemoval("a", "removed", removed=["the package x"], left=[{"what": "x", "why": "y"}], error="it failed", todo="again")]
@@ -97,7 +101,7 @@ PROBLEMS = [Problem("error", "a", "its disk is full", "free it")]
 @every_attack
 @pytest.mark.parametrize(
     ("print_it", "value"),
-    [(lambda value, console: report.show(value, console), REPORT), (report.show_removals, REMOVALS), (report.show_problems, PROBLEMS)],
+    [(lambda value, console: model.show(value, console), REPORT), (model.show_removals, REMOVALS), (model.show_problems, PROBLEMS)],
     ids=["report", "removals", "problems"],
 )
 def test_what_a_run_came_to(print_it: Callable[[Any, Console], object], value: Any, attack: str) -> None:
@@ -173,13 +177,13 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
         hosts = with_text(clean, place, attack)
 
         def views(console: Console, hosts: dict[str, Any] = hosts) -> None:
-            console.print(terminal.table(surveying.summary(hosts)))
+            console.print(terminal.table(collect.summary(hosts)))
             problems = [one for name, each in hosts.items() for one in facts.problems(name, each, needed_mb=0, prefix="/opt")]
-            report.show_problems(problems, console)
+            model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)
             show.findings(found, console, looked_at="2 hosts")
-            plan_text.show(resolve(hosts, Wishes(engine_version="1.0"), {}), console)
+            summary.show(resolve(hosts, Wishes(engine_version="1.0"), {}), console)
 
         stream = io.StringIO()
         guarded(lambda views=views, stream=stream: views(plain_console(stream)), debug=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.versions import key, matches, minor
+from provision.base.versions import key, matches, minor
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ import pytest
 from invented_hosts import WISHES, gpu, host, plan_for
 from surveyed import machine, survey
 
-from provision import catalog, facts, inventory, planning
-from provision.install_options import Options
-from provision.resolve import HostWishes, Wishes
+from provision import catalog, facts, inventory
+from provision.commands import planning
+from provision.plan.options import Options
+from provision.plan.requirements import Wishes
+from provision.resolve import HostWishes
 
 CU11, CU12, CU13 = survey.WHEELS_FOR_GPUS
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05\n"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from provision.base.versions import key
 from provision.doctor.checks.model import Seen, check
 from provision.facts import Facts, gpus
-from provision.versions import key
 
 ENOUGH_SHM_MB = 1024  # NCCL and data loaders; Docker gives 64 MB unless asked
 

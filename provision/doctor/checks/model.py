@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from provision.doctor.findings import Severity
+from provision.diagnosis.findings import Severity
 from provision.facts import Facts
 
 

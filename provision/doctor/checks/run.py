@@ -6,10 +6,10 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from provision.diagnosis.findings import SEVERITIES, UNKNOWN, Finding, Severity
+from provision.diagnosis.logs import Scanner, judge
+from provision.diagnosis.signatures import LAYERS, Signature, all_signatures, conditions, harmless
 from provision.doctor.checks.model import CHECKS, Answer, Check, Seen
-from provision.doctor.findings import SEVERITIES, UNKNOWN, Finding, Severity
-from provision.doctor.logs import Scanner, judge
-from provision.doctor.signatures import LAYERS, Signature, all_signatures, conditions, harmless
 from provision.facts import Facts, Problem, normalise
 
 LOGIN_FIX = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from provision.base.versions import key
 from provision.doctor.checks.model import Seen, check
 from provision.facts import Facts
-from provision.versions import key
 
 # Host compilers that a CUDA release accepts at most (gcc's major version), from NVIDIA's installation guides, seen 2026-11.
 NEWEST_GCC = {"11.8": 11, "12.0": 12, "12.3": 12, "12.4": 13, "12.7": 13, "12.8": 14, "12.9": 14}

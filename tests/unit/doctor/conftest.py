@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.doctor.findings import Finding
-from provision.doctor.logs import Scanner, judge
-from provision.doctor.signatures import all_signatures, harmless
+from provision.diagnosis.findings import Finding
+from provision.diagnosis.logs import Scanner, judge
+from provision.diagnosis.signatures import all_signatures, harmless
 
 DATA = Path(__file__).parents[2] / "data" / "doctor"
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provision.diagnosis.findings import Finding
 from provision.doctor.checks import CHECKS, examine
 from provision.doctor.checks.run import entry_of
-from provision.doctor.findings import Finding
 from provision.doctor.hosts import with_logs
 from provision.facts import Problem
 from provision.facts import problems as problems_of
 from provision.facts.defaults import DEFAULTS
 from provision.inventory import Host
-from provision.survey import connection_problem
+from provision.survey.collect import connection_problem
 
 VENV = "/opt/provision/venv"
 INSTALLED = {

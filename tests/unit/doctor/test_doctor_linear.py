@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import re2
 
+from provision.diagnosis.logs import Scanner, lines, prefilter
+from provision.diagnosis.logs.literals import required
+from provision.diagnosis.logs.unknown import MARKERS
+from provision.diagnosis.patterns import Pattern, Words
+from provision.diagnosis.signatures import all_signatures, harmless
 from provision.doctor import bundle
-from provision.doctor.logs import Scanner, lines, prefilter
-from provision.doctor.logs.literals import required
-from provision.doctor.logs.unknown import MARKERS
-from provision.doctor.patterns import Pattern, Words
-from provision.doctor.signatures import all_signatures, harmless
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.doctor.findings import UNKNOWN
-from provision.doctor.logs import Scanner, judge
-from provision.doctor.logs.lines import clean
-from provision.doctor.logs.scan import BLOCK, _Rule, _Text
-from provision.doctor.patterns import Pattern
-from provision.doctor.signatures import all_signatures, harmless
+from provision.diagnosis.findings import UNKNOWN
+from provision.diagnosis.logs import Scanner, judge
+from provision.diagnosis.logs.lines import clean
+from provision.diagnosis.logs.scan import BLOCK, _Rule, _Text
+from provision.diagnosis.patterns import Pattern
+from provision.diagnosis.signatures import all_signatures, harmless
 
 
 def roots(findings):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from provision import playbook, resources
+from provision.base import resources
 from provision.doctor.mend import Mended, became
-from provision.playbook import Event
+from provision.remote import ansible
+from provision.remote.ansible import Event
 
 
 def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path)
     events: list[Event] = []
     names = ["one", "two", "three"]
     extra = {"provision_rooted": [], "provision_mend": {"here": {"ids": names}}}
-    playbook.run(
+    ansible.run(
         tmp_path / "mend.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
     )
     assert (tmp_path / "reached").exists()

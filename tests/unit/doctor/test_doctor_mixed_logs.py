@@ -2,7 +2,7 @@
 
 import random
 
-from provision.doctor.signatures import all_signatures
+from provision.diagnosis.signatures import all_signatures
 
 HEALTHY = [
     "NCCL INFO Channel {a:02}/24 : 0[1a000] -> 1[1b000] via P2P/IPC",

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from loading import load
 
-from provision import resources
+from provision.base import resources
+from provision.base.errors import ProvisionError
 from provision.doctor import reach
 from provision.doctor.checks import Answer, examine
-from provision.errors import ProvisionError
 from provision.inventory import Host
 
 SCRIPT = resources.hostside("reach.py")

@@ -8,11 +8,11 @@ import jsonschema
 import pytest
 import yaml
 
-from provision.doctor.logs.literals import required
-from provision.doctor.logs.unknown import MARKERS
-from provision.doctor.patterns import letters
-from provision.doctor.signatures import FOLDER, LAYERS, all_signatures, harmless, named
-from provision.errors import UsageError
+from provision.base.errors import UsageError
+from provision.diagnosis.logs.literals import required
+from provision.diagnosis.logs.unknown import MARKERS
+from provision.diagnosis.patterns import letters
+from provision.diagnosis.signatures import FOLDER, LAYERS, all_signatures, harmless, named
 
 FILES = sorted((FOLDER / "signatures").glob("*.yaml"))
 

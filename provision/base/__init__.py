@@ -1,0 +1,1 @@
+"""What every folder uses: errors, paths, resources, signals, versions, downloads, the terminal."""

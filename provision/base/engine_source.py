@@ -1,0 +1,69 @@
+"""Packs the engine's sources, and those of Horovod's names for it, into archives for the hosts.
+
+Same sources, same bytes: an archive's checksum says whether a host must build.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.base import resources
+
+_LEFT_OUT = {"BUILD", "build", "dist", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "tests"}
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """The archive as bytes, its version, its SHA-256, and the package that it is of."""
+
+    content: bytes
+    version: str
+    sha256: str
+    package: str = "collective_core"
+
+    def save(self, folder: Path) -> Path:
+        """Write the archive into ``folder`` and return its path."""
+        path = folder / f"{self.package}-{self.version}.tar.gz"
+        path.write_bytes(self.content)
+        return path
+
+
+def pack() -> EngineSource:
+    """Pack the engine's sources that travel with this installation."""
+    root = resources.folder("collective_core")
+    return _packed(root, "collective_core", root / "src/collective_core/__init__.py")
+
+
+def pack_horovod_names() -> EngineSource:
+    """Pack the sources of the package ``horovod`` that renames."""
+    root = resources.folder("collective_core") / "horovod"
+    return _packed(root, "collective_core_horovod", root / "pyproject.toml")
+
+
+def _packed(root: Path, package: str, versioned: Path) -> EngineSource:
+    """``versioned`` is the file in which the package's version is written."""
+    version = re.search(r'^(?:version|__version__) = "([^"]+)"', versioned.read_text(encoding="utf-8"), re.MULTILINE)
+    if version is None:
+        raise ValueError(f"{versioned} has no version")
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(root.rglob("*")):
+            inner = path.relative_to(root)
+            if inner.parts[0] == "horovod":
+                continue  # a package of its own
+            if path.is_file() and not _LEFT_OUT.intersection(inner.parts) and not any(part.endswith(".egg-info") for part in inner.parts):
+                info = tarfile.TarInfo(f"{package}-{version.group(1)}/{inner.as_posix()}")
+                content = path.read_bytes()
+                info.size, info.mode, info.mtime = len(content), 0o644, 0
+                archive.addfile(info, io.BytesIO(content))
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(raw.getvalue())
+    content = packed.getvalue()
+    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest(), package)

@@ -1,0 +1,49 @@
+"""Locks between processes of this machine. The kernel releases them when their holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from provision.base.errors import ProvisionError
+
+_POLL_S = 0.2
+
+
+@contextmanager
+def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
+    """Acquire the lock for the time of the block.
+
+    Args:
+        path: the lock's file, the same for all who must not meet; it stays when the lock is released.
+        wait: seconds to wait for another holder.
+
+    Yields:
+        The file, in which a holder may say who it is, or None where another process kept the lock.
+
+    Raises:
+        ProvisionError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as failure:
+        todo = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
+        raise ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), todo=todo) from failure
+    with file:
+        yield file if _take(file, time.monotonic() + wait) else None
+
+
+def _take(file: IO[str], deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)

@@ -1,0 +1,90 @@
+"""Finds what travels with the toolkit: playbooks, the engine's sources, image templates, scripts for the hosts.
+
+In a checkout they lie beside the package, in an installed wheel inside it; nothing else needs to know which.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import shlex
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from provision.base.errors import ProvisionError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Without a name: what a package index has under `provision` is somebody else's.
+INSTALL_AGAIN = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
+
+
+def folder(name: str) -> Path:
+    """The folder ``playbooks``, ``collective_core`` or ``images``; raises ProvisionError when the installation lacks it."""
+    for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
+        if place.is_dir():
+            return place
+    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", todo=INSTALL_AGAIN)
+
+
+def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
+    """The templates of a folder of ours: playbooks and Dockerfiles. With delimiters of their own, because Ansible, shell and Docker have
+    uses for the usual ones. ``finalize`` is applied to every value that is filled in."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(place),
+        block_start_string="[%",
+        block_end_string="%]",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  none of them is HTML
+        finalize=finalize,
+    )
+
+
+def hostside(name: str) -> Path:
+    """A script that runs on a host, e.g. ``job.py``."""
+    return _PACKAGE / "hostside" / name
+
+
+@cache
+def script(name: str) -> str:
+    """The text of a script for hosts: of ``job.py``, or of a package's parts in one, e.g. ``survey``.
+
+    Parts are put together in the order of their imports, from ``whole`` on; what they import from each other is there by then.
+    """
+    place = hostside(name)
+    if place.is_file():
+        return place.read_text(encoding="utf-8")
+    texts: dict[str, str] = {}
+
+    def add(part: str) -> None:
+        if part not in texts:
+            source = (place / f"{part}.py").read_text(encoding="utf-8")
+            lines = source.splitlines()
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    for needed in [node.module] if node.module else [alias.name for alias in node.names]:
+                        add(needed)
+                    lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
+            texts[part] = "\n".join(lines) + "\n"
+
+    add("whole")
+    return "".join(texts.values())
+
+
+def inline_command(name: str, *arguments: str, interpreter: str = "python3") -> str:
+    """A shell command that carries a `script` whole: one round trip, nothing to copy first and nothing to clean up after.
+
+    The script is compressed, so that it stays well below the 128 KiB that Linux allows one argument.
+    """
+    packed = base64.b64encode(zlib.compress(script(name).encode(), 9)).decode()
+    loader = f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{packed}')),'{name}','exec'))"
+    return " ".join([interpreter, "-c", shlex.quote(loader), *map(shlex.quote, arguments)])

@@ -1,0 +1,51 @@
+"""What a tarball of sources says of itself."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.base import downloads
+from provision.base.errors import UsageError
+
+_VERSION_FILE = re.compile(r"(\./)?[^/]+/makefiles/version\.mk")
+_VERSION_FILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A tarball that the user gave, after one look into it."""
+
+    path: Path
+    version: str
+    sha256: str
+
+
+def nccl(path: Path) -> Sources:
+    """A tarball of NCCL's sources. Raises UsageError: see `nccl_version`."""
+    return Sources(path.resolve(), nccl_version(path), downloads.digest(path))
+
+
+def nccl_version(path: Path) -> str:
+    """The release of NCCL whose sources a tarball holds, e.g. ``2.22.3``, by its ``makefiles/version.mk``; its name may be any.
+
+    Raises:
+        UsageError: it cannot be read to its end, or holds other things.
+    """
+    todo = "give GitHub's archive of a tag (nccl-2.22.3-1.tar.gz) or Debian's nvidia-nccl_2.22.3-1.orig.tar.gz"
+    texts = []
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:  # to its end: half a download is noticed here
+                file = tar.extractfile(member) if member.isfile() and _VERSION_FILE.fullmatch(member.name) else None
+                if file is not None:
+                    texts.append(file.read(_VERSION_FILE_BYTES).decode("utf-8", "replace"))
+    except (OSError, EOFError, tarfile.TarError) as error:
+        said = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every way that it has tried
+        raise UsageError(f"cannot be read as a tarball: {said}", where=str(path), todo=todo) from error
+    numbers = [re.search(rf"^NCCL_{part}\s*:?=\s*(\d+)\s*$", texts[0], re.M) for part in ("MAJOR", "MINOR", "PATCH")] if texts else []
+    if len(texts) != 1 or None in numbers:
+        raise UsageError("these are no sources of NCCL: no makefiles/version.mk says which release", where=str(path), todo=todo)
+    return ".".join(number[1] for number in numbers if number)

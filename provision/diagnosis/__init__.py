@@ -1,0 +1,1 @@
+"""Known errors: their signatures, and what of them stands in a log."""

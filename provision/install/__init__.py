@@ -1,0 +1,1 @@
+"""What brings hosts to their plan and takes it off again."""

@@ -1,0 +1,232 @@
+"""What the controller hands to the hosts: fetched, checked and laid into the playbook's folder before the first host is touched.
+
+An address that answers 404, or a file with another checksum, ends the run here, while every host is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provision import catalog
+from provision.base import downloads, paths
+from provision.base.errors import ProvisionError
+from provision.install import builds, from_source
+from provision.plan.model import Component, HostPlan, Plan, Repository
+
+Say = Callable[[str], None]
+
+
+def _silent(_line: str) -> None:
+    """For callers without a user."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Files of the user's. The plan's components name them by ``package``, with their checksum."""
+
+    nccl_local: Path | None = None
+    nccl_tarball: Path | None = None
+    openmpi_tarball: Path | None = None
+
+    def tarball(self, recipe: from_source.Recipe) -> Path | None:
+        """The sources of one component."""
+        return {"nccl": self.nccl_tarball, "openmpi": self.openmpi_tarball}[recipe.name]
+
+
+def gather(
+    plan: Plan,
+    folder: Path,
+    given: Given,
+    *,
+    fetch: bool,
+    keys: bool = True,
+    say: Say = _silent,
+) -> dict[str, Any]:
+    """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
+
+    Args:
+        fetch: whether files are needed at all; a dry run has the variables alone.
+        keys: whether hosts will ask repositories.
+
+    Raises:
+        ProvisionError: something cannot be had or is not what the plan says.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        "provision_engine_builds": _engine(plan, folder / "engine", fetch),
+        "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
+        "provision_from_source": _from_sources(plan, folder, given, fetch, say),
+        "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
+        "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local) or "") if fetch else "",
+    }
+
+
+def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict[str, str]:
+    """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
+
+    Files of the user's go by their names in `Given`; ``openmpi_sources`` and ``nccl_sources`` are tarballs that were fetched. Finished
+    builds that are kept here are laid beside them, for `builds.adopt`: where there are all of them, nothing is fetched.
+    """
+    carried: dict[str, Path] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    local = _nccl_local(plan, folder, given.nccl_local)
+    if local is not None:
+        carried["nccl_local"] = local
+    for recipe in from_source.RECIPES:
+        hosts = [host for host in plan.hosts.values() if recipe.of(host)]
+        if not hosts:
+            continue
+        place = folder / recipe.name
+        place.mkdir(exist_ok=True)
+        keys = set(map(recipe.key, hosts))
+        kept = {key for key in keys if builds.cached(recipe.kind, key)}
+        for path in (path for key in kept for path in builds.files(recipe.kind, key)):
+            _place(path, place)
+        own = given.tarball(recipe)
+        if own or kept != keys:
+            carried[f"{recipe.name}_{'tarball' if own else 'sources'}"] = _place(from_source.tarball(recipe, hosts[0], own, say), place)
+    return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
+
+
+# --- from sources -------------------------------------------------------------------------------------------------------------------
+
+
+def _from_sources(plan: Plan, folder: Path, given: Given, fetch: bool, say: Say) -> dict[str, Any]:
+    made = {}
+    for recipe in from_source.RECIPES:
+        found = from_source.variables(recipe, plan, folder / recipe.name)
+        if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name) != set(found["builds"]):
+            host = plan.hosts[next(iter(found["build_of"]))]
+            found["tarball"] = str(_place(from_source.tarball(recipe, host, given.tarball(recipe), say), folder / recipe.name))
+        made[recipe.name] = found
+    return made
+
+
+# --- the engine ---------------------------------------------------------------------------------------------------------------------
+
+
+def engine_key(host: HostPlan) -> str:
+    """Names a build of the engine. It opens what it needs at run time, so neither Python nor PyTorch nor MPI is part of it.
+
+    What a login without root has built does not go to hosts where it would be installed by root.
+    """
+    depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.load("python_packages")["build"]]
+    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
+    return f"collective_core-{host.engine.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+
+
+def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
+    keys = {name: engine_key(host) for name, host in plan.hosts.items()}
+    shares = builds.shares(builds.ENGINE, keys, list(keys))
+    if fetch:
+        _place_kept(builds.ENGINE, shares, folder)
+    return {"folder": str(folder), **shares}
+
+
+# --- NCCL ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
+    for host in plan.hosts.values():
+        if host.nccl is None or host.nccl.source != "local_repository":
+            continue
+        if given is None:  # it was in an earlier run, says the lock
+            todo = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
+            raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, todo=todo)
+        return _place(downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
+    return None
+
+
+# --- PyTorch ------------------------------------------------------------------------------------------------------------------------
+
+
+def with_checksums(plan: Plan, folder: Path | None) -> Plan:
+    """The plan with the checksums of the user's wheels that it takes: of these alone, since they are large."""
+    made: dict[int, Component] = {}  # hosts share the plan's objects
+
+    def checked(torch: Component) -> Component:
+        if id(torch) not in made:
+            known = torch.sha256 if folder is None or torch.file is None or torch.sha256 else downloads.digest(folder / torch.file)
+            made[id(torch)] = replace(torch, sha256=known)
+        return made[id(torch)]
+
+    hosts = {
+        name: replace(host, torch=checked(host.torch)) if host.torch and host.torch.file else host for name, host in plan.hosts.items()
+    }
+    return replace(plan, hosts=hosts)
+
+
+def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
+    """The user's wheel that a host's PyTorch comes from, in the folder that was given; None where it comes from elsewhere.
+
+    Raises:
+        ProvisionError: it was given to an earlier run, and not to this one.
+    """
+    torch = host.torch
+    if torch is None or torch.file is None:
+        return None
+    if folder is None or not (folder / torch.file).is_file():
+        what = f"the plan takes PyTorch {torch.version} from {torch.file} (SHA-256 {torch.sha256}), which an earlier run was given"
+        todo = "give the folder that holds it: --wheels DIR, or resolve everything anew: --upgrade"
+        raise ProvisionError(what, where=host.name, todo=todo)
+    return folder / torch.file
+
+
+# --- repositories -------------------------------------------------------------------------------------------------------------------
+
+
+def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
+    """The file with each repository's key, by its checksum."""
+    wanted = {host.nccl.repository for host in plan.hosts.values() if host.nccl and host.nccl.repository}
+    return {str(repository.key_sha256): str(_place(repository_key(repository, say), folder)) for repository in wanted}
+
+
+def repository_key(repository: Repository, say: Say) -> Path:
+    """The file with a repository's key, checked: NVIDIA's keyring package, or the armoured key of one for dnf."""
+    todo = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
+    if repository.key_sha256 is None:
+        raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, todo=todo)
+    what = f"the key of the repository {repository.name}"
+    if repository.kind == "apt":
+        return downloads.fetch(repository.key_url, repository.key_sha256, what=what, todo=todo, say=say)
+    # NVIDIA's checksum of an rpm key is of the file without the line that names the program which wrote it.
+    path = paths.cache() / "downloads" / f"{repository.key_sha256[:12]}-{repository.name}.pub"
+    if not path.exists() or downloads.digest(path) != repository.key_sha256:
+        say(f"fetching {what}: {repository.key_url}")
+        try:
+            lines = downloads.read(repository.key_url).splitlines(keepends=True)
+        except downloads.Unavailable as error:
+            raise ProvisionError(f"{what} cannot be had: {error}", where=repository.key_url, todo=todo) from error
+        content = b"".join(line for line in lines if not line.startswith(b"Version"))
+        if hashlib.sha256(content).hexdigest() != repository.key_sha256:
+            raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, todo=todo)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        downloads.store(path, content)
+    return path
+
+
+def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[str]:
+    """Lay the builds that are kept into ``folder``; returns their keys."""
+    folder.mkdir(exist_ok=True)
+    kept = {key for key, build in shares["builds"].items() if build["sha256"]}
+    for key in kept:
+        _place(builds.files(kind, key)[0], folder)
+    return kept
+
+
+def _place(path: Path, folder: Path) -> Path:
+    """The file in the playbook's folder, under its own name: by a link where that works, because it may be large."""
+    target = folder / path.name
+    target.unlink(missing_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+    return target.resolve()

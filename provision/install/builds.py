@@ -1,0 +1,86 @@
+"""What one host builds and the others of its kind get: made once per distribution and architecture, and kept on the controller.
+
+A build is named by everything that it depends on. Beside its file lies its checksum; a file that does not match is as good as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision.base import downloads, paths
+from provision.base.errors import ProvisionError
+
+NOTE = ".sha256"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is built: the name of its folder, and the ending of its files."""
+
+    name: str
+    ending: str
+
+
+OPENMPI = Kind("openmpi", ".tar.gz")
+NCCL = Kind("nccl", ".tar.gz")
+ENGINE = Kind("engine", ".whl")
+
+
+def cached(kind: Kind, key: str) -> str | None:
+    """The checksum of a build that is kept; None where there is none, or a damaged one."""
+    file = _cache(kind) / f"{key}{kind.ending}"
+    try:
+        expected = _noted(file)
+        if downloads.digest(file) == expected:
+            return expected
+        file.unlink()
+    except OSError:
+        return None
+    return None
+
+
+def files(kind: Kind, key: str) -> list[Path]:
+    """The files of a build that is kept: itself and its checksum."""
+    file = _cache(kind) / f"{key}{kind.ending}"
+    return [file, file.with_name(file.name + NOTE)]
+
+
+def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict[str, Any]:
+    """``{"build_of": {HOST: key}, "builds": {KEY: {"hosts": [...], "sha256": ...}}}``: which build each host of ``keys`` gets.
+
+    ``hosts`` are those that share it, in the order of ``builders``: the first one builds. The checksum is empty where no build is kept.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for name in builders:
+        key = keys[name]
+        if key not in made:
+            made[key] = {"hosts": [], "sha256": cached(kind, key) or ""}
+        made[key]["hosts"].append(name)
+    return {"build_of": dict(keys), "builds": made}
+
+
+def adopt(folder: Path) -> None:
+    """Keep the builds that a run or a bundle left in ``folder``; what was cut off while it was handed over is left behind."""
+    for kind in (OPENMPI, NCCL, ENGINE):
+        for file in sorted((folder / kind.name).glob(f"*{kind.ending}")):
+            note, kept = file.with_name(file.name + NOTE), _cache(kind) / file.name
+            if kept.exists() or not note.exists() or downloads.digest(file) != _noted(file):
+                continue
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                downloads.sweep(kept.parent)
+                downloads.store(kept.with_name(note.name), note.read_bytes())
+                downloads.store(kept, file.read_bytes())
+            except OSError as error:
+                raise ProvisionError(f"cannot keep the build {file.name}: {error}", where=str(kept.parent), todo="free it") from error
+
+
+def _noted(file: Path) -> str:
+    return file.with_name(file.name + NOTE).read_text(encoding="ascii").strip()
+
+
+def _cache(kind: Kind) -> Path:
+    return paths.cache() / kind.name

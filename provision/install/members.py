@@ -1,0 +1,83 @@
+"""Who belongs together: the hosts that reach each other by key, and the networks that MPI may use between them.
+
+A run that is limited to some hosts must not make the others strangers: what those hosts' manifests remember of the rest of the
+inventory stays. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from provision.inventory import Inventory
+from provision.plan.model import HostPlan, Plan
+
+# Of a host: how the others reach it, by which keys it is known, and the key by which it reaches them (None: not known yet).
+Member = dict[str, Any]
+
+# One line, type and base64.
+PUBLIC_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
+WORD = re.compile(r"[^\s\"'*?!]+")
+
+
+def cluster_id(inventory: Inventory) -> str:
+    """Names the set of hosts: the mark of our lines in files that several clusters may share."""
+    members = ",".join(sorted(f"{host.address}:{host.port or 22}" for host in inventory.everyone))
+    return hashlib.sha256(members.encode()).hexdigest()[:12]
+
+
+def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Member]:
+    """All members by name: the plan's hosts first, then those outside ``--limit`` that the plan's hosts remember."""
+    found = {name: _member(host, facts.get(name, {})) for name, host in plan.hosts.items()}
+    left_out = {host.name for host in inventory.everyone} - {host.name for host in inventory.hosts}
+    for name in plan.hosts:
+        for other, known in remembered(facts.get(name, {})).items():
+            if other in left_out:
+                found.setdefault(other, known)
+    return found
+
+
+def remembered(facts: Mapping[str, Any]) -> dict[str, Member]:
+    """The members that a host's manifest names. It comes from another machine: what could break out of a line of a file is left out."""
+    manifest = (facts.get("installed") or {}).get("manifest")
+    known = manifest.get("members") if isinstance(manifest, dict) else None
+    return {name: member for name, member in (known or {}).items() if _is_sound(name, member)} if isinstance(known, dict) else {}
+
+
+def _is_sound(name: str, member: Any) -> bool:
+    try:
+        ipaddress.ip_address(member["address"])
+        ipaddress.ip_network(member["network"])
+        keys = [*member["host_keys"], *([member["key"]] if member["key"] is not None else [])]
+        return bool(
+            isinstance(member["port"], int)
+            and all(WORD.fullmatch(text) for text in (name, member["login"]))
+            and all(PUBLIC_KEY.fullmatch(key) for key in keys)
+        )
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def public_key(text: Any) -> str | None:
+    """``text`` where it is one line with a public key, else None."""
+    return text if isinstance(text, str) and PUBLIC_KEY.fullmatch(text) else None
+
+
+def networks(members: Mapping[str, Member]) -> list[str]:
+    """The networks that MPI may use, each once, in the members' order."""
+    return list(dict.fromkeys(member["network"] for member in members.values() if member["network"]))
+
+
+def _member(host: HostPlan, facts: Mapping[str, Any]) -> Member:
+    return {
+        "address": host.network.address,
+        "network": host.network.cidr,
+        "port": host.ssh_port,
+        "login": host.login,
+        "slots": host.slots,
+        "host_keys": list(host.ssh_host_keys),
+        "key": public_key((facts.get("ssh") or {}).get("mesh_key")),
+    }

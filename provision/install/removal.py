@@ -1,0 +1,138 @@
+"""Takes off the hosts what earlier runs put there, by the record that lies on each of them. First a look, then, if wanted, the removal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError
+from provision.inventory import Host
+from provision.remote.ansible import Event
+from provision.remote.session import Session
+from provision.survey import collect
+from provision.survey.collect import Survey
+
+BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
+HOME_RECORD = "~/.provision-record.json"
+
+State = Literal["removed", "would remove", "nothing to do", "failed", "unreachable"]
+
+
+@dataclass
+class HostRemoval:
+    """One host: what went (or would go), what stayed and why, and what went wrong."""
+
+    host: str
+    state: State = "nothing to do"
+    removed: list[str] = field(default_factory=list)
+    left: list[dict[str, str]] = field(default_factory=list)
+    error: str | None = None
+    todo: str | None = None
+
+    @property
+    def bad(self) -> bool:
+        return self.error is not None
+
+
+def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
+    """Take off what the records say; with ``dry_run`` only tell. A host that fails does not stop the others."""
+    hosts = [host for host in session.inventory.hosts if host.name in survey.hosts]
+    answers: dict[str, list[str]] = {}
+    refused: dict[str, Event] = {}
+
+    def note(event: Event) -> None:
+        if event.kind in ("failed", "unreachable"):
+            refused.setdefault(event.host, event)
+        elif (said := event.result.get("stdout")) is not None:  # of our scripts: no other task of this playbook prints anything
+            answers.setdefault(event.host, []).append(str(said))
+        session.progress.event(event)
+
+    session.play(
+        resources.folder("playbooks") / "remove.yml",
+        "Look what is there" if dry_run else "Remove",
+        hosts=[host.name for host in hosts],
+        extra_vars={
+            "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
+            "provision_owner": session.owner,
+            "provision_dead_runs": session.dead_runs(),
+            "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
+            "provision_remove_home": _command({"record": HOME_RECORD, "prefix": None, "dry_run": dry_run}),
+        },
+        on_event=note,
+    )
+    found = [
+        _host(session, host.name, answers.get(host.name, []), refused.get(host.name), dry_run)
+        if host in hosts
+        else _unseen(host.name, survey)
+        for host in session.inventory.hosts
+    ]
+    for one in found:
+        if one.host in survey.hosts:
+            add_elsewhere(one, session.inventory.host(one.host), survey.hosts[one.host], dry_run=dry_run)
+    if refused and not dry_run:
+        session.release([host.name for host in hosts])
+    session.write("removal.json", as_dict(found))
+    return found
+
+
+def as_dict(removals: list[HostRemoval]) -> dict[str, Any]:
+    """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "error", "todo"}]}``"""
+    return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": [vars(one) for one in removals]}
+
+
+def _host(session: Session, name: str, answers: list[str], refusal: Event | None, dry_run: bool) -> HostRemoval:
+    found = HostRemoval(name)
+    if refusal is not None:
+        found.state = "unreachable" if refusal.kind == "unreachable" else "failed"
+        problem = collect.connection_problem(session.inventory.host(name), refusal.text)
+        found.error, found.todo = (problem.what, problem.todo) if refusal.kind == "unreachable" else (refusal.text, None)
+    for answer in answers:
+        try:
+            said = facts.parse(answer, BEGIN, "the removal")
+        except ProvisionError as error:
+            found.state, found.error, found.todo = "failed", error.what, error.todo
+            continue
+        found.removed += said["removed"]
+        found.left += said["left"]
+        if said["error"]:
+            found.state, found.error = "failed", said["error"]
+            found.todo = "mend it, then run the same command again: what is gone stays gone"
+        elif not said["nothing"] and found.state == "nothing to do":
+            found.state = "would remove" if dry_run else "removed"
+    if not answers and refusal is None:
+        found.state, found.error = "failed", "Ansible reported nothing about this host"
+    return found
+
+
+def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_run: bool) -> None:
+    """Name what lies under other prefixes than the one that was looked at: as an error where it is there for lack of root.
+
+    Args:
+        seen: the host's survey.
+    """
+    for prefix in seen["installed"]["elsewhere"] if removal.error is None else ():
+        # Beside an installation of the user's own, one of root's is somebody else's.
+        is_ours = host.prefix is None and not seen["installed"].get("manifest")
+        if is_ours and not seen["user"]["can_become"]:
+            removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"
+            removal.todo = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
+            if not dry_run or removal.state == "nothing to do":
+                removal.state = "failed"
+        else:
+            why = f"it is an installation of its own; to take it off, name it in the inventory: provision_prefix={prefix}"
+            removal.left.append({"what": prefix, "why": why})
+
+
+def _unseen(name: str, survey: Survey) -> HostRemoval:
+    """A host that the survey could not look at."""
+    problem = next(problem for problem in survey.problems if problem.host == name)
+    return HostRemoval(name, "unreachable", error=problem.what, todo=problem.todo)
+
+
+def _command(options: dict[str, Any]) -> str:
+    # Without Python nothing of ours can have run there either.
+    absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
+    return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n")

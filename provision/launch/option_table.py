@@ -1,0 +1,180 @@
+"""The options of `provision run` as data: the command line, the ranks' environment and the reader of ``--config-file`` come from here.
+
+Sources: of horovodrun's options, horovod/runner/launch.py of Horovod 0.28.1; of its file, horovod/runner/common/util/config_parser.py;
+of the engine's variables, collective_core/horovod_environment.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from provision.launch import forwarded
+from provision.launch.jobs import LAUNCHERS
+
+HOSTS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Program and files", "Launching", "Output"
+ELASTIC, TUNING = "Elastic jobs (with --min-np, --max-np or a discovery script)", "Tuning and timeline"
+HOROVOD = "Horovod's settings, and the variables that they set"
+
+
+class Option(NamedTuple):
+    """An option, or a key of the file that has none.
+
+    Attributes:
+        panel: of the help; None hides it. What is in `HOROVOD` is checked and passed on as the file's values are.
+        spelled: its names and the placeholder of its value, as in the help; ``--this/--no-this`` is a switch. Empty: in the file only.
+        kind: a type as typer takes it, or the words among which to choose.
+        engine: the engine's variable for it, which wins over Horovod's.
+        horovod: Horovod's variable for it, which the file sets.
+        key: ``section.key`` of the file.
+        on: what ``horovod`` is when this switch is on.
+        scale: by which the file's number is multiplied in ``horovod``.
+        checks: what typer.Option takes besides: bounds, whether a file must exist, the variable of this shell that it is read from.
+    """
+
+    panel: str | None
+    spelled: str
+    kind: Any
+    help: str = ""
+    engine: str = ""
+    horovod: str = ""
+    key: str = ""
+    on: bool = True
+    scale: int = 1
+    default: Any = None
+    checks: Mapping[str, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """As they are typed, a switch's two forms with ``/`` between them; messages call it by the first."""
+        return [word for word in self.spelled.split() if word.startswith("-")]
+
+    @property
+    def parameter(self) -> str:
+        """The name of a function's parameter for it."""
+        return self.names[0].partition("/")[0].strip("-").replace("-", "_")
+
+
+def _ours(panel: str | None, spelled: str, kind: Any, help: str = "", **more: Any) -> Option:
+    known = {name: more.pop(name) for name in Option._fields if name in more}
+    return Option(panel, spelled, kind, help, **known, checks=more)
+
+
+def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", *, on: bool = True) -> Option:
+    return Option(HOROVOD, spelled, kind, horovod, engine, horovod, key, on)
+
+
+# fmt: off
+#: Of `provision run` alone.
+HOST_OPTIONS = (
+    _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or as -H; else that of the last run that made hosts ready, else this machine."),
+    _ours(HOSTS, "--host -H A:2,B:2", str, "Only these hosts, with so many slots each."),
+    _ours(HOSTS, "--hostfile -hostfile FILE", Path, "The same as lines `host slots=N`.", dir_okay=False),
+    _ours(HOSTS, "--ssh-port -p N", int, "ssh's port on the hosts.", min=1, max=65535),
+    _ours(HOSTS, "--ssh-identity-file -i FILE", Path, "The private key for the hosts.", exists=True, dir_okay=False),
+    _ours(HOSTS, "--check-build -cb", bool, "Launch nothing; say what the hosts can do."),
+    _ours(None, "--version -v", bool),
+)
+
+#: Of `provision image run`, too.
+JOB_OPTIONS = (
+    _ours(HOSTS, "-np --num-proc N", int, "Ranks; all slots by default.", min=1),
+    _ours(HOSTS, "--oversubscribe", bool, "Allow more ranks than slots."),
+    _ours(HOSTS, "--network-interfaces --network-interface eth0,…", list[str], "What hosts use between them: interfaces, networks (CIDR)."),
+    _ours(PROGRAM, "-x NAME[=VALUE]", list[str], "A variable for every rank; without a value, this shell's."),
+    _ours(PROGRAM, "--env", forwarded.CHOICES,
+          "Which of this shell's variables travel without -x: `known` (the engine's, Horovod's, NCCL's, OpenMP's, CUDA's, PyTorch's, "
+          "Python's), `all`, `none`; never those whose names look secret.", default=forwarded.KNOWN),
+    _ours(PROGRAM, "--bring PATH", list[Path], "A file or folder to bring along besides the program's file.", exists=True),
+    _ours(PROGRAM, "--modules/--no-modules", bool, "Bring the modules and packages beside the program's file (default).", default=True),
+    _ours(PROGRAM, "--workdir DIR", str, "Run in this folder, which is there on every host; nothing is brought."),
+    _ours(PROGRAM, "--restart-from DIR", str, "Go on from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).",
+          engine="COLLECTIVE_RESTART_FROM"),
+    _ours(PROGRAM, "--python PATH", str, "A Python with the engine, on every host: own launcher, nothing of ours need be installed."),
+    _ours(LAUNCHING, "--launcher", tuple(LAUNCHERS), "`mpi`: under mpirun; `own`: over ssh, without MPI."),
+    _ours(LAUNCHING, "--gloo", bool, "The same as --launcher own."),
+    _ours(LAUNCHING, "--mpi", bool, "The same as --launcher mpi (default, where it is installed)."),
+    _ours(LAUNCHING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
+    _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
+    _ours(LAUNCHING, "--start-timeout SECONDS", float, "In which all hosts answer and all ranks meet.",
+          engine="COLLECTIVE_START_TIMEOUT", min=1, envvar="HOROVOD_START_TIMEOUT"),
+    _ours(ELASTIC, "--min-np --min-num-proc N", int, "Go on while there are so many ranks; -np by default.", min=1),
+    _ours(ELASTIC, "--max-np --max-num-proc N", int, "At most so many ranks; by default -np, with a discovery script no limit.", min=1),
+    _ours(ELASTIC, "--host-discovery-script FILE", Path,
+          "A program that prints `host:slots` lines; asked again and again, on the first host.", exists=True),
+    _ours(ELASTIC, "--slots-per-host --slots N", int, "Slots of hosts for which the script names none.", min=1),
+    _ours(ELASTIC, "--elastic-timeout SECONDS", float, "How long the job waits with too few ranks (600).",
+          min=1, envvar="HOROVOD_ELASTIC_TIMEOUT"),
+    _ours(ELASTIC, "--reset-limit N", int, "Changes of the job's ranks after which it ends.", min=0),
+    _ours(ELASTIC, "--blacklist-cooldown-range MIN MAX", tuple[int, int],
+          "Seconds for which a host that fails again is set aside: at first, and at most."),
+    _ours(OUTPUT, "--output-filename DIR", Path, "Keep each rank's output in DIR/rank.N/stdout and stderr.", file_okay=False),
+    _ours(OUTPUT, "--quiet-ranks", bool, "Show rank 0's output only."),
+    _ours(OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp", bool, "Begin each line of ranks' output with the time."),
+    _ours(OUTPUT, "--verbose", bool, "Say what is started where."),
+    _ours(TUNING, "--config-file FILE", Path, "Settings as horovodrun's YAML file has them; options win.", dir_okay=False),
+    _ours(TUNING, "--fusion-threshold-mb MB", float, "Gradients up to this size travel together.", engine="COLLECTIVE_FUSION_MB",
+          horovod="HOROVOD_FUSION_THRESHOLD", key="params.fusion_threshold_mb", scale=1 << 20, min=0),
+    _ours(TUNING, "--autotune/--no-autotune", bool, "Let the engine choose how much travels together, while training.",
+          engine="COLLECTIVE_AUTOTUNE", key="autotune.enabled"),
+    _ours(TUNING, "--timeline-filename FILE", str, "Write the timeline to this file on rank 0's host.", engine="COLLECTIVE_TIMELINE",
+          horovod="HOROVOD_TIMELINE", key="timeline.filename"),
+    _theirs("--cycle-time-ms N", float, "HOROVOD_CYCLE_TIME", "params.cycle_time_ms"),
+    _theirs("--cache-capacity N", float, "HOROVOD_CACHE_CAPACITY", "params.cache_capacity"),
+    _theirs("--hierarchical-allreduce/--no-hierarchical-allreduce", bool,
+            "HOROVOD_HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce"),
+    _theirs("--hierarchical-allgather/--no-hierarchical-allgather", bool,
+            "HOROVOD_HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather"),
+    _theirs("--torus-allreduce/--no-torus-allreduce", bool, "HOROVOD_TORUS_ALLREDUCE", "params.torus_allreduce"),
+    _theirs("--autotune-log-file FILE", str, "HOROVOD_AUTOTUNE_LOG", "autotune.log_file"),
+    _theirs("--autotune-warmup-samples N", float, "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "autotune.warmup_samples"),
+    _theirs("--autotune-steps-per-sample N", float, "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "autotune.steps_per_sample"),
+    _theirs("--autotune-bayes-opt-max-samples N", float, "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "autotune.bayes_opt_max_samples"),
+    _theirs("--autotune-gaussian-process-noise N", float, "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "autotune.gaussian_process_noise"),
+    _theirs("--timeline-mark-cycles/--no-timeline-mark-cycles", bool, "HOROVOD_TIMELINE_MARK_CYCLES", "timeline.mark_cycles"),
+    _theirs("--stall-check/--no-stall-check", bool,
+            "HOROVOD_STALL_CHECK_DISABLE", "stall_check.enabled", "COLLECTIVE_STALL_WARNING", on=False),
+    _theirs("--stall-check-warning-time-seconds N", float,
+            "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall_check.warning_time_seconds", "COLLECTIVE_STALL_WARNING"),
+    _theirs("--stall-check-shutdown-time-seconds N", float,
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall_check.shutdown_time_seconds", "COLLECTIVE_TIMEOUT"),
+    _theirs("--mpi-threads-disable/--no-mpi-threads-disable", bool, "HOROVOD_MPI_THREADS_DISABLE", "library_options.mpi_threads_disable"),
+    _theirs("--num-nccl-streams N", float, "HOROVOD_NUM_NCCL_STREAMS", "library_options.num_nccl_streams"),
+    _theirs("--thread-affinity N", float, "HOROVOD_THREAD_AFFINITY", "library_options.thread_affinity"),
+    _theirs("", float, "HOROVOD_CCL_BGT_AFFINITY", "library_options.ccl_bgt_affinity"),
+    _theirs("--gloo-timeout-seconds N", float,
+            "HOROVOD_GLOO_TIMEOUT_SECONDS", "library_options.gloo_timeout_seconds", "COLLECTIVE_START_TIMEOUT"),
+    _theirs("--log-level LEVEL", str, "HOROVOD_LOG_LEVEL", "logging.level"),
+    _theirs("--log-with-timestamp/--log-without-timestamp --no-log-hide-timestamp/--log-hide-timestamp", bool,
+            "HOROVOD_LOG_HIDE_TIME", "logging.with_timestamp", on=False),
+    _ours(None, "--tcp", bool),  # so it is anyway
+    _ours(None, "--disable-cache", bool),  # nothing is cached
+    _ours(None, "--jsrun", bool),
+)
+# fmt: on
+
+
+def signature(options: Iterable[Option], *before: inspect.Parameter) -> inspect.Signature:
+    """Of a function that typer gives these options, behind other parameters."""
+    return inspect.Signature([*before, *(_parameter(option) for option in options if option.spelled)])
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    choices = option.kind if isinstance(option.kind, tuple) else ()
+    kind: Any = str if choices or (option.panel == HOROVOD and option.kind is not bool) else option.kind
+    default = False if kind is bool and "/" not in option.spelled else option.default  # a switch may be left open
+    info = typer.Option(
+        *option.names,
+        metavar="|".join(choices) or " ".join(word for word in option.spelled.split() if word not in option.names) or None,
+        help=option.help,
+        hidden=option.panel is None,
+        rich_help_panel=option.panel,
+        show_default=kind is not bool,
+        **option.checks,
+    )
+    taken = kind | None if default is None else kind
+    return inspect.Parameter(option.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[taken, info])

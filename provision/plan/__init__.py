@@ -1,0 +1,1 @@
+"""The plan of a cluster, what was asked for, and the lock, as data."""

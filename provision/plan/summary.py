@@ -1,0 +1,122 @@
+"""The plan for people: per kind of host and component what, from where and why, and which candidates lost; hosts with one plan together."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from provision.base.terminal import Console
+from provision.plan.model import COMPONENTS, Component, HostPlan, Network, Plan, Rejected
+
+WIDEST = 120
+_INDENT = 11
+_TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": "Python", "numpy": "NumPy", "cmake": "CMake"}
+_FROM = {
+    "wheel": "wheel from the Python package index",
+    "repository": "NVIDIA's package repository",
+    "local_repository": "the local repository package that was given",
+    "distribution": "the distribution",
+    "source": "built from source",
+    "index": "wheel from an index",
+    "folder": "wheel from the folder that was given",
+    "host": "there already",
+    "bundled": "comes along",
+    "remove": "is taken off",
+    "leave": "stays",
+}
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan, the notes and the conflicts. No line is wider than the terminal, and none wider than 120 columns."""
+    width = min(console.width, WIDEST)
+    groups = _alike(plan.hosts.values())
+    common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
+    if common:
+        console.say(f"\nall {len(plan.hosts)} hosts", "bold")
+        _show_components(groups[0][0], common, console, width)
+    for hosts in groups:
+        console.say("")
+        for line in _names(hosts, width):
+            console.say(line, "bold")
+        for line in _hosts_lines(hosts, width):
+            console.say(line)
+        _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
+    if groups:
+        console.print()
+    for note in plan.notes:
+        _print(console, f"note: {note}", width, indent=6, style="cyan")
+    for conflict in plan.conflicts:
+        _print(console, f"{conflict.host}: no plan fits: {conflict.constraint}", width, indent=4, style="red")
+        for way in conflict.ways_out:
+            _print(console, f"  → {way}", width, indent=4)
+
+
+def _alike(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
+    """Hosts whose components are the same, in the order of the first of each. The plan makes equal components once, so identity tells."""
+    groups: dict[tuple[object, ...], list[HostPlan]] = {}
+    for host in hosts:
+        key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
+        groups.setdefault(key, []).append(host)
+    return list(groups.values())
+
+
+def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:
+    listed = ", ".join(host.name for host in hosts[:12]) + (f" and {len(hosts) - 12} more" if len(hosts) > 12 else "")
+    return _wrapped(f"{len(hosts)} hosts: {listed}" if len(hosts) > 1 else listed, width, indent=2)
+
+
+def _hosts_lines(hosts: Sequence[HostPlan], width: int) -> Iterator[str]:
+    first = hosts[0]
+    yield f"  {'system':<{_INDENT - 2}}{first.system} on {first.arch}, prefix {first.prefix}{'' if first.root else ', without root'}"
+    yield f"  {'network':<{_INDENT - 2}}{_network(first.network)}" + (f"; the others likewise: {_others(hosts)}" if len(hosts) > 1 else "")
+    if first.packages:
+        yield from _wrapped(f"  {'packages':<{_INDENT - 2}}{', '.join(first.packages)}", width)
+
+
+def _network(network: Network) -> str:
+    return f"{network.address} on {network.interface} ({network.why})" if network.address else network.why
+
+
+def _others(hosts: Sequence[HostPlan]) -> str:
+    networks = {host.network.cidr or "unknown": None for host in hosts}
+    return ", ".join(list(networks)[:4]) + (" …" if len(networks) > 4 else "")
+
+
+def _show_components(host: HostPlan, names: Iterable[str], console: Console, width: int) -> None:
+    for name in names:
+        component = getattr(host, name)
+        if component is not None:
+            _show_component(_TITLES.get(name, name), component, console, width)
+
+
+def _show_component(title: str, component: Component, console: Console, width: int) -> None:
+    cuda = f" for CUDA {component.cuda}" if component.cuda else ""
+    head = f"{component.version or '-'}{cuda} — {_FROM.get(component.source, component.source)}: {component.package}"
+    _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
+    _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")
+    for candidates, reason in _lost(component.rejected):
+        _print(console, f"{' ' * _INDENT}not {candidates}: {reason}", width, indent=_INDENT + 4, style="dim")
+
+
+def _lost(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
+    """What lost, by cause: (candidates, cause with the details of all)."""
+    by_cause: dict[str, list[Rejected]] = {}
+    for lost in rejected:
+        by_cause.setdefault(lost.cause, []).append(lost)
+    for cause, group in by_cause.items():
+        candidates = [lost.candidate for lost in group]
+        reason = Rejected("", cause, ", ".join(dict.fromkeys(lost.detail for lost in group if lost.detail))).reason
+        if len(candidates) > 3:
+            yield f"{candidates[0]} … {candidates[-1]} ({len(candidates)} builds)", reason
+        else:
+            yield ", ".join(candidates), reason
+
+
+def _print(console: Console, line: str, width: int, *, indent: int = _INDENT, style: str = "") -> None:
+    for part in _wrapped(line, width, indent):
+        console.say(part, style)
+
+
+def _wrapped(line: str, width: int, indent: int = _INDENT) -> list[str]:
+    """Folded between words only: what a user copies stays whole."""
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)

@@ -1,0 +1,261 @@
+"""Runs one playbook through ansible-runner and hands its events on. The only file that knows ansible-runner.
+
+It decides nothing: no retries, no texts for users. Passwords go to Ansible's prompts over a pseudo-terminal and are never
+written to disk or put on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ansible_runner
+from ansible.config.manager import find_ini_config_file
+
+from provision.base import signals
+from provision.remote import ansible_vars
+
+# `tolerated`: failed, and the playbook goes on with that host.
+Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "failed", "unreachable", "waiting"]
+
+# A host that falls silent is given up after 3 × 5 s; a lost connection must not hold the others for the kernel's two hours.
+SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+_POLL_S = 0.5  # how soon an interrupt is noticed
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere); ``path``: its ``file:line``."""
+
+    kind: Kind
+    host: str
+    role: str
+    task: str
+    result: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    path: str = ""
+
+    @property
+    def text(self) -> str:
+        """The real error: a module's message, else what the command printed last."""
+        result = self.result
+        broken = [
+            entry
+            for entry in result.get("results") or ()
+            if isinstance(entry, Mapping) and (entry.get("failed") or entry.get("unreachable"))
+        ]
+        if broken:  # a loop: its own message is only "One or more items failed"
+            result = broken[0]
+        said = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
+        message = str(result.get("msg", "")).strip()
+        if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
+            return "\n".join([*said[:1], message] if said else [message]).strip()
+        return message
+
+
+def headline(text: str) -> str:
+    """The one line of a message that says most, cut to 200 characters: the first that speaks of an error, else the last."""
+    lines = text.strip().splitlines() or [""]
+    return next((line for line in lines if re.search(r"\berror\b|No space left", line, re.IGNORECASE)), lines[-1])[:200]
+
+
+@dataclass
+class Step:
+    """One role on one host: tasks that ran, of these the ones that changed something (or would), and whether a dry run left some out."""
+
+    ran: int = 0
+    changed: int = 0
+    unchecked: bool = False
+
+
+@dataclass
+class HostResult:
+    """One host's count of tasks, and the event that ended its run, if one did. ``steps``: role → what happened in it, in order."""
+
+    ok: int = 0
+    changed: int = 0
+    seconds: float = 0.0
+    failure: Event | None = None
+    steps: dict[str, Step] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """How a playbook ended. ``interrupted`` is True after SIGINT or SIGTERM."""
+
+    rc: int
+    hosts: dict[str, HostResult]
+    log: Path
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, result in self.hosts.items() if result.failure is not None]
+
+
+class _Collector:
+    """Turns ansible-runner's events into ours and keeps the counts."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self.hosts: dict[str, HostResult] = {}
+        self._on_event = on_event
+
+    def __call__(self, raw: Mapping[str, Any]) -> bool:
+        event = self._translate(raw)
+        if event is not None:
+            self._count(event)
+            self._on_event(event)
+        return True
+
+    @staticmethod
+    def _translate(raw: Mapping[str, Any]) -> Event | None:
+        data = raw.get("event_data", {})
+        result = data.get("res") or {}
+        kinds: dict[str, Kind] = {
+            "playbook_on_task_start": "task",
+            "runner_on_start": "started",
+            "runner_on_ok": "changed" if result.get("changed") else "ok",
+            "runner_on_skipped": "skipped",
+            "runner_on_failed": "tolerated" if data.get("ignore_errors") else "failed",
+            "runner_on_unreachable": "unreachable",
+            "runner_retry": "waiting",
+        }
+        kind = kinds.get(raw.get("event", ""))
+        if kind is None:
+            return None
+        host = "" if kind == "task" else str(data.get("host", ""))
+        task = str(data.get("task", "")).rpartition(" : ")[2]  # Ansible writes "role : task" in some events
+        return Event(
+            kind, host, str(data.get("role", "")), task, result, float(data.get("duration") or 0.0), str(data.get("task_path", ""))
+        )
+
+    def _count(self, event: Event) -> None:
+        if not event.host:
+            return
+        host = self.hosts.setdefault(event.host, HostResult())
+        host.seconds += event.seconds
+        if event.role:
+            step = host.steps.setdefault(event.role, Step())
+            is_note = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))  # the role's own, of a dry run
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_note
+            step.changed += event.kind == "changed"
+            step.unchecked = step.unchecked or is_note
+        if event.kind in ("ok", "changed", "tolerated"):
+            host.ok += 1
+            host.changed += event.kind == "changed"
+        elif event.kind in ("failed", "unreachable"):
+            host.failure = host.failure or event
+
+
+def _ignore(_event: Event) -> None:
+    """For runs that nobody watches."""
+
+
+def run(
+    playbook: Path,
+    inventory: str,
+    *,
+    workdir: Path,
+    run_id: str,
+    extra_vars: Mapping[str, Any] | None = None,
+    limit: Sequence[str] | None = None,
+    check: bool = False,
+    forks: int = 50,
+    passwords: Mapping[str, str] | None = None,
+    on_event: Callable[[Event], None] = _ignore,
+) -> Outcome:
+    """Run ``playbook`` and return when it has ended.
+
+    Args:
+        playbook: the file; roles and modules are looked for beside it.
+        inventory: what follows ``ansible-playbook -i``.
+        workdir: Ansible's own artifacts (log, events) go here.
+        run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.
+        extra_vars: data, never templates (see `ansible_vars`).
+        limit: names of hosts; None means all.
+        passwords: ``{"become": …, "connection": …}``.
+        on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
+    """
+    secrets = dict(passwords or {})
+    # -i here and not as ansible-runner's inventory: it would take "a,b," for the text of a file.
+    flags = ["-i", shlex.quote(inventory), "--forks", str(forks)]
+    prompts = {}
+    if "connection" in secrets:
+        flags.append("--ask-pass")
+        prompts[r"SSH password:\s*?$"] = secrets["connection"]
+    if "become" in secrets:
+        flags.append("--ask-become-pass")
+        prompts[r"BECOME password.*:\s*?$"] = secrets["become"]
+    if check:
+        flags += ["--check", "--diff"]
+    workdir.mkdir(parents=True, exist_ok=True)
+    # In a file, not as ansible-runner's extravars: those go on the command line, where a plan of many hosts does not fit.
+    variables = workdir / "vars.json"
+    ansible_vars.write(variables, {"provision_run_id": run_id, **(extra_vars or {})})
+    flags += ["-e", shlex.quote(f"@{variables}")]
+
+    collector = _Collector(on_event)
+    with signals.noted() as interrupted:
+        # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
+        runner = ansible_runner.interface.init_runner(
+            private_data_dir=str(workdir),
+            project_dir=str(playbook.parent),
+            playbook=str(playbook),
+            ident="ansible",
+            limit=",".join(limit) if limit is not None else None,
+            cmdline=" ".join(flags),
+            passwords=prompts,
+            envvars=_environment(playbook.parent, workdir, run_id),
+            settings={"pexpect_timeout": _POLL_S, "suppress_ansible_output": True},
+            suppress_env_files=True,
+            quiet=True,
+            event_handler=collector,
+            cancel_callback=interrupted.is_set,
+        )
+        runner.run()
+    rc = 254 if runner.rc is None else int(runner.rc)
+    return Outcome(rc, collector.hosts, workdir / "artifacts" / "ansible" / "stdout", interrupted.is_set())
+
+
+def _user_settings() -> dict[str, str]:
+    """The user's ansible.cfg of the current folder: ansible-runner starts Ansible elsewhere, where it would not be found."""
+    own = Path.cwd() / "ansible.cfg"
+    return {"ANSIBLE_CONFIG": str(own)} if own.is_file() and "ANSIBLE_CONFIG" not in os.environ else {}
+
+
+def _ssh_arguments() -> dict[str, str]:
+    """Ours only where the user has none: theirs may lead through a jump host."""
+    if "ANSIBLE_SSH_ARGS" in os.environ:
+        return {}
+    config = find_ini_config_file()
+    if config and re.search(r"^\s*ssh_args\s*=", Path(os.fsdecode(config)).read_text(encoding="utf-8"), re.MULTILINE):
+        return {}
+    return {"ANSIBLE_SSH_ARGS": SSH_ARGUMENTS}
+
+
+def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
+    """Ansible's settings for our runs. The user's ansible.cfg still counts for what is not named here."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PROVISION_RUN_ID": run_id,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_RETRY_FILES_ENABLED": "0",
+        "ANSIBLE_HOST_KEY_CHECKING": "1",
+        "ANSIBLE_LIBRARY": str(playbooks / "library"),
+        "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
+        # Connections are shared within a run and never with another: that one may have had another key, or other known hosts.
+        "ANSIBLE_SSH_CONTROL_PATH": f"%(directory)s/{run_id[-6:]}-%%C",
+        **_user_settings(),
+        **_ssh_arguments(),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_PYTHON_INTERPRETER": os.environ.get("ANSIBLE_PYTHON_INTERPRETER", "auto_silent"),
+        "ANSIBLE_LOCAL_TEMP": str(workdir / "tmp"),
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
+    }

@@ -1,0 +1,127 @@
+"""One shell command on many hosts at the same time, over ssh as in ssh.py (here for ``localhost``), and what each of them said.
+
+For looks and small errands of commands that must start at once: a playbook takes seconds before its first task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, cast
+
+from provision.base import signals
+from provision.remote import ssh
+from provision.remote.session import Session
+
+PATIENCE_S = 60.0
+_MOST_AT_ONCE = 64
+_SSH_ITSELF = 255
+_POLL_S = 0.2  # how soon an interrupt is noticed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the command came to on one host; ``code`` is None where it was not done in time. 255 is ssh's own."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """Why it failed, on one line: what was said last, else how it ended."""
+        said = " ".join((self.err or self.out).split())[-500:]
+        return said or ("it was not done in time" if self.code is None else f"exit code {self.code}")
+
+
+def ask(
+    session: Session, scripts: Mapping[str, str], *, stdin: bytes | Mapping[str, bytes] = b"", patience: float = PATIENCE_S
+) -> dict[str, Answer]:
+    """Run scripts of /bin/sh, one for each host that is named.
+
+    Args:
+        stdin: what each of them reads; by host where they differ.
+        patience: seconds after which an answer is no longer waited for.
+
+    Raises:
+        Interrupted: after Ctrl-C, when everything has been ended.
+    """
+    with signals.noted() as interrupted:
+        answers = _all(session, scripts, stdin, patience, interrupted)
+    if interrupted.is_set():
+        session.abort()
+    return answers
+
+
+def tidy(session: Session, scripts: Mapping[str, str], *, patience: float = PATIENCE_S) -> dict[str, Answer]:
+    """The same for what puts things away: no signal ends it half-way."""
+    with signals.noted():
+        return _all(session, scripts, b"", patience, threading.Event())
+
+
+def start(session: Session, name: str, script: str, *, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """Start a script of /bin/sh on a host, marked as of this run, as leader of a process group here.
+
+    Raises:
+        OSError: no ssh here, or no sshpass where a password is to be given.
+    """
+    command = f"env PROVISION_RUN_ID={session.run_id} /bin/sh -c {shlex.quote(script)}"
+    argv, environment = ssh.login(session.inventory.host(name), command, session.passwords.get("connection"))
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def _all(
+    session: Session,
+    scripts: Mapping[str, str],
+    stdin: bytes | Mapping[str, bytes],
+    patience: float,
+    interrupted: threading.Event,
+) -> dict[str, Answer]:
+    until = time.monotonic() + patience
+
+    def one(name: str) -> Answer:
+        try:
+            process = start(session, name, scripts[name])
+        except OSError as error:
+            return Answer(_SSH_ITSELF, "", str(error))
+        return _attend(process, stdin if isinstance(stdin, bytes) else stdin.get(name, b""), until, interrupted)
+
+    with ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE) or 1) as pool:
+        return dict(zip(scripts, pool.map(one, scripts), strict=True))
+
+
+def _attend(process: subprocess.Popen[bytes], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
+    with process:
+        # By a thread of its own: what `communicate` has not sent when its time is over, it never sends.
+        pipe, process.stdin = cast(IO[bytes], process.stdin), None
+        threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
+        while True:
+            try:
+                out, err = process.communicate(timeout=_POLL_S)
+                return Answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+            except subprocess.TimeoutExpired:
+                pass
+            if interrupted.is_set() or time.monotonic() > until:
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too: they hold its output
+                out, err = process.communicate()
+                return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def _feed(pipe: IO[bytes], content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:  # it ended without having read everything
+        pipe.write(content)

@@ -1,0 +1,1 @@
+"""What a run came to, for people and as JSON."""

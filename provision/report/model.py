@@ -1,0 +1,132 @@
+"""What a run comes to: the closing table for people, JSON for programs, every failure with its real error and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from provision.base.terminal import Console, styled, table
+from provision.facts import Problem
+from provision.install.removal import HostRemoval
+
+State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
+Prospect = Literal["will change", "will not change", "cannot know yet"]
+_STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
+ERROR_LINES = 12  # of the real error, at the end of the run
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a host's run: the step, the last lines of the real error, and the next thing to type."""
+
+    host: str
+    step: str
+    error: str
+    todo: str | None = None
+
+
+@dataclass
+class HostReport:
+    """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took; ``steps``: step → what a dry
+    run says of it."""
+
+    host: str
+    state: State
+    openmpi: str = "-"
+    cmake: str = "-"
+    python: str = "-"
+    torch: str = "-"
+    nccl: str = "-"
+    engine: str = "-"
+    changed: int = 0
+    seconds: float = 0.0
+    steps: Mapping[str, Prospect] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """The whole run. ``inventory`` is its file, or what was typed.
+
+    ``smoke`` is the training job's own report, None when it did not run, ``smoke_faults`` why it does not count.
+    """
+
+    run_id: str
+    folder: str
+    inventory: str
+    hosts: list[HostReport] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    smoke: Mapping[str, Any] | None = None
+    smoke_summary: str | None = None
+    smoke_faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every listed host is what it should be, and the training job, if it ran, proved it."""
+        return not self.failures and not self.smoke_faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
+        return {"schema": 1, "ok": self.ok, **asdict(self)}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the closing table, the training job's result, and the failures."""
+    console.print(table(rows(report.hosts), _STYLE))
+    for host in report.hosts:
+        for prospect in dict.fromkeys(host.steps.values()):
+            console.say(f"{host.host}: {prospect}: {', '.join(step for step, said in host.steps.items() if said == prospect)}")
+    if report.smoke_summary:
+        console.say(report.smoke_summary)
+    for note in report.notes:
+        console.say(f"note: {note}", "cyan")
+    for fault in report.smoke_faults:
+        console.say(f"training: {fault}", "red")
+    for failure in report.failures:
+        console.say(f"\n{failure.host}: {failure.step}", "bold red")
+        for line in failure.error.strip().splitlines()[-ERROR_LINES:]:
+            console.say(f"    {line}")
+        if failure.todo:
+            console.say(f"  → {failure.todo}", "bold")
+    verdict = "ready" if report.ok and report.smoke else "done" if report.ok else "not ready"
+    where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
+    console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
+
+
+def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
+    """Print per host what went or would go, what stays and why, and what went wrong."""
+    for one in removals:
+        console.say(f"{one.host}: {one.state}", "bold red" if one.bad else "bold")
+        for what in one.removed:
+            console.say(f"    {what}")
+        for kept in one.left:
+            console.say(f"  stays: {kept['what']}: {kept['why']}", "yellow")
+        if one.error:
+            console.say(f"  {one.error}", "red")
+        if one.todo:
+            console.say(f"  → {one.todo}", "bold")
+
+
+def show_problems(problems: Sequence[Problem], console: Console) -> None:
+    """Print what stands in the way of using hosts, each with the way out."""
+    for problem in problems:
+        console.say(f"{problem.host}: {problem.level}: {problem.what}", "red" if problem.level == "error" else "yellow", todo=problem.todo)
+
+
+def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
+    """The closing table's rows."""
+    for host in hosts:
+        yield {
+            "host": host.host,
+            "state": host.state,
+            "Open MPI": host.openmpi,
+            "cmake": host.cmake,
+            "Python": host.python,
+            "PyTorch": host.torch,
+            "NCCL": host.nccl,
+            "engine": host.engine,
+            "changed": str(host.changed),
+            "time": f"{host.seconds:.0f} s",
+        }

@@ -1,0 +1,1 @@
+"""The training job that verifies a cluster: its data, its run, and whether its outcome counts."""

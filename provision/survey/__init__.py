@@ -1,0 +1,1 @@
+"""What hosts are and hold: one read-only look at each."""

@@ -1,0 +1,50 @@
+"""Hosts to plan for whose facts lie in a file, so that none of them is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from provision import facts
+from provision.base.errors import UsageError
+from provision.base.text import some
+from provision.inventory import Inventory, by_name, last_run
+from provision.plan.requirements import DEFAULT_PREFIX
+
+
+def read(
+    path: Path, inventory: Inventory | None, limit: str | None = None
+) -> tuple[Inventory, dict[str, dict[str, Any]], list[facts.Problem]]:
+    """(the hosts to plan for, the facts of those that were surveyed, what is odd about them), from a file and without touching a host.
+
+    Without an inventory it is the hosts of the file, after ``limit``.
+
+    Raises:
+        UsageError: the file cannot be used, or holds facts of none of the hosts.
+    """
+    found = facts.load_file(path)
+    if inventory is None:
+        if limit and last_run.FAILED in limit.split(","):
+            raise UsageError(f"--limit {limit}: a file of facts knows no last run", todo="name HOSTS besides --facts")
+        inventory = by_name(str(path), list(found), limit)
+    listed = {
+        host.name: facts.with_python(found[host.name], host.python, f"{inventory.where}, host {host.name}")
+        for host in inventory.hosts
+        if host.name in found
+    }
+    known = {name: each for name, each in listed.items() if not (each.get("unreachable") or each.get("missing_python"))}
+    problems = [
+        problem
+        for name in listed
+        if name not in known
+        for problem in facts.problems(name, listed[name], needed_mb=0, prefix=DEFAULT_PREFIX)
+    ]
+    if not known:
+        again = f"make them anew: provision survey {inventory.argument} --json"
+        said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
+        raise UsageError(said, where=str(path), todo=again)
+    untested: dict[str, list[str]] = {}
+    for name, each in known.items():
+        if odd := facts.untested(each["os"]):
+            untested.setdefault(odd, []).append(name)
+    return inventory, known, [*problems, *(facts.Problem("warning", some(names), odd) for odd, names in untested.items())]
