@@ -35,7 +35,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no venv in this Python: apt install python3-venv"; exit 1; }
 
-$(TOOLKIT_STAMP): $(VENV)/bin/python pyproject.toml
+$(TOOLKIT_STAMP): $(VENV)/bin/python pyproject.toml provision/__init__.py
 	@echo "setting up the toolkit in $(VENV) …"
 	@$(BIN)/python $(PIP) -e .
 	@touch $@

@@ -1,6 +1,6 @@
 """Runs one job on the first host for a controller that holds the other end of standard input. Python 3.6+, standard library only.
 
-The first line of standard input is JSON (`remote.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
+The first line of standard input is JSON (`remote.ssh.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
 ``:{inherited}`` at the end of a variable stands for what it holds already. The job has a private folder on every host that goes when it
 ends; on the first one a file of its that begins with ``#!`` can be run. A guard (guard.py) on every host, this one too, makes and removes
 the folder, says which processes are stopped, and ends the job there when it does not hear of us.

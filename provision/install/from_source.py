@@ -1,6 +1,6 @@
 """What is built from a tarball, on one host of its kind, and handed to the others: Open MPI and NCCL. The role of this name does it.
 
-A build is named by everything that it depends on, and kept for the next time (`provision.builds`).
+A build is named by everything that it depends on, and kept for the next time (`provision.install.builds`).
 """
 
 from __future__ import annotations

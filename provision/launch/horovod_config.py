@@ -23,7 +23,7 @@ _LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
 
 @dataclass(frozen=True)
 class Config:
-    """``launcher``: of `launch.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank.
+    """``launcher``: of `launch.jobs.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank.
 
     ``unknown``: a sentence for each section and key that does nothing, as with Horovod, whose next version may know it.
     """

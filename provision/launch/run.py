@@ -30,7 +30,7 @@ class RunOptions:
     """What to launch. ``np``: None starts one rank per slot. ``environment`` reaches every rank and stands on no command line.
 
     ``workdir``: a folder that is there on every host; None brings ``bring``, the program's file, and with ``modules`` what it can import
-    from beside it, to one of ours. ``launcher``: one of `launch.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
+    from beside it, to one of ours. ``launcher``: one of `launch.jobs.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
     interpreter with the engine, there on every host; then nothing of ours need be installed. ``networks``: interfaces or CIDRs instead of
     the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``elastic``: ranks may come and go; the launcher is
     ``own`` then. ``timestamps``: before each line of the ranks. ``mpi_args``, ``binding``: words for mpirun. ``oversubscribe``: more

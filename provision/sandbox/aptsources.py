@@ -1,7 +1,7 @@
 """Which mirror a machine's apt uses for its own distribution, how its lists read with another, and the sources that a host needs.
 
 Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say, or the user.
-Standard library and Python 3.7 only: `install.render` gives it to the module `apt_mirror`, which runs on hosts.
+Standard library and Python 3.7 only: `install.installer.render` gives it to the module `apt_mirror`, which runs on hosts.
 """
 
 from __future__ import annotations

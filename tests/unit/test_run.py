@@ -21,8 +21,7 @@ from provision.launch import forwarded, jobs, mpirun, program_files, target_host
 from provision.launch import run as launching
 from provision.launch.rank_output import RankOutput
 from provision.launch.run import RunOptions
-from provision.remote import shell as at_once
-from provision.remote import ssh
+from provision.remote import shell, ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.remote.ssh import Job, JobResult, Verdict
@@ -118,7 +117,7 @@ def test_without_an_installation_this_machines_own_environment_will_do(tmp_path:
         (tmp_path / "modules/collective_core/__init__.py").touch()
         assert installed.find(session, None) == str(python)
         monkeypatch.setattr(session, "inventory", replace(session.inventory, hosts=(here, far)))
-        monkeypatch.setattr(at_once, "ask", lambda *_, **__: {name: at_once.Answer(0, "", "") for name in ("localhost", "far")})
+        monkeypatch.setattr(shell, "ask", lambda *_, **__: {name: shell.Answer(0, "", "") for name in ("localhost", "far")})
         with pytest.raises(ProvisionError, match="nothing is installed here yet"):
             installed.find(session, None)
     finally:

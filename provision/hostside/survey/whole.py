@@ -2,7 +2,7 @@
 
 It never writes, never fails as a whole, and connects to nothing, but for pip's index where the option `index` asks for it.
 
-It is sent over SSH as one text (``python3 -c``), which `provision.resources` makes of this package's files: standard library only, and
+It is sent over SSH as one text (``python3 -c``), which `provision.base.resources` makes of this package's files: standard library only, and
 Python 3.6 and later. Its parts see each other's names by ``from .part import name``, and no two parts may use one name for two things.
 The document stands between two marker lines, so that login banners do not disturb it. Every section is looked at in a thread of
 its own; one that raises or hangs costs only itself and is named under ``errors``.

@@ -57,7 +57,7 @@ class Bundle:
     supplies: Mapping[str, str]
 
     def supply(self, what: str) -> Path | None:
-        """The file of that kind among those that the controller hands out (see `provision.supplies.carry`); None: there is none."""
+        """The file of that kind among those that the controller hands out (see `artifacts.carry`); None: there is none."""
         return self.folder / "supplies" / self.supplies[what] if what in self.supplies else None
 
     @property
