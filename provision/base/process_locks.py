@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +31,20 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")
     except OSError as failure:
-        todo = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
-        raise ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), todo=todo) from failure
+        raise _unusable(path, failure) from failure
     with file:
-        yield file if _take(file, time.monotonic() + wait) else None
+        try:
+            is_ours = _take(file, time.monotonic() + wait)
+        except OSError as failure:
+            raise _unusable(path, failure) from failure
+        yield file if is_ours else None
+
+
+def _unusable(path: Path, failure: OSError) -> ProvisionError:
+    todo = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
+    return ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), todo=todo)
 
 
 def _take(file: IO[str], deadline: float) -> bool:

@@ -34,6 +34,7 @@ PREFIX = "provision-job-"
 PLACE = "/tmp"  # of folders of jobs, where the first host has it; else its TMPDIR
 SHARED = "/dev/shm"
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
+LONGEST_NOTE = 1 << 16
 RANK = re.compile(r"^rank-\d+$")  # what rank.py notes of a rank in the job's folder
 
 
@@ -164,25 +165,31 @@ class Ranks:
 
     def _one(self, path):
         try:
-            with open(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                noted = json.load(file)
+            with open(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+                noted = json.loads(file.read(LONGEST_NOTE))
         except (OSError, ValueError, RecursionError):
             return None
-        if not isinstance(noted, dict) or not all(isinstance(noted.get(name), int) for name in ("rank", "pid", "parent", "starter")):
+        if not isinstance(noted, dict) or not all(is_whole(noted.get(name)) for name in ("rank", "pid", "parent", "starter")):
             return None
-        has_ended = isinstance(noted.get("code"), int) and isinstance(noted.get("at"), (int, float)) and abs(noted["at"]) < 1e9
+        has_ended = is_whole(noted.get("code")) and type(noted.get("at")) in (int, float) and abs(noted["at"]) < 1e9
         return noted if has_ended or noted.get("code") is None else None
 
     def ended(self):
-        """How they did, and when."""
-        return [{"rank": one["rank"], "code": one["code"], "at": one["at"]} for one in self.all() if one.get("code") is not None]
+        """How they did, when, and whether the launcher's process that started them was dead by then."""
+        return [
+            {"rank": one["rank"], "code": one["code"], "at": one["at"], "orphaned": one.get("orphaned") is True}
+            for one in self.all()
+            if one.get("code") is not None
+        ]
 
     def are_orphaned(self):
-        """Whether the launcher's process that started them was dead before one of them ended, or is with one that goes on."""
-        return any(
-            one.get("orphaned") is True if one.get("code") is not None else parent_of(one["parent"]) not in (0, one["starter"])
-            for one in self.all()
-        )
+        """Whether that is so of one of them, or of one that goes on."""
+        alive = [one for one in self.all() if one.get("code") is None and fields_of(one["parent"])[:1] not in ([], ["Z"])]
+        return any(one["orphaned"] for one in self.ended()) or any(parent_of(one["parent"]) != one["starter"] for one in alive)
+
+
+def is_whole(thing):
+    return type(thing) is int and abs(thing) < 1e9
 
 
 def stopped(run_id, ranks):

@@ -55,7 +55,7 @@ def understood(line):
         (kind in ("ready", "orphaned") and about is True)
         or (kind == "error" and isinstance(about, str))
         or (kind == "stopped" and are_all(about, pid=is_whole, rank=lambda rank: rank is None or is_whole(rank), name=is_text))
-        or (kind == "ended" and are_all(about, rank=is_whole, code=is_whole, ago=is_number))
+        or (kind == "ended" and are_all(about, rank=is_whole, code=is_whole, ago=is_number, orphaned=is_flag))
     )
     return (kind, about) if is_known else (None, None)
 
@@ -65,6 +65,10 @@ def are_all(things, **checks):
     return isinstance(things, list) and all(
         isinstance(one, dict) and {*one} >= {*checks} and all(check(one[name]) for name, check in checks.items()) for one in things
     )
+
+
+def is_flag(thing):
+    return isinstance(thing, bool)
 
 
 def is_text(thing):
@@ -90,8 +94,8 @@ class Guard:
         self.is_refusing = False  # it has said why its host cannot take part
         self.said = []  # that, and what is no message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, what is known of it)
-        self.ended = []  # (when, rank, code)
-        self.is_orphaned = False  # the launcher's process there had died before its ranks
+        self.ended = []  # (when, rank, code, whether the launcher's process there was dead by then)
+        self.is_orphaned = False  # that was so of one of its ranks, or of one that went on
         self._rest = b""
         # In a session of its own: a signal for us must not end it before it has put everything away.
         self.process = subprocess.Popen(
@@ -133,7 +137,7 @@ class Guard:
         elif kind == "orphaned":
             self.is_orphaned = True
         elif kind == "ended":
-            self.ended = [(time.monotonic() - one["ago"], one["rank"], one["code"]) for one in about]
+            self.ended = [(time.monotonic() - one["ago"], one["rank"], one["code"], one["orphaned"]) for one in about]
 
     def fault(self):
         """What is wrong with its host, or with a process there; None if nothing is."""
@@ -227,13 +231,13 @@ def exit_code(job):
 
 def first_failure(guards):
     """The rank that ended badly before all others, or the host whose ranks were lost to the launcher."""
-    failures = [(when, guard.host, rank, code) for guard in guards for when, rank, code in guard.ended if code != 0]
-    first = dict(zip(("kind", "host", "rank", "code"), ("ended", *min(failures)[1:]))) if failures else None
-    orphaned = [guard.host for guard in guards if guard.is_orphaned]
+    failures = [(when, guard.host, rank, code, orphaned) for guard in guards for when, rank, code, orphaned in guard.ended if code != 0]
+    _, host, rank, code, is_orphan = min(failures) if failures else (0.0, None, None, None, True)
+    hosts = [guard.host for guard in guards if guard.is_orphaned]
     # A launcher that loses a host ends the others' ranks by SIGTERM, and may be faster with it than the lost ones are in ending.
-    if orphaned and (first is None or first["code"] == -signal.SIGTERM or first["host"] in orphaned):
-        return {"kind": "orphaned", "host": orphaned[0]}
-    return first
+    if hosts and (is_orphan or code == -signal.SIGTERM):
+        return {"kind": "orphaned", "host": host if host in hosts else hosts[0]}
+    return {"kind": "ended", "host": host, "rank": rank, "code": code} if failures else None
 
 
 def prepare(order, folder):

@@ -39,7 +39,7 @@ def read(path: Path) -> Config:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror}", where=f"--config-file {path}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date or a number that there is not is a ValueError
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise UsageError(f"this is no YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}") from error
@@ -65,8 +65,8 @@ def read(path: Path) -> Config:
                 unknown.append(f"{path}: {section}: {key}: no such key, it has no effect; there are {known}")
             elif option.horovod and value is not None:
                 variables[option.horovod] = as_text(option, value, f"{path}: {section}: {key}")
-            elif value:  # what is not tuned is left to the shell's variables
-                variables[option.engine] = "1"
+            elif value is not None and as_text(option, value, f"{path}: {section}: {key}") == "1":
+                variables[option.engine] = "1"  # what is not tuned is left to the shell's variables
     return Config(_LAUNCHERS[str(launcher).lower()] if launcher is not None else None, variables, tuple(unknown))
 
 
@@ -78,11 +78,13 @@ def unset(asked_for: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, s
 def as_text(option: Option, value: Any, where: str) -> str:
     """A value of the file as Horovod's variable has it. Raises UsageError, saying ``where``, for what cannot be meant."""
     if option.kind is str:
+        if not str(value).isprintable():
+            raise UsageError(f"{value!r} cannot be a variable's value", where=where)
         return str(value)
     if option.kind is bool:
         if not isinstance(value, bool):
             raise UsageError(f"{value!r} is neither true nor false", where=where)
         return str(int(value is option.on))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * option.scale < math.inf:
         raise UsageError(f"{value!r} is no number from 0", where=where)
     return str(value if option.scale == 1 else int(value * option.scale))

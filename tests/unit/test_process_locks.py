@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -42,6 +43,20 @@ def test_other_hosts_and_a_second_time_are_free(tmp_path: Path) -> None:
         pass
     with host_locks.hosts(tmp_path, [A, B], "three"):
         pass
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '"x"', '{"pid": "1; rm -rf /"}', '{"since": 1e300}', '{"since": "x"}', "[" * 9000, "no JSON", "\udcff"]
+)
+def test_what_another_user_wrote_into_a_lock_is_no_advice(tmp_path: Path, text: str) -> None:
+    with host_locks.hosts(tmp_path, [A], "provision up"):
+        lock = next(tmp_path.iterdir())
+        owner = {"pid": 1, "user": "u", "host": "h", "since": 0, "purpose": "p"}
+        said = {**owner, **json.loads(text)} if text.startswith("{") else None
+        lock.write_bytes(json.dumps(said).encode() if said else text.encode(errors="surrogateescape"))
+        with pytest.raises(ProvisionError) as raised, host_locks.hosts(tmp_path, [A], "provision smoke"):
+            pass
+    assert (raised.value.what, raised.value.todo) == ("locked: another run of provision works on it", "wait until it has ended")
 
 
 def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -353,7 +354,18 @@ def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_
 
 
 @pytest.mark.parametrize("name", ["rank-loss.json", "rank-7.new", "rank-7"])
-@pytest.mark.parametrize("text", ["[1, 2]", '{"rank": 7}', '{"rank": 7, "pid": 2, "parent": 2, "code": "x"}', "[" * 9000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2]",
+        '{"rank": 7}',
+        '{"rank": 7, "pid": 2, "parent": 2, "starter": 2, "code": "x"}',
+        '{"rank": 1000000000000, "pid": 2, "parent": 2, "starter": 2, "code": 1, "at": 1}',  # what the other end would not take
+        '{"rank": 7, "pid": 2, "parent": 2, "starter": 2, "code": true, "at": true}',
+        "[" * 9000,
+        " " * 100000 + '{"rank": 7, "pid": 2, "parent": 2, "starter": 2}',
+    ],
+)
 def test_files_of_the_programs_are_not_taken_for_notes_of_ranks(tmp_path: Path, name: str, text: str) -> None:
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     (tmp_path / name).write_text(text)
@@ -362,6 +374,34 @@ def test_files_of_the_programs_are_not_taken_for_notes_of_ranks(tmp_path: Path, 
     ranks = script.Ranks(str(tmp_path))
     assert (ranks.all(), ranks.ended(), ranks.are_orphaned(), script.stopped("unit-notes", ranks)) == ([note], [], False, [])
     assert script.Ranks(str(tmp_path / "removed")).all() == []
+
+
+def test_a_note_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "rank-0").symlink_to("/dev/zero")
+    assert load("guard_on_hosts", resources.hostside("guard.py")).Ranks(str(tmp_path)).all() == []
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        ((1.0, 1, 3, False), {"kind": "ended", "host": "b", "rank": 1, "code": 3}),  # by itself, whatever befell its host later
+        ((1.0, 1, 3, True), {"kind": "orphaned", "host": "b"}),
+        ((1.0, 1, -signal.SIGTERM, False), {"kind": "orphaned", "host": "b"}),
+        ((9.0, 1, 3, True), {"kind": "ended", "host": "a", "rank": 0, "code": 1}),
+    ],
+)
+def test_a_lost_host_is_named_where_its_ranks_or_the_launchers_end_of_others_came_first(first: Any, names: Any) -> None:
+    script = load("job_on_hosts", resources.hostside("job.py"))
+    a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], is_orphaned=False)
+    b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], is_orphaned=True)
+    assert script.first_failure([a, b]) == names
+    assert script.first_failure([going_on(a), going_on(b)]) == {"kind": "orphaned", "host": "b"}
+    assert script.first_failure([going_on(a)]) is None
+
+
+def going_on(guard: SimpleNamespace) -> SimpleNamespace:
+    """The same of ranks that all went on."""
+    return SimpleNamespace(**{**vars(guard), "ended": []})
 
 
 def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
