@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -67,7 +68,7 @@ def read(source: str, *, limit: str | None = None) -> Reading:
             _give_vault_passwords(loader)
             manager = InventoryManager(loader=loader, sources=[source], parse=False)
             _read(source, manager, loader, failures, result)
-        except AnsibleError as error:
+        except (AnsibleError, RecursionError, ValueError) as error:
             result.findings.append(_failure(error, place))
         for file, said in failures.items():
             result.findings.append(_failure(_most_telling(file, said, loader), shown(Path(file))))
@@ -120,24 +121,67 @@ def _read(source: str, manager: Any, loader: Any, failures: dict[str, dict[str, 
         result.hosts.append(_host(host, variables.get_vars(host=host, include_hostvars=False), loader, fallback, result.unresolved))
 
 
+class _AtLineError(Exception):
+    """What the parser of INI files said of a line; Ansible's own exception says it, and only up to 2.18 with the line's number."""
+
+    def __init__(self, line: int, said: str) -> None:
+        super().__init__(said)
+        self.line = line
+
+
 def _noting(plugin: Any, failures: dict[str, dict[str, Exception]]) -> Any:
     """The plugin, with the exceptions of its parser in `failures`: file → plugin's name → exception; none for files that one could read."""
     name, parse = str(getattr(plugin, "_load_name", plugin.__class__.__name__)), plugin.parse
 
     def noted(inventory: Any, loader: Any, path: Any, cache: bool = True) -> None:
+        file = str(path)
         try:
             parse(inventory, loader, path, cache=cache)
         except Exception as error:
-            failures.setdefault(str(path), {})[name] = error
+            failures.setdefault(file, {})[name] = error
             raise
-        failures.pop(str(path), None)
+        said = failures.pop(file, {})
+        if "script" in said and _is_a_program(file):  # its text may look like hosts, or like nothing but comments
+            failures[file] = {"script": said["script"]}
 
     plugin.parse = noted
+    if parse_lines := getattr(plugin, "_parse", None):
+        plugin._parse = _noting_lines(plugin, parse_lines)
     return plugin
 
 
+def _noting_lines(plugin: Any, parse_lines: Callable[..., Any]) -> Callable[..., Any]:
+    """The parser of lines, whose exceptions tell the line: 2.19 forgets it as soon as this one returns, before it is `lineno`."""
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        from ansible.errors import AnsibleError
+
+        try:
+            return parse_lines(*args, **kwargs)
+        except Exception as error:
+            line = getattr(getattr(plugin, "_origin", None), "line_num", None) or getattr(plugin, "lineno", None)
+            if not isinstance(line, int):
+                raise
+            said = str(error)
+            if before := re.match(re.escape(str(getattr(plugin, "_filename", ""))) + r":(\d+): ", said):
+                line, said = int(before[1]), said[before.end() :]
+            if not isinstance(error, AnsibleError) and not said.startswith("Section ["):  # Python's words, not Ansible's
+                said = "this line is no section, host or variable"
+            raise _AtLineError(line, said) from error
+
+    return noted
+
+
+def _is_a_program(file: str) -> bool:
+    """Whether it is meant to be run; on some file systems every file may be."""
+    try:
+        with open(file, "rb") as opened:
+            return os.access(file, os.X_OK) and opened.read(2) == b"#!"
+    except OSError:
+        return False
+
+
 def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[str, Any], unresolved: dict[tuple[str, str], str]) -> Host:
-    from ansible.errors import AnsibleError
     from ansible.template import Templar
 
     name = str(host.name)
@@ -149,8 +193,8 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[
             if isinstance(value, str) and ("{{" in value or "{%" in value):
                 value = Templar(loader=loader, variables=everything).template(value)
             resolved[key] = plain(value)
-        except AnsibleError as error:
-            unresolved[name, key] = _one_line(str(error))
+        except Exception as error:  # noqa: BLE001 - up to 2.18 also what the template's own code raises
+            unresolved[name, key] = _one_line(str(error)) or type(error).__name__
 
     def value_of(*names: str, default: Any = None) -> Any:
         return next((resolved[each] for each in names if resolved.get(each) not in (None, "", ENCRYPTED)), default)
@@ -276,16 +320,20 @@ def _failure(error: BaseException, place: str) -> Finding:
     """An exception as a finding, with the place that Ansible gives it: an Origin tag (2.19 on) or `ansible_pos` (before)."""
     from ansible.parsing.vault import AnsibleVaultError
 
-    file, line, encrypted = None, None, False
+    file, line, encrypted, said = None, None, False, str(error)
     seen: BaseException | None = error
     while seen is not None:
         encrypted = encrypted or isinstance(seen, AnsibleVaultError)
+        if isinstance(seen, _AtLineError):
+            line, said = seen.line, str(seen)
+        elif isinstance(seen, RecursionError):
+            said = "a value contains itself, or is nested too deeply"
         if line is None:
             found, line = _origin(getattr(seen, "obj", None))
             file = found or file
         seen = seen.__cause__ or seen.__context__
     where = shown(Path(file)) if file else place
-    message = _one_line(str(error)).removeprefix("Failed to parse inventory: ")
+    message = _one_line(said).removeprefix("Failed to parse inventory: ")
     if encrypted:
         todo = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
         what = "it" if file else "a file of the inventory"
@@ -306,6 +354,20 @@ def _origin(subject: Any) -> tuple[str | None, int | None]:
     return getattr(tag, "path", None), getattr(tag, "line_num", None)
 
 
+# Where Ansible quotes what may hold passwords: a host's line, variables, templates (but for the first, before 2.19).
+_QUOTED = (
+    (r"(Error parsing host definition) '.*': ", r"\1: "),
+    (r"(failed to combine variables[^:]*):.*", r"\1"),
+    (r"\.? String: .*", ""),
+    (r" occurred on \(.*\): ", ": "),
+    (r" while templating '.*'\. Error was", ": "),
+    (r"\{[{%].*[}%]\}: ", ""),
+)
+
+
 def _one_line(text: str) -> str:
-    """A message without the excerpts of files that Ansible before 2.19 adds: they may hold passwords."""
-    return " ".join(re.split(r"\n\s*The (?:error appears|offending line)", text)[0].split())
+    """A message without the excerpts of files and the values that Ansible adds: they may hold passwords."""
+    text = re.split(r"\n\s*The (?:error appears|offending line)", text)[0]
+    for quoted, kept in _QUOTED:
+        text = re.sub(quoted, kept, text, flags=re.DOTALL)
+    return " ".join(text.split())

@@ -90,6 +90,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "a provision_interface=lo\n", "h.ini: provision_interface must be the name of a network interface that reaches other hosts"),
     ("h.ini", 'a provision_interface="eth0 eth1"\n', "h.ini: provision_interface must be the name of a network interface"),
     ("h.ini", 'a slots="{{ gpus }}"\n', "h.ini: the template in `slots` cannot be worked out: 'gpus' is undefined (host `a`)"),
+    ("h.ini", 'a slots="{{ 1/0 }}"\n', "h.ini: the template in `slots` cannot be worked out: "),
     # duplicates
     ("h.ini", "a ansible_host=10.0.0.1\nb ansible_host=10.0.0.1\n", "h.ini: hosts `a` and `b` are the same machine: address 10.0.0.1\n"),
     ("h.ini", "10.0.0.1\nb ansible_host=10.0.0.1 ansible_port=22\n", "h.ini: hosts `10.0.0.1` and `b` are the same machine"),
@@ -97,25 +98,33 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "a ansible_host=x:1\nb ansible_host=y ansible_port=9\nc ansible_host=y ansible_port=9\n", "address y port 9\n"),
     ("h.ini", "a ansible_connection=local\nb ansible_connection=local\n", "hosts `a` and `b` are the same machine: this machine itself"),
     ("h.ini", "a ansible_connection=local\nb ansible_host=127.0.0.1\n", "are the same machine: this machine itself"),
-    # what Ansible cannot read, in its words; up to 2.18 it says the line of an INI file, too
+    # what Ansible cannot read, in its words
     (
         "h.ini",
         "a\nb 2\n",
-        "Expected key=value host variable assignment, got: 2\n  → correct it, and try: ansible-inventory --list -i h.ini",
+        "h.ini:2: Ansible cannot read it: Expected key=value host variable assignment, got: 2\n"
+        "  → correct it, and try: ansible-inventory --list -i h.ini",
     ),
-    ("h.ini", "a\n[g:hots]\nb\n", "Section [g:hots] has unknown type: hots"),
-    ("h.ini", 'a x="1\n', "Error parsing host definition"),
-    ("h.ini", "a\n[g\nb\n", "h.ini: Ansible cannot read it: "),
-    ("h.ini", "a\n\n[g:vars]\nx=1\n", "Section [g:vars] not valid for undefined group"),
-    ("h.ini", "[g:children]\nx\n", "Section [g:children] includes undefined group"),
-    ("h.ini", "all:\n  hosts:\n", "h.ini: Ansible cannot read it: Invalid host pattern 'all:' supplied"),
-    ("h.ini", "node[1:x]\n", "h.ini: Ansible cannot read it: "),
+    ("h.ini", "a\n[g:hots]\nb\n", "h.ini:2: Ansible cannot read it: Section [g:hots] has unknown type: hots"),
+    ("h.ini", "a\nb\n[gpu:vars]\nslots 2\n", "h.ini:4: Ansible cannot read it: Expected key=value, got: slots 2\n"),
+    ("h.ini", 'a x="1\n', "h.ini:1: Ansible cannot read it: Error parsing host definition: No closing quotation\n"),
+    ("h.ini", "a\n[g\nb\n", "h.ini:2: Ansible cannot read it: this line is no section, host or variable\n"),
+    ("h.ini", "a\n[gpu:vars", "h.ini:2: Ansible cannot read it: this line is no section, host or variable\n"),
+    ("h.ini", "a\n\n[g:vars]\nx=1\n", "h.ini:3: Ansible cannot read it: Section [g:vars] not valid for undefined group"),
+    ("h.ini", "[g:children]\nx\n", "h.ini:2: Ansible cannot read it: Section [g:children] includes undefined group"),
+    ("h.ini", "all:\n  hosts:\n", "h.ini:1: Ansible cannot read it: Invalid host pattern 'all:' supplied"),
+    ("h.ini", "node[1:x]\n", "h.ini:1: Ansible cannot read it: this line is no section, host or variable\n"),
     ("h.yml", "all:\n  hosts:\n    a: {\n", "h.yml:4: Ansible cannot read it: "),
     ("h.yml", "all:\n  hosts:\n  - a\n", 'h.yml: Ansible cannot read it: Invalid "hosts" entry for "all" group, requires a dictionary'),
     ("h", "all:\n  hosts:\n  - a\n", 'h: Ansible cannot read it: Invalid "hosts" entry for "all" group, requires a dictionary'),
-    ("h", "a b\n", "Expected key=value host variable assignment, got: b"),
+    ("h", "a b\n", "h:1: Ansible cannot read it: Expected key=value host variable assignment, got: b"),
     ("h.yml", "- a\n", "h.yml: Ansible cannot read it: YAML inventory has invalid structure, it should be a dictionary"),
     ("h.yml", "all:\n  hosts:\n    1:\n", "h.yml: Ansible cannot read it: Host pattern 1 must be a string"),
+    (
+        "h.yml",
+        "all: {hosts: {a: {foo: &a [1, *a]}}}\n",
+        "h.yml: Ansible cannot read it: a value contains itself, or is nested too deeply\n",
+    ),
     ("h.yml", "plugin: no.such\n", "h.yml: Ansible cannot read it: inventory config"),
     ("h.yml", "all:\n  hots:\n    a:\n", "h.yml: Ansible says: Skipping unexpected key (hots) in group (all)"),
     # nothing
@@ -147,17 +156,54 @@ def test_one_bad_file_in_a_folder_is_named() -> None:
     Path("site/worse.yml").write_text("- b\n")
     with pytest.raises(InventoryError) as caught:
         load("site")
-    assert re.search(r"^site/bad(:1)?: Ansible cannot read it: .*Expected key=value", str(caught.value), re.M)
+    assert re.search(r"^site/bad:1: Ansible cannot read it: .*Expected key=value", str(caught.value), re.M)
     assert "site/worse.yml: Ansible cannot read it: YAML inventory has invalid structure" in str(caught.value)
 
 
 def test_text_that_is_no_text() -> None:
-    assert "h.ini: Ansible cannot read it" in complaint("h.ini", b"a\n\xff\xfe b\n")
+    assert "h.ini:2: Ansible cannot read it" in complaint("h.ini", b"a\n\xff\xfe b\n")
 
 
 def test_no_excerpt_of_a_file_that_cannot_be_read_is_shown() -> None:
     """Ansible before 2.19 shows the lines around a mistake, and passwords may stand in them."""
     assert "hunter2" not in complaint("h.yml", "all:\n  hosts:\n    a: {ansible_password: hunter2}\n   b: {\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1 ansible_become_password='hunter2\n",
+        "a provision_prefix=\"{{ 'hunter2' oops }}\"\n",
+        "a provision_prefix=\"{{ 'hunter2' + 1 }}\"\n",
+        'a provision_prefix="{{ x }}" x="{{ \'hunter2\' ~ y }}"\n',
+        'a provision_prefix="{{ x }}" x="{{ \'hunter2\' oops }}"\n',
+        'a provision_prefix="{{ x }}" x="{{ 1/0 ~ \'hunter2\' }}"\n',
+    ],
+)
+def test_no_line_and_no_template_is_quoted(text: str) -> None:
+    assert "hunter2" not in complaint("h.ini", text)
+
+
+def test_variables_of_a_host_that_are_a_list_are_not_quoted() -> None:
+    Path("host_vars").mkdir()
+    Path("host_vars/a.yml").write_text("- {password: hunter2}\n")
+    said = complaint("h.ini", "a\n")
+    assert "failed to combine variables, expected dicts but got" in said
+    assert "hunter2" not in said
+
+
+def test_a_program_that_cannot_run_is_not_read_as_text() -> None:
+    for text in ("#!/nosuch/interp\n", "#!/bin/sh\nfalse\n"):
+        Path("h").write_text(text)
+        Path("h").chmod(0o755)
+        with pytest.raises(InventoryError, match=r"^h: Ansible cannot read it: "):
+            load("h")
+
+
+def test_a_file_of_hosts_that_may_be_run_is_read() -> None:
+    Path("h").write_text("a\n")
+    Path("h").chmod(0o755)
+    assert [host.name for host in load("h").hosts] == ["a"]
 
 
 def test_all_findings_at_once_errors_first() -> None:
