@@ -210,10 +210,11 @@ class _Text:
         return any(True for _ in rule.pattern.spans(self._text))
 
     def ask(self, rule: _Rule, begin: int, end: int) -> None:
-        """This part will be wanted; the parts come in ascending order."""
+        """This part will be wanted; the parts come in the order in which they begin."""
         parts = self._asked[rule]
         if parts and begin <= parts[-1][1]:
-            begin = parts.pop()[0]
+            before = parts.pop()
+            begin, end = before[0], max(before[1], end)
         parts.append((begin, end))
 
     def spans(self, rule: _Rule, begin: int, end: int) -> Iterable[tuple[int, int]]:

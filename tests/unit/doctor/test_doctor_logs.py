@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provision.diagnosis.findings import UNKNOWN
@@ -163,16 +163,16 @@ def test_any_bytes_are_read_without_a_crash(parts) -> None:
     st.lists(st.text("ab .", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 11), st.integers(1, 5)), min_size=1),
 )
+@example(r"^a(?s:.{0,9})b$", ["a"] * 10 + ["b"], [(6, 5), (7, 1)])  # one part within another
 def test_lines_that_are_searched_together_have_the_matches_of_each_part(source, texts, parts) -> None:
     rule = _Rule(Pattern("(?im)" + source), "signature", "", ())
     lines = [clean(each.encode()) for each in texts]
     text = _Text(dict(enumerate(lines)))
     places = sorted((begin, begin + length) for begin, length in parts if begin + length <= len(lines))
-    ascending = [place for place, before in zip(places, [(0, 0), *places], strict=False) if place[1] >= before[1]]
-    wanted = [(text.starts[begin], text.starts[end] - 1) for begin, end in ascending]
+    wanted = [(text.starts[begin], text.starts[end] - 1) for begin, end in places]
     for place in wanted:
         text.ask(rule, *place)
-    for (begin, end), (first, last) in zip(ascending, wanted, strict=True):
+    for (begin, end), (first, last) in zip(places, wanted, strict=True):
         alone = rule.pattern.spans(b"\n".join(line.letters for line in lines[begin:end]))
         assert list(text.spans(rule, first, last)) == [(first + one, first + other) for one, other in alone]
 
