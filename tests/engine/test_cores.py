@@ -13,7 +13,8 @@ from conftest import find_mpirun
 from collective_core import Runner, cores
 
 OWN = min(len(os.sched_getaffinity(0)), cores.quota(os.getpid()))
-SAY = "import os; print(os.environ['OMP_NUM_THREADS'])"
+# Spaces: mpirun may pass the ends of two ranks' lines on together.
+SAY = "import os; print('', os.environ['OMP_NUM_THREADS'], '')"
 
 
 @pytest.fixture(autouse=True)
