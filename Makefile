@@ -12,10 +12,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TOOLKIT_STAMP := $(VENV)/.toolkit
 DEV_STAMP := $(VENV)/.dev
 ENGINE_STAMP := $(ENGINE_VENV)/.engine
+SLOW_STAMP := $(ENGINE_VENV)/.slow
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
-# What only `make test-all` runs.
-SLOW_ENGINE := $(addprefix tests/engine/test_,sanitizers.py random_kills.py ray.py spark.py)
-SLOW_INTEGRATION := $(addprefix tests/integration/test_,faults.py nccl.py openmpi_source.py)
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint unit engine engine-slow integration integration-slow setup clean
@@ -50,12 +48,16 @@ $(ENGINE_VENV)/.torch: Makefile
 	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
 	@$(PYTHON) -m venv $(ENGINE_VENV)
 	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"
-	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle pyspark==3.5.3 ray==2.40.0 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
+	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
 	@touch $@
 
 $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
 	@echo "building the engine …"
 	@$(ENGINE_BIN)/python $(PIP) --no-build-isolation --force-reinstall --no-deps ./collective_core
+	@touch $@
+
+$(SLOW_STAMP): $(ENGINE_STAMP)
+	@$(ENGINE_BIN)/python $(PIP) pyspark==3.5.3 ray==2.40.0
 	@touch $@
 
 lint: $(DEV_STAMP)
@@ -65,10 +67,10 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 engine: $(ENGINE_STAMP)
-	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 tests/engine $(SLOW_ENGINE:%=--ignore=%)
+	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 -m "not slow" tests/engine
 
-engine-slow: $(ENGINE_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 $(SLOW_ENGINE)
+engine-slow: $(SLOW_STAMP)
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 -m slow tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
@@ -92,10 +94,10 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 tests/integration $(SLOW_INTEGRATION:%=--ignore=%)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 $(SLOW_INTEGRATION)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 -m slow tests/integration
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build

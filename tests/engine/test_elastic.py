@@ -195,6 +195,7 @@ def list_hosts(file, text):
     file.with_suffix(".new").replace(file)
 
 
+@pytest.mark.slow
 def test_hosts_come_and_go_as_a_script_says(job, tmp_path):
     hosts, script = tmp_path / "hosts", tmp_path / "discover"
     list_hosts(hosts, "localhost:1")
@@ -219,6 +220,7 @@ def test_hosts_come_and_go_as_a_script_says(job, tmp_path):
     running.must_have_lost_nothing()
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_waited_for_when_too_few_are_left(job, ssh):
     running = job("-H", "other:1,third:1", "-np", "2", "--min-np", "2", "--wdir", "/", ssh=ssh)
     before = running.wait_for_size(2)
@@ -249,6 +251,7 @@ def test_a_job_whose_ranks_may_not_change_ends_when_they_do(job):
     assert out.rstrip().splitlines()[-1] == "collective_core.launch: the ranks of the job have changed more than 0 times (reset-limit)"
 
 
+@pytest.mark.slow
 def test_a_job_begins_with_all_that_are_there_and_new_slots_of_a_host_cost_one_reset(job, tmp_path):
     hosts, script = tmp_path / "hosts", tmp_path / "discover"
     list_hosts(hosts, "localhost:2")
@@ -275,6 +278,7 @@ def test_a_worker_that_ends_with_an_exception_is_replaced(job):
     running.must_have_lost_nothing()
 
 
+@pytest.mark.slow
 def test_what_a_function_raised_is_shown_when_its_worker_is_replaced(tmp_path, capfd):
     def train(mark):
         import os
@@ -314,6 +318,7 @@ def test_a_mistake_that_every_worker_makes_ends_the_job_at_once():
     assert "raise ValueError(f" in caught.value.remote_traceback
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_again_ends_the_job_and_is_named(job):
     running = job("-np", "2", "--min-np", "1", "-x", "TEST_FAILS=again", failing=5)
     out, _ = running.process.communicate(timeout=2 * PATIENCE)  # two starts of a worker, one after the other
@@ -323,6 +328,7 @@ def test_a_program_that_fails_again_ends_the_job_and_is_named(job):
     assert processes_with(str(running.folder)) == []
 
 
+@pytest.mark.slow
 def test_under_another_launcher_it_trains_with_the_ranks_that_are_there(launch, tmp_path):
     launch("elastic_training.py", 2, 1, (str(tmp_path), "8")).must_succeed()
     notes = [json.loads(text) for path in tmp_path.glob("log.*") for text in path.read_text().splitlines()]

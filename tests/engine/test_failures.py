@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow_but_last
 
 from collective_core import timeline_file
 
@@ -17,7 +18,7 @@ WORKERS = Path(__file__).parent / "workers"
 NOTICE = 2.0
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2), (10, 10)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((3, 1), (10, 10), (4, 2)))
 def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = launch("disagree.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))
@@ -26,17 +27,17 @@ def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
 
 @pytest.mark.parametrize(
     ("n", "hosts", "victim", "phase"),
-    [
+    slow_but_last(
         (3, 1, 2, "waiting"),
         (3, 1, 0, "busy"),
         (3, 1, 1, "arena"),
         (4, 2, 1, "arena"),
         (4, 2, 3, "waiting"),
-        (4, 2, 2, "busy"),
         (3, 3, 0, "waiting"),
         (10, 10, 4, "waiting"),
         (10, 9, 1, "busy"),
-    ],
+        (4, 2, 2, "busy"),
+    ),
 )
 def test_a_killed_rank_is_named_within_two_seconds(launch, n, hosts, victim, phase):
     reports = launch("killed.py", n, hosts, [str(victim), phase], keep_going=True).reports()
@@ -64,7 +65,7 @@ def test_who_waits_for_a_rank_that_leaves_is_told_why_it_does(launch):
         assert f"pid {entry['dead']}" in entry["error"]
 
 
-@pytest.mark.parametrize(("n", "hosts", "absent"), [(3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (4, 2, [2]), (10, 10, [3, 8])])
+@pytest.mark.parametrize(("n", "hosts", "absent"), slow_but_last((3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (10, 10, [3, 8]), (4, 2, [2])))
 def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
     outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
     reports = outcome.reports()
@@ -87,7 +88,7 @@ def test_a_program_that_catches_a_stall_and_shuts_down_has_succeeded(launch):
     assert {entry["kind"] for entry in reports.values()} == {"timeout"}
 
 
-@pytest.mark.parametrize("case", ["allreduce", "prepared", "barrier", "allgather", "join", "queued"])
+@pytest.mark.parametrize("case", slow_but_last("prepared", "barrier", "allgather", "join", "queued", "allreduce"))
 def test_ctrl_c_ends_a_blocking_operation_and_the_others_are_told_whose(launch, case):
     reports = launch("interrupted.py", 2, 1, [case], keep_going=True, limit=60).reports()
     assert reports[0]["waited"] < 10, "it took effect when the operation ended"
@@ -96,7 +97,7 @@ def test_ctrl_c_ends_a_blocking_operation_and_the_others_are_told_whose(launch, 
     assert "interrupted" in reports[1]["error"]
 
 
-@pytest.mark.parametrize("case", ["leaves-allreduce", "leaves-allgather", "leaves-queued"])
+@pytest.mark.parametrize("case", slow_but_last("leaves-allgather", "leaves-queued", "leaves-allreduce"))
 def test_a_signals_handler_may_leave_the_job_and_end_the_program_inside_an_operation(launch, case):
     reports = launch("signal_handlers.py", 2, 1, [case], keep_going=True, limit=60).reports()
     assert reports[0]["code"] == 5
@@ -132,7 +133,7 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank, tmp_path):
     assert '"waited": ' in done.stdout
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(4, 2), (10, 9)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((10, 9), (4, 2)))
 def test_a_rank_that_its_late_leader_waits_for_is_named_by_all(launch, n, hosts):
     reports = launch("late_leader.py", n, hosts, env={"COLLECTIVE_TIMEOUT": "4"}, keep_going=True).reports()
     assert set(reports) == set(range(n))
@@ -156,7 +157,7 @@ def test_a_rank_that_was_killed_holds_up_no_end_under_a_timeline(launch, tmp_pat
     assert outcome.reports()[0]["ends_mpi_with_the_others"] is False
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 3)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((3, 1), (3, 3)))
 def test_a_rank_that_shut_down_is_named(launch, n, hosts):
     reports = launch("leaving.py", n, hosts, keep_going=True).reports()
     assert set(reports) == set(range(n - 1))
@@ -166,7 +167,7 @@ def test_a_rank_that_shut_down_is_named(launch, n, hosts):
         assert "shut its engine down" in entry["error"]
 
 
-@pytest.mark.parametrize(("n", "hosts", "timeline"), [(2, 1, False), (2, 1, True), (4, 2, True)])
+@pytest.mark.parametrize(("n", "hosts", "timeline"), slow_but_last((2, 1, False), (2, 1, True), (4, 2, True)))
 def test_a_crash_with_something_under_way_ends_the_job_at_once(launch, tmp_path, n, hosts, timeline):
     path = tmp_path / "timeline.json"
     outcome = launch("crashing.py", n, hosts, [str(path)] if timeline else [], keep_going=True)
@@ -185,13 +186,13 @@ def test_a_crash_with_something_under_way_ends_the_job_at_once(launch, tmp_path,
         assert "before" in {event.name for event in part.events}
 
 
-@pytest.mark.parametrize("case", ["wrong-member", "forgotten", "interrupted"])
+@pytest.mark.parametrize("case", slow_but_last("wrong-member", "forgotten", "interrupted"))
 def test_operations_that_nobody_waits_for_keep_their_memory(launch, case):
     reports = launch("in_flight.py", 2, 1, [case]).must_succeed().reports()
     assert set(reports) == {0, 1}
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 3)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
 def test_threads_may_bring_operations_in_any_order_and_hear_of_disagreements(launch, n, hosts):
     outcome = launch("several_threads.py", n, hosts, env={"COLLECTIVE_STALL_WARNING": "0.1"}).must_succeed()
     assert set(outcome.reports()) == set(range(n))

@@ -18,6 +18,8 @@ import pytest
 from leftovers import MARK, files, processes_marked
 from test_launchers import SHARED, clean, free_port, reports
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "workers" / "random_kill.py"
 SEEDS = 50
 #: Of them with PyTorch, which takes seconds to start.

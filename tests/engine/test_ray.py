@@ -11,6 +11,8 @@ from collective_core.errors import CollectiveError
 
 from collective_core import RankFailedError, Runner
 
+pytestmark = pytest.mark.slow
+
 #: Seconds in which processes must have ended after their job.
 GONE = 8.0
 

@@ -143,6 +143,7 @@ def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str
     assert sorted(path.name for path in outcome.folder.iterdir()) == ["checkpoint.pt", "hostfile", "report.json"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same_model(train) -> None:
     """Two runs measure one rank's speed for as long as it takes; what they train is the same to the last bit."""
     first, again = (train("--epochs=2", "--bar=0").report for _ in range(2))
@@ -151,6 +152,7 @@ def test_the_same_seed_trains_the_same_model(train) -> None:
     assert figures[0] == figures[1]
 
 
+@pytest.mark.slow
 def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     outcome = train(np=1)
     assert outcome.code == 0, outcome.output
@@ -159,6 +161,7 @@ def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     assert "speed-up" not in outcome.output + evaluation.summary(outcome.report)
 
 
+@pytest.mark.slow
 def test_four_ranks_with_half_precision_gradients_stay_identical(train, digits: dict[str, Any]) -> None:
     outcome = train("--fp16-allreduce", np=4)
     assert outcome.code == 0, outcome.output
@@ -180,6 +183,7 @@ def test_the_job_fails_when_the_ranks_drift_apart(sabotage: str, train, digits: 
     assert "DIFFER between ranks" in outcome.output
 
 
+@pytest.mark.slow
 def test_the_job_fails_when_the_labels_are_wrong(train, digits: dict[str, Any], tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import docker
 import pytest
+import ready
+from hosts import good, provision
 
 from provision import sandbox as sandboxes
 from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
@@ -68,6 +70,18 @@ def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
     yield make
     for full in dict.fromkeys(made):
         sandboxes.down(full, say=lambda _line: None)
+
+
+@pytest.fixture(scope="session")
+def ready_sandbox(engine: docker.DockerClient, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
+    """Makes sandboxes on which everything is installed, from an image that is made once: ``ready_sandbox(name, count, slots)``."""
+
+    def make(name: str, count: int = 2, slots: int = 2) -> Sandbox:
+        made: Sandbox = sandbox_factory(count, ready.image(engine, sandbox_factory), name=name, slots=slots)
+        good(provision("up", str(made.inventory), "--no-smoke"))  # the hosts were one: names and keys are their own from now on
+        return made
+
+    return make
 
 
 @pytest.fixture(scope="session")

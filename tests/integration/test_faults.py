@@ -22,6 +22,8 @@ from hosts import container, good, marked_processes, provision, report, root, ru
 from provision.base import paths
 from provision.sandbox import Sandbox
 
+pytestmark = pytest.mark.slow
+
 LEAN = ("--without-torch",)
 
 

@@ -24,6 +24,8 @@ from hosts import RUN_S, good, no_way_out, report, root
 from provision.base import paths
 from provision.sandbox import Sandbox, names
 
+pytestmark = pytest.mark.slow
+
 CHOSEN = "2.21.5-1+cuda12.4"
 OLDER = "2.20.5-1+cuda12.4"
 HIGHER_CUDA = "2.21.5-1+cuda13.1"

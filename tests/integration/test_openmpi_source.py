@@ -28,6 +28,8 @@ from provision import catalog
 from provision.base import paths
 from provision.sandbox import Sandbox, settings
 
+pytestmark = pytest.mark.slow
+
 VERSION = "4.1.4"
 TARBALL_SHA256 = "ddaee7dbdb01eb4fab1fda5b5e03e8bbff026711806c095c1f39bb410f99f263"  # openmpi_4.1.4-3.dsc of Debian 12
 # Faster to compile, and without what no test here calls: files, one-sided communication, the larger collectives.

@@ -373,8 +373,9 @@ def world(engine, own_state, name):
     """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests make beside is left out."""
 
     def foreign(labels: dict[str, str] | None) -> bool:
-        of_images = any(label.startswith("org.provision.") for label in labels or ())
-        return of_images or (labels or {}).get(names.LABEL, name) != name
+        if names.LABEL in (labels or {}):
+            return labels[names.LABEL] != name
+        return any(label.startswith("org.provision.") for label in labels or ())  # made by `provision image`
 
     def take() -> dict[str, object]:
         others = images_of_image_tests(engine)
@@ -488,6 +489,7 @@ class Registry:
         self.server.server_close()
 
 
+@pytest.mark.slow
 def test_a_base_that_was_pulled_goes_again(name, world, cold_cache, ssh):
     with Registry(debootstrap.kept("bookworm")) as base:
         before = world()
@@ -543,7 +545,7 @@ class Controller:
         return output + errors
 
 
-MOMENTS = [("installing sshd", 0.0), ("installing sshd", 2.0), ("waiting for sshd", 0.0)]
+MOMENTS = [("installing sshd", 0.0), ("installing sshd", 2.0), pytest.param("waiting for sshd", 0.0, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("said", "later"), MOMENTS)

@@ -1,0 +1,187 @@
+"""``provision run`` on ready hosts: programs are copied and launched, and a job that ends leaves nothing."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from hosts import good, provision, root, wait_until
+from jobs import at_work, folders_of_jobs, processes_of_jobs
+
+from provision.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module")
+def cluster(ready_sandbox) -> Sandbox:
+    return ready_sandbox("run")
+
+
+PROGRAM = """
+import os, sys
+import torch
+import collective_core.torch as hvd
+hvd.init()
+print(f"rank {hvd.rank()} sums to {hvd.allreduce(torch.ones(2), op=hvd.Sum)[0]:g}, {os.environ['WORD']}, {os.getcwd()}", flush=True)
+if hvd.rank() == int(sys.argv[1]):
+    raise ValueError("a bad batch")
+hvd.barrier()
+open(f"of-rank-{hvd.rank()}.txt", "w").close()
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch) -> Path:
+    """The folder from which programs are launched, with one of the user's."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
+    monkeypatch.setenv("WORD", "not on a command line")
+    (work / "beside.py").touch()
+    root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
+    words = ["run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
+    done = good(provision(*words, "python", "train.py", "-1"))
+    for rank in range(4):
+        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stdout
+        assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
+    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "beside.py of-rank-2.txt of-rank-3.txt train.py"
+
+    failed = provision(*words, "python", "train.py", "2")
+    assert failed.returncode == 1
+    assert "rank 2 failed first" in failed.stderr
+    assert "[2]   File" in failed.stderr
+    assert "rank 1 sums to 4" in failed.stdout
+    assert failed.stderr.splitlines()[-1].strip() == "ValueError: a bad batch"
+    assert processes_of_jobs(cluster) == []
+
+
+#: Run on the first host itself, by name: what `up` has left there is the way to the second, and the ranks of each divide its cores.
+RUNNER = """
+import os
+import numpy
+import collective_core as cc
+
+def train():
+    cc.init()
+    cores = os.environ["OMP_NUM_THREADS"] == str(max(1, min(len(os.sched_getaffinity(0)), os.cpu_count()) // cc.local_size()))
+    return os.uname().nodename, float(cc.allreduce(numpy.ones(1), op=cc.Sum)[0]), cores
+
+if __name__ == "__main__":
+    import sys
+    if sys.argv[1:]:
+        print(*cc.Runner(hosts=sys.argv[1]).run(train), sep="\\n")
+    else:
+        print(train(), flush=True)
+"""
+
+
+def test_on_a_host_of_the_cluster_the_engines_launcher_finds_the_way_to_the_others(cluster, ssh, work):
+    (work / "runner.py").write_text(RUNNER)
+    one, python = cluster.hosts[0], "/opt/provision/venv/bin/python"
+    expected = ["('node1', 3.0, True)", "('node2', 3.0, True)", "('node2', 3.0, True)"]
+    script = f"cat > /tmp/runner.py <<'E'\n{RUNNER}\nE\ncd /tmp && "
+    done = ssh(cluster, one, f"{script}{python} runner.py node1:1,node2:2")
+    assert done.stdout.split("\n")[:3] == expected, done.stderr
+    done = ssh(cluster, one, f"{script}{python} -m collective_core.launch -H node1:1,{cluster.hosts[1].address}:2 {python} -c '{RUNNER}'")
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == expected, done.stderr
+    done = good(provision("run", "--mpi", "--hosts", str(cluster.inventory), "-H", "node1:1,node2:2", "python", "runner.py"))
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == expected
+
+
+def test_more_ranks_than_slots_are_refused(cluster, work):
+    local = provision("run", "--hosts", str(cluster.inventory), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
+    assert local.returncode == 2
+    assert "10 ranks, but the 1 host(s) have 9 slots" in local.stderr
+    smoke = provision("smoke", str(cluster.inventory), "--np", "99")
+    assert smoke.returncode == 2
+    assert "99 ranks, but the 2 host(s) have 4 slots" in smoke.stderr
+    meant = good(
+        provision("run", "--hosts", str(cluster.inventory), "-np", "5", "--oversubscribe", "-x", "WORD=x", "python", "train.py", "-1")
+    )
+    assert "rank 4 sums to 5" in meant.stdout
+
+
+#: How the second host cannot take part: what is done to the inventory's text, or on the host and back; what is said.
+UNFIT = {
+    "an unknown name": (("ansible_host=ADDRESS", "ansible_host=nowhere.invalid"), "", "", "its name is not known"),
+    "a closed port": (("ansible_host=ADDRESS", "ansible_host=ADDRESS ansible_port=2"), "", "", "Connection refused"),
+    "no interpreter": (None, "mv venv/bin venv/away", "mv venv/away venv/bin", "there is no Python at /opt/provision/venv/bin/python"),
+    "no engine": (
+        None,
+        "cd venv/lib/python3*/site-packages && mv collective_core away",
+        "cd venv/lib/python3*/site-packages && mv away collective_core",
+        "the engine is not installed",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how):
+    text, before, after, says = UNFIT[how]
+    hosts, two = work.parent / "hosts.ini", cluster.hosts[1]
+    old, new = (part.replace("ADDRESS", two.address) for part in text) if text else ("", "")
+    hosts.write_text(cluster.inventory.read_text().replace(old, new))
+    root(two, f"cd /opt/provision && {before or 'true'}")
+    try:
+        failed = provision("run", "--gloo", "--start-timeout", "20", "--hosts", str(hosts), "python", "train.py", "-1", timeout=30)
+    finally:
+        root(two, f"cd /opt/provision && {after or 'true'}")
+    assert failed.returncode == 1
+    said = [line for line in failed.stderr.splitlines() if line.startswith("provision: ")]
+    assert len(said) == 1
+    assert said[0].startswith("provision: node2: ")
+    assert says in said[0]
+    assert processes_of_jobs(cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("own", signal.SIGINT), ("own", signal.SIGTERM), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)]
+)
+def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
+    with at_work(cluster, work, launcher) as run:
+        run.process.send_signal(number)
+        wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
+        ended = run.finish(timeout=60)
+    assert ended.returncode == (-9 if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert ended.stderr.splitlines()[-1] == "provision: interrupted; nothing of this run is left running"
+        assert "Traceback" not in ended.stderr
+    wait_until(lambda: processes_of_jobs(cluster) == [])
+    wait_until(lambda: folders_of_jobs(cluster) == [])
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
+    two = cluster.hosts[1]
+    with at_work(cluster, work, launcher) as run:
+        root(two, "kill -9 $(pgrep -f '[p]ython waits.py' | tail -n 1)")
+        ended = run.finish(timeout=60)
+    assert ended.returncode == 137
+    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL$", ended.stderr.splitlines()[-1])
+    assert processes_of_jobs(cluster) == folders_of_jobs(cluster) == []
+
+
+#: Processes of a job under mpirun: on which host, how `pgrep -f` finds it, what is said when it is killed.
+VICTIMS = {
+    "mpirun": (0, "venv/bin/mpirun", "the launcher on node1"),
+    "orted": (1, "venv/bin/orted", "node2"),
+    "job": (0, "job.py.*exec", "the connection to node1 has ended, or what ran the job there was killed"),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_what_launches_is_killed_and_leaves_nothing(cluster, work, victim):
+    number, pattern, says = VICTIMS[victim]
+    with at_work(cluster, work, "mpi") as run:
+        assert len(folders_of_jobs(cluster)) == 4  # one in each place on each host, and Open MPI's within them
+        root(cluster.hosts[number], f"kill -9 $(pgrep -f '^[^ ]*({pattern}|python -c .*{pattern})' | head -n 1)")
+        ended = run.finish(timeout=60)
+    assert ended.returncode not in (0, 130)
+    assert says in ended.stderr.splitlines()[-1]
+    wait_until(lambda: processes_of_jobs(cluster) == folders_of_jobs(cluster) == [])
