@@ -266,7 +266,7 @@ FILES: dict[str, Shape] = {
             "numpy": _sourced({"by_python": mapping(_PYTHON, version)}),
             "mpi4py": _sourced({"version": version}),
             "cloudpickle": _sourced({"version": version}),
-            "pip": _sourced({"version": version, "sha256": sha256, "needed": version}),
+            "uv": _sourced({"version": version, "sha256": mapping(word, sha256)}),
             "build": mapping(word, version),
         }
     ),
@@ -277,7 +277,7 @@ FILES: dict[str, Shape] = {
             "rhel": listed(word),
             "needed_mb": record({"cpu": whole, "cuda": whole}),
             "other_python": mapping(word, listed(word)),
-            "without_root": mapping(word, record({"compiler": word, "venv": word, "ssh": word})),
+            "without_root": mapping(word, record({"compiler": word, "ssh": word})),
         }
     ),
     "os": _sourced(
@@ -319,6 +319,7 @@ FILES: dict[str, Shape] = {
             "alike": mapping(word, word),
             "packages": mapping(word, listed(word)),
             "interpreter": mapping(word, word),
+            "venv": mapping(word, word),
             "hold": mapping(word, listed(word)),
             "build_only": listed(word),
             "build_only_endings": listed(word),

@@ -171,8 +171,6 @@ def _without_root(facts: Facts, prefix: str) -> Iterator[_Condition]:
         )
         if password:
             todo += "; or give the sudo password: --ask-become-pass"
-        if not _has_venv(facts):
-            todo += "; a Python of your own that has venv may be named, too: provision_python=/path/to/python3"
         yield _Condition("error", f"{why}, and what only root can install is not there: {', '.join(missing)}", todo)
     if facts["disk"]["prefix"].get("writable") is False:
         who = facts["user"]["name"] or "USER"
@@ -194,21 +192,12 @@ def why_no_root(facts: Facts) -> str:
 
 
 def _missing_packages(facts: Facts) -> Iterator[str]:
-    """What a host without root lacks of what the engine, Python's environment and mpirun need; what is not known is not missing."""
+    """What a host without root lacks of what the engine and mpirun need; what is not known is not missing."""
     names = catalog.load("system_packages")["without_root"].get(facts["os"]["family"], {})
     if facts["compiler"] is None and "compiler" not in facts["missing"]:
         yield names.get("compiler", "a C++ compiler")
-    if not _has_venv(facts):
-        yield names.get("venv", "venv for Python")
     if facts["ssh"]["client"] is None and "ssh" not in facts["missing"]:
         yield names.get("ssh", "an ssh client")
-
-
-def _has_venv(facts: Facts) -> bool:
-    python = facts["python"]
-    asked = python.get("asked_for")
-    candidates = [asked] if asked else [python, *python["others"]]
-    return any(each.get("has_venv") is not False for each in candidates)
 
 
 def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Condition]:

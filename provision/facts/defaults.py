@@ -39,7 +39,6 @@ DEFAULTS: Mapping[str, Any] = {
     "python": {
         "executable": None,
         "version": None,
-        "has_venv": None,
         "has_pip": None,
         "has_headers": None,
         "others": [],

@@ -112,10 +112,9 @@ def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wanted = [*catalog.load("system_packages")[family], *known["packages"][family]]
     own = host.python.packages  # of a Python beside the distribution's first one
     wanted += own or (known["interpreter"][family],)
+    wanted.append(known["venv"][family].format(python=minor(host.python.version) if own else "3"))
     if host.openmpi.source == "distribution":
         wanted.append(host.openmpi.package)
-    if own:
-        wanted = [name for name in wanted if name not in ("python3-venv", "python3-pip")]
     built = {name for name in wanted if name in known["build_only"] or name.endswith(tuple(known["build_only_endings"]))}
     runtime = [_pinned(name, host) for name in sorted(set(wanted) - built)]
     if host.nccl is not None and host.nccl.source != "wheel":

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from provision import catalog
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
 from provision.install import builds, from_source
+from provision.install.bundle import wheels
 from provision.plan.model import Component, HostPlan, Plan, Repository
 
 Say = Callable[[str], None]
@@ -47,6 +50,7 @@ def gather(
     *,
     fetch: bool,
     keys: bool = True,
+    index_url: str | None = None,
     say: Say = _silent,
 ) -> dict[str, Any]:
     """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
@@ -54,6 +58,7 @@ def gather(
     Args:
         fetch: whether files are needed at all; a dry run has the variables alone.
         keys: whether hosts will ask repositories.
+        index_url: the package index to ask instead of the one that this machine's pip is set up for.
 
     Raises:
         ProvisionError: something cannot be had or is not what the plan says.
@@ -64,6 +69,7 @@ def gather(
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
         "provision_from_source": _from_sources(plan, folder, given, fetch, say),
         "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
+        "provision_uv": _uv(plan, folder / "uv", index_url, say) if fetch else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local) or "") if fetch else "",
     }
 
@@ -128,6 +134,56 @@ def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
     if fetch:
         _place_kept(builds.ENGINE, shares, folder)
     return {"folder": str(folder), **shares}
+
+
+# --- uv -----------------------------------------------------------------------------------------------------------------------------
+
+
+def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
+    """The wheel of uv for an architecture, in the cache: checked, and fetched with pip where it is not there yet.
+
+    Raises:
+        ProvisionError: it is unavailable, or is not the one that the catalogue names.
+    """
+    known = catalog.load("python_packages")["uv"]
+    pin = f"uv=={known['version']}"
+    if arch not in known["sha256"]:
+        raise ProvisionError(f"no {pin} for {arch} is known", todo=f"hosts must be one of {', '.join(known['sha256'])}")
+    folder = paths.cache() / "uv"
+    folder.mkdir(parents=True, exist_ok=True)
+    for kept in folder.glob(f"uv-{known['version']}-*_{arch}*.whl"):
+        if downloads.digest(kept) == known["sha256"][arch]:
+            return kept
+        kept.unlink()
+    say(f"fetching {pin} for {arch}")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        indexes = {"PIP_INDEX_URL": index_url} if index_url else {}
+        wheels.download([pin], wheels.Target("3.12", arch, "2.17"), Path(scratch), indexes, None)
+        (fetched,) = Path(scratch).iterdir()
+        if (found := downloads.digest(fetched)) != known["sha256"][arch]:
+            what = f"{fetched.name} has SHA-256 {found}, not {known['sha256'][arch]}; nothing of it was used"
+            raise ProvisionError(what, todo="see what the package index has under this name; another one: --index-url")
+        return fetched.replace(folder / fetched.name)
+
+
+def carry_uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:
+    """Lay uv's wheels into ``folder``, like `carry`."""
+    (folder / "uv").mkdir(parents=True, exist_ok=True)
+    wheels_of = {arch: uv_wheel(arch, index_url, say) for arch in {host.arch for host in plan.hosts.values()}}
+    return {f"uv_{arch}": f"uv/{_place(wheel, folder / 'uv').name}" for arch, wheel in wheels_of.items()}
+
+
+def _uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:
+    """Architecture → the program, unpacked into the playbook's folder."""
+    programs = {}
+    for arch in {host.arch for host in plan.hosts.values()}:
+        wheel = uv_wheel(arch, index_url, say)
+        target = folder / arch / "uv"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            target.write_bytes(archive.read(f"uv-{wheel.name.split('-')[1]}.data/scripts/uv"))
+        programs[arch] = str(target.resolve())
+    return programs
 
 
 # --- NCCL ---------------------------------------------------------------------------------------------------------------------------

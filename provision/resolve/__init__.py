@@ -243,8 +243,6 @@ def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component, ncc
     if not kind.root:
         return ()
     wanted = list(catalog.load("system_packages")[kind.family])
-    if not chosen.path.startswith("/usr/bin/"):  # a Python of the user's own brings its venv along
-        wanted = [package for package in wanted if package not in ("python3-venv", "python3-pip")]
     wanted += chosen.packages
     if openmpi.source == "distribution":
         wanted.append(openmpi.package)

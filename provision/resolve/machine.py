@@ -258,10 +258,8 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     version = python["version"] or (brought[0] if brought else None)
     why = "the host's own, as its facts say" if python["version"] else "the one that its distribution brings, since its facts name none"
     own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3", why=why)
-    found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("has_venv") and each.get("version")]
+    found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("version")]
     if not facts["user"]["can_become"]:  # nobody can bring another, or what the own one lacks
-        if python["has_venv"] is False and found:
-            own = max(found, key=lambda each: key(each.version))
         brought = []
     templates = catalog.load("system_packages")["other_python"].get(system["family"], [])
     found += [

@@ -40,7 +40,7 @@ def host(
         "arch": arch,
         "driver": {"version": "535.104.05", "cuda": cuda} if cuda else None,
         "gpus": [{"name": "A100", "compute_capability": "8.0"}] * gpus,
-        "python": {"version": python, "executable": "/usr/bin/python3", "has_venv": False},
+        "python": {"version": python, "executable": "/usr/bin/python3"},
         "network": {
             "interfaces": interfaces if interfaces is not None else [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
             "default_route_interface": "eth0",

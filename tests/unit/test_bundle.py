@@ -18,7 +18,6 @@ import pytest
 from provision import facts
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
-from provision.install import installer
 from provision.install.bundle import archive, gather, wheels
 from provision.plan.lock import Lock
 from provision.plan.model import Plan
@@ -271,7 +270,7 @@ def test_nccls_wheel_is_brought_beside_the_one_that_pytorch_pins(tmp_path: Path)
     assert host.nccl is not None
     assert host.torch is not None
     pins = gather._pins(host)
-    assert pins["nccl"] == [host.nccl.package, installer.pip_package()]
+    assert pins["nccl"] == [host.nccl.package]
     assert host.torch.package in pins["venv"]
     assert host.nccl.package not in pins["venv"]
     (tmp_path / "links").mkdir()

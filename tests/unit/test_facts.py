@@ -356,7 +356,7 @@ def test_what_stands_in_the_way(changes: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_newer_python_beside_an_old_one_will_do() -> None:
-    others = [{"path": "/usr/bin/python3.11", "version": "3.11", "has_venv": True}]
+    others = [{"path": "/usr/bin/python3.11", "version": "3.11"}]
     assert said(host(python__version="3.6.8", python__others=others)) == []
 
 
@@ -366,7 +366,7 @@ def test_a_sudo_password_that_will_be_given_is_no_obstacle() -> None:
 
 def without_root(**changes: Any) -> dict[str, Any]:
     """A host whose user cannot be root and that has all that is needed, changed."""
-    tools = {"compiler": {"path": "/usr/bin/g++"}, "ssh": {"client": {"path": "/usr/bin/ssh"}}, "python": {"has_venv": True}}
+    tools = {"compiler": {"path": "/usr/bin/g++"}, "ssh": {"client": {"path": "/usr/bin/ssh"}}}
     bare = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"name": "bob", "sudo": "none"}}
     return facts.normalise({**bare, **tools, **changes})
 
@@ -374,14 +374,11 @@ def without_root(**changes: Any) -> dict[str, Any]:
 def test_what_is_needed_without_root_must_be_there() -> None:
     assert said(without_root()) == []
     assert said(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []  # not known
-    (sentence,) = said(without_root(compiler=None, python={"has_venv": False}, ssh={"client": None}))
+    (sentence,) = said(without_root(compiler=None, ssh={"client": None}))
     assert sentence.startswith(
-        "error a: bob may not use sudo, and what only root can install is not there: g++, python3-venv, openssh-client\n"
-        "  → have an administrator run there: apt-get install g++ python3-venv openssh-client; or let bob use sudo"
+        "error a: bob may not use sudo, and what only root can install is not there: g++, openssh-client\n"
+        "  → have an administrator run there: apt-get install g++ openssh-client; or let bob use sudo"
     )
-    assert "provision_python=/path/to/python3" in sentence
-    other = {"has_venv": False, "others": [{"path": "/usr/local/bin/python3.12", "version": "3.12", "has_venv": True}]}
-    assert said(without_root(python=other)) == []
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,10 @@ def test_the_playbook_gets_them_where_they_are_asked_for(tmp_path: Path) -> None
 
 def test_the_role_installs_them_last_and_takes_them_off_where_they_are_not_wanted() -> None:
     tasks = yaml.safe_load(ROLE.read_text())
-    packages = next(task for task in tasks if task["name"] == "Install mpi4py and cloudpickle")
-    assert f"'{HOROVOD_NAMES}' in host_plan.engine.options" in packages["venv_packages"]["absent"]
-    assert "collective-core-horovod" in packages["venv_packages"]["absent"]
+    before = yaml.safe_load((ROLE.parents[2] / "python" / "tasks" / "main.yml").read_text())
+    packages = next(task for task in before if task["name"] == "Install Python packages")
+    assert f"'{HOROVOD_NAMES}' in host_plan.engine.options" in packages["uv_packages"]["absent"]
+    assert "collective-core-horovod" in packages["uv_packages"]["absent"]
     names = next(task for task in tasks if task["name"] == "Horovod's names for it")
     assert names["when"] == f"'{HOROVOD_NAMES}' in host_plan.engine.options"
     assert tasks.index(names) > [task["name"] for task in tasks].index("The engine")

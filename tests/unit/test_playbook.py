@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import ensurepip
 import fcntl
 import hashlib
 import json
@@ -11,12 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import load
 
 from provision.base import resources
 from provision.remote import ansible
@@ -54,7 +53,7 @@ def test_counts_per_host_and_the_real_error(tmp_path: Path) -> None:
     assert failure.text.startswith("the real cause")
 
 
-# --- venv_packages ----------------------------------------------------------------------------------------------------------------
+# --- uv_packages ----------------------------------------------------------------------------------------------------------------
 
 
 def wheel(folder: Path, name: str, version: str) -> None:
@@ -73,15 +72,16 @@ def wheel(folder: Path, name: str, version: str) -> None:
 
 
 def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
-    """Run venv_packages once; returns the event that ended it."""
+    """Run uv_packages once; returns the event that ended it."""
     arguments = {
+        "uv": str(Path(sys.executable).with_name("uv")),
         "venv": str(tmp_path / "venv"),
         "python": sys.executable,
         "requirements": list(pins),
         "find_links": str(tmp_path / "wheels"),
         **more,
     }
-    return one(tmp_path, "venv_packages", check=check, **arguments)
+    return one(tmp_path, "uv_packages", check=check, **arguments)
 
 
 def one(tmp_path: Path, module: str, *, check: bool = False, **arguments: Any) -> Event:
@@ -100,7 +100,7 @@ def version_in(tmp_path: Path, name: str) -> str:
     ).stdout.strip()
 
 
-def test_venv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> None:
+def test_uv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     assert keep(tmp_path, "pvdemo==1.0", check=True).kind == "changed"
     assert not (tmp_path / "venv").exists()
@@ -114,51 +114,20 @@ def test_venv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) ->
     assert keep(tmp_path, absent=["pvdemo"]).kind == "ok"
 
 
-def newer_pip(folder: Path) -> Path:
-    """This Python's own pip as a wheel of a later version."""
-    (own,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-    version = own.name.split("-")[1]
-    path = folder / own.name.replace(version, f"{version}.post1")
-    with zipfile.ZipFile(own) as before, zipfile.ZipFile(path, "w") as after:
-        for name in before.namelist():
-            content = before.read(name)
-            if ".dist-info/" in name:
-                content = content.replace(version.encode(), f"{version}.post1".encode())
-            after.writestr(name.replace(version, f"{version}.post1"), content)
-    return path
-
-
-def test_venv_packages_replaces_a_pip_that_is_too_old_for_todays_wheels_first(tmp_path: Path) -> None:
-    wheel(tmp_path / "wheels", "pvdemo", "1.0")
-    new, bundle = newer_pip(tmp_path / "wheels"), str(tmp_path / "wheels")
-    version = new.name.split("-")[1]
-    pip = {"version": version, "sha256": hashlib.sha256(new.read_bytes()).hexdigest(), "needed": version}
-    refused = keep(tmp_path, "pvdemo==1.0", bundle=bundle, pip={**pip, "sha256": "0" * 64})
-    assert refused.kind == "failed"
-    assert "nothing of it was used" in refused.text
-    assert keep(tmp_path, "pvdemo==1.0", bundle=bundle, pip={**pip, "needed": "1.0"}).kind == "changed"
-    there = f"venv/lib/python3.*/site-packages/pip-{version}.dist-info"
-    assert not list(tmp_path.glob(there)), "it is new enough"
-    wheel(tmp_path / "wheels", "pvdemo", "1.1")
-    assert keep(tmp_path, "pvdemo==1.1", bundle=bundle, pip=pip).kind == "changed"
-    assert list(tmp_path.glob(there))
-    assert version_in(tmp_path, "pvdemo") == "1.1"
-
-
-def test_venv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
+def test_uv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     keep(tmp_path, "pvdemo==1.0")
     site = next((tmp_path / "venv/lib").glob("python3*/site-packages"))
     (site / "pvdemo.py").unlink()
     event = keep(tmp_path, "pvdemo==1.0", verify=True)
     assert event.kind == "changed"
-    assert "lacks pvdemo.py" in event.result["made"]
+    assert "lacks pvdemo.py" in event.result["created"]
     assert version_in(tmp_path, "pvdemo") == "1.0"
     (site / "~vdemo").mkdir()
-    assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["made"]
+    assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["created"]
 
 
-def test_venv_packages_installs_again_what_was_altered(tmp_path: Path) -> None:
+def test_uv_packages_installs_again_what_was_altered(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pv_demo", "1.0")
     built = next((tmp_path / "wheels").iterdir())
     digest = hashlib.sha256(built.read_bytes()).hexdigest()
@@ -171,11 +140,11 @@ def test_venv_packages_installs_again_what_was_altered(tmp_path: Path) -> None:
     module = next((tmp_path / "venv/lib").glob("python3*/site-packages/pv_demo.py"))
     module.write_text(module.read_text().replace("1.0", "1.9"))  # of the same size
     assert keep(tmp_path, **source, check=True).kind == "changed"
-    assert keep(tmp_path, **source, verify=True).result["made"] is None
+    assert keep(tmp_path, **source, verify=True).result["created"] is None
     assert version_in(tmp_path, "pv_demo") == "1.0"
 
 
-def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:
+def test_uv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     file = next((tmp_path / "wheels").iterdir())
     keep(tmp_path, "pvdemo==1.0", find_links="", bundle=str(tmp_path / "wheels"))
@@ -198,7 +167,7 @@ def test_venv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_p
     assert keep(tmp_path, "pvdemo==1.0", locked=[{**locked[0], "name": "pvother"}]).result["unlocked"] == ["pvdemo 1.0"]
 
 
-def test_venv_packages_replaces_a_file_of_the_same_version_by_the_one_that_is_wanted(tmp_path: Path) -> None:
+def test_uv_packages_replaces_a_file_of_the_same_version_by_the_one_that_is_wanted(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     assert keep(tmp_path, "pvdemo==1.0").kind == "changed"
     file = next((tmp_path / "wheels").iterdir())
@@ -215,53 +184,43 @@ def test_a_message_without_a_word_has_a_headline_too() -> None:
     assert ansible.headline("") == ""
 
 
-def test_venv_packages_says_what_pip_said(tmp_path: Path) -> None:
+def test_uv_packages_says_what_uv_said(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     event = keep(tmp_path, "pvdemo-that-exists-nowhere==1.0")
     assert event.kind == "failed"
-    assert "No matching distribution found for pvdemo-that-exists-nowhere==1.0" in event.text
+    assert "pvdemo-that-exists-nowhere was not found" in " ".join(event.text.split())
 
 
-def test_a_wheel_is_built_from_an_archive_and_installed_and_other_checksums_are_refused(tmp_path: Path) -> None:
-    wheel(tmp_path / "wheels", "pvdemo", "1.0")
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(
-        '[build-system]\nrequires=[]\nbuild-backend="backend"\nbackend-path=["."]\n[project]\nname="pvbuilt"\nversion="2.0"\n'
-    )
-    (source / "backend.py").write_text(
-        "import zipfile\n"
-        "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
-        "    name, info = 'pvbuilt-2.0-py3-none-any.whl', 'pvbuilt-2.0.dist-info'\n"
-        "    with zipfile.ZipFile(folder + '/' + name, 'w') as archive:\n"
-        "        archive.writestr('pvbuilt.py', 'version = \"2.0\"\\n')\n"
-        "        archive.writestr(info + '/METADATA', 'Metadata-Version: 2.1\\nName: pvbuilt\\nVersion: 2.0\\n')\n"
-        "        archive.writestr(info + '/WHEEL', 'Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n"
-        "        archive.writestr(info + '/RECORD', 'pvbuilt.py,,\\n%s/METADATA,,\\n%s/WHEEL,,\\n%s/RECORD,,\\n' % (info, info, info))\n"
-        "    return name\n"
-    )
-    archive = tmp_path / "pvbuilt.tar.gz"
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(source, "pvbuilt-2.0")
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    keep(tmp_path, "pvdemo==1.0")  # an environment to build in
-    built = tmp_path / "pvbuilt-2.0-py3-none-any.whl"
-    build = {"venv": str(tmp_path / "venv"), "archive": str(archive), "archive_sha256": digest, "wheel": str(built)}
-    refused = one(tmp_path, "built_wheel", **{**build, "archive_sha256": "0" * 64})
-    assert refused.kind == "failed"
-    assert "nothing of it was used" in refused.text
-    unexpected = one(tmp_path, "built_wheel", **{**build, "wheel": str(tmp_path / "pvbuilt-3.0-py3-none-any.whl")})
-    assert "the build made pvbuilt-2.0-py3-none-any.whl" in unexpected.text
-    made = one(tmp_path, "built_wheel", **build)
-    assert made.result["sha256"] == hashlib.sha256(built.read_bytes()).hexdigest() == Path(f"{built}.sha256").read_text().strip()
-    given = {"built_name": "pvbuilt", "built_from": digest, "built_wheel": str(built), "built_wheel_sha256": made.result["sha256"]}
-    event = keep(tmp_path, **{**given, "built_wheel_sha256": "0" * 64})
-    assert event.kind == "failed"
-    assert "nothing of it was used" in event.text
-    assert keep(tmp_path, **given).kind == "changed"
-    assert version_in(tmp_path, "pvbuilt") == "2.0"
-    assert keep(tmp_path, **given).kind == "ok"
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("provision-")]
+def test_what_pip_is_set_up_for_is_what_uv_asks_and_no_password_is_on_a_command_line() -> None:
+    module = load("uv_packages", resources.folder("playbooks") / "library" / "uv_packages.py")
+    task = {"bundle": None, "index_url": None, "extra_index_url": "https://own.example/whl", "find_links": None}
+    environ = {
+        "XDG_CONFIG_DIRS": "/nonexistent",
+        "XDG_CONFIG_HOME": "/nonexistent",
+        "PIP_INDEX_URL": "https://user:secret@index.example/simple",
+        "PIP_EXTRA_INDEX_URL": "https://one.example/a https://two.example/b",
+        "PIP_TRUSTED_HOST": "index.example",
+        "PIP_CERT": "/etc/ca.pem",
+        "PIP_CONSTRAINT": "/etc/constraints.txt",
+    }
+    settings, variables, constraints = module.uv_settings(task, environ)
+    assert settings["index-url"] == "https://user:secret@index.example/simple"
+    assert settings["extra-index-url"] == ["https://own.example/whl", "https://one.example/a", "https://two.example/b"]
+    assert settings["allow-insecure-host"] == ["index.example"]
+    assert variables == {"SSL_CERT_FILE": "/etc/ca.pem"}
+    assert constraints == ["/etc/constraints.txt"]
+    assert module.uv_settings({**task, "index_url": "https://other.example"}, environ)[0]["index-url"] == "https://other.example"
+    offline, variables, constraints = module.uv_settings({**task, "bundle": "/bundle"}, environ)
+    assert (offline["no-index"], offline["find-links"], variables, constraints) == (True, ["/bundle"], {}, [])
+    assert "index-url" not in offline
+
+
+def test_a_wheel_of_several_that_fit_is_told_by_its_tags() -> None:
+    module = load("uv_packages", resources.folder("playbooks") / "library" / "uv_packages.py")
+    assert module.tags("cmake-3.31.6-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl") == {
+        "py3-none-manylinux_2_17_x86_64",
+        "py3-none-manylinux2014_x86_64",
+    }
 
 
 # --- package_lock -----------------------------------------------------------------------------------------------------------------

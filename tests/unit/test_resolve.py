@@ -21,21 +21,12 @@ def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
     assert made.nccl is None
     assert made.hwloc.source == "bundled"
     assert "g++" in made.packages
-    assert "python3-venv" in made.packages
 
 
 def test_a_plan_does_not_depend_on_what_an_earlier_run_has_installed() -> None:
     bare = host()
-    finished = facts.normalise(
-        {**bare, "python": {**bare["python"], "has_venv": True}, "packages": {"g++": "4:12.2", "python3-venv": "3.11"}}
-    )
+    finished = facts.normalise({**bare, "packages": {"g++": "4:12.2"}})
     assert plan_for({"a": finished}) == plan_for({"a": bare})
-
-
-def test_a_python_of_the_users_own_needs_no_package_for_venv() -> None:
-    own = host()
-    made = plan_for({"a": facts.normalise({**own, "python": {**own["python"], "executable": "/opt/python/bin/python3"}})})
-    assert "python3-venv" not in made.hosts["a"].packages
 
 
 def test_only_whole_host_keys_reach_the_other_hosts() -> None:
@@ -163,7 +154,7 @@ def test_what_nobody_said_is_not_told_as_if_somebody_had() -> None:
 def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("ubuntu", "22.04"), python="3.10.12")})
     assert {one.python.version[:4] for one in made.hosts.values()} == {"3.11"}
-    assert made.hosts["b"].python.packages == ("python3.11", "python3.11-venv")
+    assert made.hosts["b"].python.packages == ("python3.11",)
     assert made.hosts["b"].interpreter == "/usr/bin/python3"  # Ansible runs on what is there before
 
 

@@ -51,14 +51,6 @@ def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> No
     assert made["a"].openmpi == made["b"].openmpi
 
 
-def test_without_root_a_python_that_can_make_environments_is_taken() -> None:
-    others = [{"path": "/usr/local/bin/python3.12", "version": "3.12", "has_venv": True}]
-    python = {"version": "3.11.2", "executable": "/usr/bin/python3", "has_venv": False, "others": others}
-    assert (
-        plan_for({"a": facts.normalise({**host(user=NO_ROOT), "python": python})}).hosts["a"].python.package == "/usr/local/bin/python3.12"
-    )
-
-
 def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() -> None:
     hosts = {"a": rootless(toolkit("12.4"), None), "b": rootless(toolkit("12.4"), MAKE, address="10.0.0.2")}
     made = plan_for(hosts, Wishes(nccl_source="source", openmpi="source")).hosts

@@ -58,7 +58,7 @@ class Hosts:
                 "arch": "x86_64",
                 "driver": {"version": "535.104.05", "cuda": cuda},
                 "gpus": [{"name": "A100", "compute_capability": "8.0"}],
-                "python": {"version": "3.10.12", "executable": "/usr/bin/python3", "has_venv": True},
+                "python": {"version": "3.10.12", "executable": "/usr/bin/python3"},
                 "network": {
                     "interfaces": [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
                     "default_route_interface": "eth0",

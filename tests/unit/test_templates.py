@@ -121,7 +121,6 @@ def rich_facts() -> dict[str, Any]:
         "python": {
             "version": "3.10.12",
             "executable": "/usr/bin/python3",
-            "has_venv": False,
             "others": [{"version": "3.12.1", "path": "/usr/bin/python3.12"}],
         },
     }

@@ -13,36 +13,19 @@ from .looking import section, without_credentials
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 
 
-def can_make_venvs(machine, executable):
-    """Whether the library beside an interpreter carries ensurepip and venv (Debian packs them apart)."""
-    real = os.path.realpath(machine.path(executable))
-    version = re.search(r"python(3\.\d+)$", real)
-    if not version:
-        return None
-    base = os.path.dirname(os.path.dirname(real))
-    bases = [base] + ([os.path.join(base, "usr")] if os.path.basename(os.path.dirname(real)) == "bin" else [])
-    for folder in [os.path.join(b, lib, "python" + version.group(1)) for b in bases for lib in ("lib", "lib64")]:
-        if os.path.exists(os.path.join(folder, "ensurepip", "__init__.py")) and os.path.exists(os.path.join(folder, "venv", "__init__.py")):
-            return True
-    return False
-
-
 def interpreter(machine, path):
     """Version and abilities of another interpreter, by asking it."""
-    program = (
-        "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],*[bool(u.find_spec(m)) for m in ('ensurepip','venv','pip')])"
-    )
+    program = "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],bool(u.find_spec('pip')))"
     status, output, complaint = machine.run([path, "-c", program])
     fields = output.split()
-    if status != 0 or len(fields) != 4:
+    if status != 0 or len(fields) != 2:
         return {
             "path": path,
             "version": None,
-            "has_venv": False,
             "has_pip": False,
             "error": (complaint or output).strip()[-300:] or "it printed nothing",
         }
-    return {"path": path, "version": fields[0], "has_venv": fields[1] == fields[2] == "True", "has_pip": fields[3] == "True"}
+    return {"path": path, "version": fields[0], "has_pip": fields[1] == "True"}
 
 
 @section("python")
@@ -51,11 +34,10 @@ def python(machine):
     for found in machine.glob("/usr/bin/python3.*") + machine.glob("/usr/local/bin/python3.*"):
         version = re.search(r"/python(3\.\d+)$", found)
         if version:
-            others.append({"path": found, "version": version.group(1), "has_venv": can_make_venvs(machine, found)})
+            others.append({"path": found, "version": version.group(1)})
     facts = {
         "executable": sys.executable,
         "version": sys.version.split()[0],
-        "has_venv": bool(importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")),
         "has_pip": bool(importlib.util.find_spec("pip")),
         "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
         "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib") or "", "EXTERNALLY-MANAGED")),

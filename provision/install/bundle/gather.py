@@ -73,6 +73,7 @@ def gather(
                 **_packages(host, facts[host.name], seen[host.name], work / host.name, folder / "debs", places, say),
             }
         carried = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
+        carried |= artifacts.carry_uv(plan, folder / "supplies", places.index_url, say)
         dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
         files = {
             name: {"venv": _files(folder, entry["wheels"]), "nccl": _files(folder, entry["nccl_wheels"])} for name, entry in hosts.items()
@@ -82,11 +83,10 @@ def gather(
 
 
 def _pins(host: HostPlan) -> dict[str, list[str]]:
-    """Folder in the prefix → what pip is to bring there. NCCL's wheel is apart: PyTorch pins another version of the same package."""
+    """Folder in the prefix → what is installed there from the index. NCCL's wheel is apart: PyTorch pins another version."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
     wanted = [*archive.requirements_of(host), *installer.build_packages()]
-    found = {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
-    return {folder: [*pins, installer.pip_package()] for folder, pins in found.items()}
+    return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
 def _refuse(plan: Plan, folder: Path | None) -> None:
@@ -171,8 +171,6 @@ def _files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in names:
         distribution, version = Path(name).name.split("-")[:2]
-        if distribution == "pip":  # its checksum is the catalogue's
-            continue
         digest = downloads.digest(folder / "wheels" / name)
         found[distribution.lower().replace("_", "-").replace(".", "-")] = {"version": version, "url": None, "sha256": digest}
     return found

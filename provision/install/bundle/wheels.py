@@ -92,7 +92,7 @@ def bring(
         say(f"wheels for Python {target.python} on {target.arch}: {', '.join(asked)}")
         scratch = folder / ".new"
         scratch.mkdir(exist_ok=True)
-        _download(asked, target, scratch, indexes, find_links)
+        download(asked, target, scratch, indexes, find_links)
         for path in sorted(scratch.iterdir()):
             brought = canonicalize_name(path.name.split("-")[0])
             if brought in found and found[brought].name != path.name:
@@ -132,7 +132,8 @@ def _needs(wheel: Path, target: Target) -> list[Requirement]:
     return [one for one in stated if one.marker is None or one.marker.evaluate(target.markers)]
 
 
-def _download(asked: list[str], target: Target, folder: Path, indexes: Mapping[str, str], find_links: Path | None) -> None:
+def download(asked: list[str], target: Target, folder: Path, indexes: Mapping[str, str], find_links: Path | None) -> None:
+    """Fetch exactly these wheels with pip, without what they depend on. Raises ProvisionError."""
     command = [sys.executable, "-m", "pip", "download", "--no-input", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"]
     command += ["--dest", str(folder), "--python-version", target.python, "--implementation", "cp"]
     for platform in target.platforms:

