@@ -42,7 +42,7 @@ def test_a_controller_on_another_machine_is_named_too(cluster):
 
 def test_a_controller_that_is_killed_while_installing_does_not_lock_the_next_one_out(cluster):
     with running("up", str(cluster.inventory), "--no-smoke", "--full") as run:
-        run.wait_for("python: Make the environment")
+        run.wait_for("python: Install Python packages")
         children = [int(child) for child in Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()]
         os.kill(run.process.pid, signal.SIGKILL)
         for child in children:  # Ansible, in a session of its own; it would go on to the end and give the lock back

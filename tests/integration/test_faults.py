@@ -200,7 +200,7 @@ def test_a_full_disk_in_the_middle_is_named_and_the_next_run_mends_what_was_cut_
     pid = container(host).attrs["State"]["Pid"]  # a container may not mount for itself
     subprocess.run(["nsenter", "-t", str(pid), "-m", "mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", "/opt"], check=True)
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
-        run.wait_for("node1: python: Make the environment")
+        run.wait_for("node1: python: Install Python packages")
         root(host, "df /opt | grep -q tmpfs && ! dd if=/dev/zero of=/opt/fill bs=1M 2>/dev/null")
         ended = run.finish()
     assert ended.returncode == 1

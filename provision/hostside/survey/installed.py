@@ -61,7 +61,7 @@ def installed(machine):
         cuda_of_torch = stated.group(1) if stated else None
     facts["torch_cuda"] = cuda_of_torch
     facts["files"] = {}
-    for name in ("venv", "nccl"):  # what pip took for each environment, as venv_packages noted it
+    for name in ("venv", "nccl"):  # what pip took for each environment, as uv_packages noted it
         noted = read_json(machine, "%s/%s/provision-files.json" % (machine.prefix, name))
         if isinstance(noted, dict):
             facts["files"][name] = noted

@@ -34,9 +34,9 @@ COPY packages/locked_files.py /build/
 COPY constraints /build/constraints
 RUN /usr/bin/python3 -m venv /build \
     && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /build/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4" \
+    && /build/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "cmake==3.31.6" "pip==24.3.1" "scikit-build-core==0.11.6" "ninja==1.11.1.4" \
     && /build/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
-    && /build/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+    && /build/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "cmake==3.31.6" "pip==24.3.1" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages

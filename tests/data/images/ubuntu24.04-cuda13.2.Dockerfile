@@ -33,7 +33,7 @@ ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
 RUN /usr/bin/python3 -m venv /build \
     && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: "cmake==3.31.6" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+    && /build/bin/pip install --no-cache-dir --only-binary :all: "cmake==3.31.6" "pip==24.3.1" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages
