@@ -78,7 +78,7 @@ import threading  # noqa: E402
 import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.locked_files import digest  # noqa: E402
+from ansible.module_utils.checksums import digest  # noqa: E402
 
 FORGOTTEN_S = 120  # without a question for this long there is no controller any more; it asks every few seconds
 ERROR_LINES = 12

@@ -42,7 +42,7 @@ import sys  # noqa: E402
 import tarfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.locked_files import digest  # noqa: E402
+from ansible.module_utils.checksums import digest  # noqa: E402
 
 NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
 

@@ -73,7 +73,6 @@ import base64  # noqa: E402
 import configparser  # noqa: E402
 import csv  # noqa: E402
 import glob  # noqa: E402
-import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
@@ -81,6 +80,7 @@ import shutil  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.checksums import digest  # noqa: E402
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
 BUILT = "provision-built.json"  # in the environment: {name: {"source", "wheel", "record": checksums}} of what was built from our sources
@@ -90,14 +90,6 @@ HINT = "nothing of it was used. If the index has a new file on purpose, take it 
 def canonical(name):
     """The one spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def digest(path):
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            found.update(block)
-    return found.hexdigest()
 
 
 def read_note(venv, name):

@@ -315,7 +315,7 @@ FILES: dict[str, Shape] = {
     "images": _sourced(
         {
             "schema": whole,
-            "distributions": _sourced({"images": mapping(_RELEASE, word), "default": _RELEASE}),
+            "distributions": _sourced({"images": mapping(_RELEASE, word), "default": _RELEASE, "libc": mapping(_RELEASE, version)}),
             "alike": mapping(word, word),
             "packages": mapping(word, listed(word)),
             "interpreter": mapping(word, word),
@@ -324,7 +324,6 @@ FILES: dict[str, Shape] = {
             "build_only": listed(word),
             "build_only_endings": listed(word),
             "versions": _sourced({"debian": mapping(word, word), "rhel": mapping(word, word)}),
-            "pip": version,
             "user": record({"name": word, "uid": whole}),
             "ssh_port": whole,
         }

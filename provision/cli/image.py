@@ -18,7 +18,6 @@ from provision.image import asking, build, folder, labels, render, store
 from provision.image import run as running
 from provision.image import verify as verifying
 from provision.image.recipe import LABEL
-from provision.image.view import View
 from provision.launch.run import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
@@ -86,7 +85,7 @@ def render_(
         typer.Option("--out", "-o", metavar="DIR", help="Write it and all that a build needs here; without, print it.", file_okay=True),
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Every system and CUDA that there are images of, a folder each.")] = False,
-    buildx: Annotated[bool, typer.Option("--buildx", help="With cache mounts, for BuildKit.")] = False,
+    buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
     kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
     subject: asking.Subject,
@@ -95,6 +94,8 @@ def render_(
 ) -> None:
     """Write a Dockerfile and its context, from the same plan and lock as the hosts."""
     _check_format(kind)
+    if buildx:
+        terminal.say("--buildx is deprecated: every Dockerfile is for BuildKit; leave it out")
     if matrix and (subject.named or out is None):
         raise UsageError(
             "--matrix renders everything into folders", todo="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
@@ -105,7 +106,7 @@ def render_(
         with progress.make() as shown:
             made, problems = asking.targets_of(subject, options, shown, passwords)
         model.show_problems(problems, terminal.err())
-    contexts = {each.target.name: render.context(each.target, each.engine, buildx=buildx, locked=each.locked) for each in made}
+    contexts = {each.target.name: render.context(each.target, each.engine, locked=each.locked) for each in made}
     if out is None:
         for files in contexts.values():
             terminal.out().content(files["Dockerfile"].content.decode())
@@ -278,8 +279,7 @@ def push(
     """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
     client = engine.connect()
     try:
-        with View() as view:
-            digest = store.push(client, image, unproven=unproven, view=view)
+        digest = store.push(client, image, unproven=unproven)
     finally:
         client.close()
     terminal.out().say(f"{labels.parted(image)[0]}@{digest}")

@@ -1,4 +1,4 @@
-"""An image as a file, as `docker save` writes it: what it says of the image, and the same again without layers that are there already."""
+"""An image as a file, as `docker save` writes it: what it says of the image, and the same again under another name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -36,19 +35,13 @@ class Archive:
     config: bytes
     name: str = ""
 
-    def there(self, held: Sequence[Sequence[str]]) -> int:
-        """How many of the layers, from the bottom, an engine has that holds images of the layers ``held``."""
-        ours = self.attributes["RootFS"]["Layers"]
-        most = 0
-        for layers in held:
-            same = 0
-            while same < min(len(ours), len(layers)) and ours[same] == layers[same]:
-                same += 1
-            most = max(most, same)
-        return most
+    @property
+    def size(self) -> int:
+        """Of all layers, in bytes."""
+        return sum(self.sizes)
 
-    def write(self, out: IO[bytes], name: str, *, without: int = 0) -> None:
-        """The image as ``name`` and without its lowest layers, for `docker load`, which takes those that it has from itself."""
+    def write(self, out: IO[bytes], name: str) -> None:
+        """The image as ``name`` alone, for `docker load`."""
         layers = [f"{number}.tar" for number in range(len(self.members))]
         manifest = json.dumps([{"Config": _CONFIG, "RepoTags": [name], "Layers": layers}]).encode()
         with tarfile.open(self.path) as ours, tarfile.open(fileobj=out, mode="w|", bufsize=_CHUNK) as tar:
@@ -56,7 +49,7 @@ class Archive:
                 entry = tarfile.TarInfo(path)
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))
-            for path, member, size in list(zip(layers, self.members, self.sizes, strict=True))[without:]:
+            for path, member, size in zip(layers, self.members, self.sizes, strict=True):
                 entry = tarfile.TarInfo(path)
                 entry.size = size
                 tar.addfile(entry, ours.extractfile(member))
@@ -84,7 +77,6 @@ def read(path: Path) -> Archive:
         "RootFS": {"Layers": told.get("rootfs", {}).get("diff_ids") or []},
         "Architecture": told.get("architecture", ""),
         "Size": sum(sizes),
-        "RepoDigests": [],
     }
     return Archive(path, attributes, members, sizes, config, str((listed[0].get("RepoTags") or [""])[0]))
 

@@ -43,7 +43,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Asked:
-    """A target, the engine's sources for it, and the files that pip must take for it where there is a lock."""
+    """A target, the engine's sources for it, and where there is a lock the wheels that it must take, as `render.context` takes them."""
 
     target: Target
     engine: EngineSource
@@ -103,4 +103,9 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
     plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
     planning.refuse_conflicts(plan)
     made = targets.of_hosts(plan, known, given=subject.base)
-    return [Asked(each, sources.engine, sources.locked.get(each.hosts[0], {})) for each in made], problems
+    return [Asked(each, sources.engine, _locked(sources.locked.get(each.hosts[0], {}))) for each in made], problems
+
+
+def _locked(environments: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """On hosts what builds is in the environment of what runs; in images it has one of its own."""
+    return {**environments, "build": environments.get("venv", [])}

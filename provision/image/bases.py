@@ -22,11 +22,13 @@ class Base:
 
     Attributes:
         reference: as a Dockerfile names it, with its digest where that is known.
+        system: its distribution and release, e.g. ``ubuntu 22.04``.
         cuda: of the image, e.g. ``12.4.1``; None without.
         name: of the system and the CUDA, e.g. ``ubuntu22.04-cuda12.4``.
     """
 
     reference: str
+    system: str
     cuda: str | None
     name: str
 
@@ -112,14 +114,14 @@ def base(kind: Machine, *, cuda: str | None = None, given: str | None = None) ->
         full = _full(system, kind.cuda, cuda, given)
         name = f"{short(system)}-cuda{minor(full or kind.cuda)}"
     if given is not None:
-        return Base(given, full, name)
+        return Base(given, system, full, name)
     if full is None:
-        return Base(catalog.load("images")["distributions"]["images"][system], None, name)
+        return Base(catalog.load("images")["distributions"]["images"][system], system, None, name)
     known = catalog.load("cuda_images")
     tag = known["tag"].format(cuda=full, flavour=FLAVOUR, system=_in_tags(system))
     digest = known["digests"]["sha256"].get(tag) if kind.arch == "x86_64" else None
     place = known["registries"][0].removeprefix("docker.io/")
-    return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), full, name)
+    return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
 
 def _full(system: str, driver: str, cuda: str | None, given: str | None) -> str | None:

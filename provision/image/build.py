@@ -1,43 +1,50 @@
-"""Builds an image through the container engine's own builder, on a network of the build's own whose only door is the gateway.
+"""Builds an image with BuildKit, by the docker command; certificates, proxies and mirrors of this machine are secrets of its steps.
 
-An image gets its name when all of it is there: what fails or is interrupted leaves nothing but the engine's cache, which the next build
-goes on from.
+Python packages are fetched here, with this machine's settings of pip, and no step asks an index. An image gets its name when all of it is
+there: what fails or is interrupted leaves nothing but the engine's cache, which the next build goes on from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import hashlib
+import json
 import os
-import re
+import shutil
+import signal
+import subprocess
 import sys
-import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from urllib.parse import urlsplit
 
 import docker.errors
 from docker import DockerClient
-from docker.models.networks import Network
 
-from provision.base import paths, signals
+from provision import catalog
+from provision.base import downloads, paths, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.diagnosis.logs.reading import explain
-from provision.image import labels, origins
+from provision.image import labels
 from provision.image.asking import Asked
-from provision.image.gateway import Gateway
-from provision.image.render import File, context
-from provision.image.stream import Failed, Made, events
-from provision.image.view import View, short
+from provision.image.output import BuildOutput
+from provision.image.recipe import recipe
+from provision.image.render import APT_SECRETS, File, context
 from provision.install import artifacts
+from provision.install.bundle import wheels
 from provision.plan.options import Options
-from provision.sandbox import bases, engine
+from provision.sandbox import aptsources, bases, engine, hostfiles
 from provision.sandbox import settings as controller
+from provision.sandbox.settings import Settings
 
-NETWORK_LABEL = "org.provision.build"  # its value is the process that builds
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+_LAST = 12  # lines of an error
+_END_S = 30.0  # until a build that is interrupted has ended its steps
 
 
 @dataclass(frozen=True)
@@ -59,30 +66,31 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
         cache: use what earlier builds left.
 
     Raises:
-        ProvisionError: no engine, no base, no wheel that an earlier run was given, a step that failed (with its last lines), a full disk.
+        ProvisionError: no engine, no BuildKit, no base, no wheel, a step that failed (with its last lines), a full disk.
     """
     began = time.monotonic()
     settings = controller.read(os.environ, prefix=Path(sys.prefix))
     host = asked.target.host
     artifacts.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
-    files = context(asked.target, asked.engine, locked=asked.locked)
     client = engine.connect()
     named = False
     try:
-        with signals.also_when_ended(), engine.explained(f"building {tag}"), _log(asked.target.name) as (log, path), View(log) as view:
-            _refuse_other_processor(client, host.arch)
-            sweep(client)
-            base_image(client, asked.target.base.reference, view)
-            places = origins.Origins(
-                settings,
-                distribution=host.system.split()[0],
-                mirror=mirror,
-                wheels=options.wheels,
-                index=options.index_url,
-                torch_index=host.torch.index if host.torch else None,
-            )
-            with _network(client) as (network, address), _gateway(address, places) as gateway:
-                image = _run(client, files, network, gateway, view, path, cache=cache, torch=bool(host.torch and host.torch.index))
+        command = buildkit()
+        _refuse_other_processor(client, host.arch)
+        with (
+            signals.also_when_ended(),
+            engine.explained(f"building {tag}"),
+            _log(asked.target.name) as (log, path),
+            BuildOutput(log) as output,
+            tempfile.TemporaryDirectory(prefix="provision-build-", ignore_cleanup_errors=True) as work,
+        ):
+            _have_base(client, asked.target.base.reference, output)
+            folder = Path(work) / "context"
+            fetched = _fetch(asked, options, folder, output, cache=cache)
+            _write(folder, context(asked.target, asked.engine, locked=fetched, fetched=True))
+            words, environment = _reach(settings, asked, mirror, Path(work))
+            words += [] if cache else ["--no-cache"]
+            image = _run([*command, *words], environment, folder, output, path)
             with signals.held_back():
                 client.images.get(image).tag(*labels.parted(tag))
                 named = True
@@ -95,12 +103,19 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
     return Built(tag, image, size, time.monotonic() - began, path)
 
 
-def _refuse_other_processor(client: DockerClient, arch: str) -> None:
-    """An image is built by running its steps, so the engine's machine must be of its kind."""
-    there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
-    if there != arch:
-        what = f"this machine's container engine runs on {there}, and the image is for {arch}"
-        raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
+def buildkit() -> list[str]:
+    """The docker command that builds with BuildKit and takes secrets: of several in PATH, the first that can.
+
+    Raises:
+        ProvisionError: there is none.
+    """
+    for folder in os.get_exec_path():
+        path = shutil.which("docker", path=folder)
+        probe = [str(path), "build", "--secret", "id=probe", "--help"]
+        if path and subprocess.run(probe, env=_environment(), capture_output=True, check=False).returncode == 0:
+            return [path, "build"]
+    what = "no docker command here builds with BuildKit"
+    raise ProvisionError(what, todo="install Docker's buildx plugin (docker-buildx-plugin), or on Debian and Ubuntu the package docker.io")
 
 
 def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
@@ -118,139 +133,207 @@ def checked_tag(tag: str) -> str:
     return bases.checked(tag)
 
 
-def base_image(client: DockerClient, reference: str, view: View) -> None:
-    """Have the base here: it is there already, or it is pulled, with each layer shown. Raises ProvisionError where it cannot be had."""
-    try:
+def _have_base(client: DockerClient, reference: str, output: BuildOutput) -> None:
+    """Pull the base unless the engine has it. Raises ProvisionError where it is unavailable."""
+    with contextlib.suppress(docker.errors.ImageNotFound):
         client.images.get(reference)
         return
-    except docker.errors.ImageNotFound:
-        view.line(f"pulling {reference}")
+    output.remark(f"pulling {reference}")
     try:
-        for event in events(client.api.pull(reference, stream=True, decode=True)):
-            view.note(event)
-            if isinstance(event, Failed):
-                raise docker.errors.APIError(event.why)
+        for entry in client.api.pull(reference, stream=True, decode=True):
+            if "error" in entry:
+                raise docker.errors.APIError(entry["error"])
         client.images.get(reference)
     except docker.errors.APIError as failure:
         text = str(failure.explanation or failure).strip()
         if "no space left" in text.lower():
             raise
-        raise ProvisionError(
-            f"the base image cannot be had: {text}",
-            where=reference,
-            todo="see that its registry can be reached; or load it by hand (`docker load`); or begin with another: --base IMAGE",
-        ) from failure
+        todo = "see that its registry can be reached; or load it by hand (`docker load`); or begin with another: --base IMAGE"
+        raise ProvisionError(f"the base image is unavailable: {text}", where=reference, todo=todo) from failure
 
 
-def sweep(client: DockerClient) -> None:
-    """Remove the networks of builds that were killed, with the containers of their last steps."""
-    for network in client.networks.list(filters={"label": NETWORK_LABEL}):
-        owner = (network.attrs.get("Labels") or {}).get(NETWORK_LABEL, "")
-        if not (owner.isdigit() and Path(f"/proc/{owner}").exists()):
-            _take_down(client, network)
+def _refuse_other_processor(client: DockerClient, arch: str) -> None:
+    """An image is built by running its steps, so the engine's machine must be of its kind."""
+    there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
+    if there != arch:
+        what = f"this machine's container engine runs on {there}, and the image is for {arch}"
+        raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
 
 
-def _run(
-    client: DockerClient, files: Mapping[str, File], network: str, gateway: Gateway, view: View, log: Path, *, cache: bool, torch: bool
-) -> str:
-    """The build itself; returns the image's id."""
-    arguments = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), gateway.proxy)  # never kept by the engine
-    arguments |= {"PIP_INDEX_URL": origins.INDEX_URL, "PIP_TRUSTED_HOST": origins.PACKAGES_HOST}
-    if torch:
-        arguments["TORCH_INDEX_URL"] = origins.TORCH_INDEX_URL
-    said = client.api.build(
-        fileobj=io.BytesIO(_tar(files)),
-        custom_context=True,
-        rm=True,
-        forcerm=True,
-        nocache=not cache,
-        decode=True,
-        network_mode=network,
-        buildargs=arguments,
-        use_config_proxy=False,
-    )
-    image = None
-    for event in events(said):
-        view.note(event)
-        if isinstance(event, Made):
-            image = event.image
-        elif isinstance(event, Failed):
-            raise _failure(event.why, view, gateway, log)
-    if image is None:
-        raise ProvisionError(
-            "the engine ended the build without an image and without a word", where=view.step or "the build", todo=f"read {log}"
-        )
-    return image
+# --- Python packages ----------------------------------------------------------------------------------------------------------------
 
 
-def _failure(why: str, view: View, gateway: Gateway, log: Path) -> ProvisionError:
-    if "no space left on device" in (why + "\n".join(view.tail)).lower():
-        return engine.explain(docker.errors.APIError("no space left on device"), view.step)
-    code = re.search(r"returned a non-zero code: (\d+)$", why)  # before it the engine repeats the whole step
-    what = f"it failed with exit code {code[1]}; its last lines:" if code else f"it failed: {why}"
-    lines = [*(line.rstrip() for line in view.tail), *(f"could not be had: {said}" for said in gateway.refused[-3:])]
-    known = explain("\n".join([*lines, why]), view.step)
-    advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
-    return ProvisionError("\n    ".join([what, *lines]), where=short(view.step) or "before the first step", todo=advice)
+def _fetch(asked: Asked, options: Options, context: Path, output: BuildOutput, *, cache: bool) -> dict[str, list[dict[str, str]]]:
+    """Put the wheels of every environment into the context; returns their names, versions and checksums, as `context` takes them."""
+    made = recipe(asked.target, asked.engine)
+    host = made.host
+    libc = catalog.load("images")["distributions"]["libc"][asked.target.base.system]
+    target = wheels.Target(made.python, host.arch, libc)
+    indexes = {"PIP_INDEX_URL": options.index_url} if options.index_url else {}
+    indexes |= {"PIP_EXTRA_INDEX_URL": made.torch_index} if made.torch_index else {}
+    found = {}
+    for environment, pins in made.environments.items():
+        locked = asked.locked.get(environment, [])
+        place = context / "python" / environment
+        place.mkdir(parents=True)
+        # What the user's folder holds may change under the same name.
+        kept = _kept_wheels([pins, vars(target), sorted(indexes.items()), locked]) if cache and options.wheels is None else place
+        if kept == place or not (kept / "complete").exists():
+            with contextlib.ExitStack() as stack:
+                fresh = place if kept == place else Path(stack.enter_context(tempfile.TemporaryDirectory(dir=kept.parent)))
+                wheels.bring(pins, target, fresh, locked, indexes=indexes, find_links=options.wheels, say=output.remark)
+                if kept != place:
+                    (fresh / "complete").touch()
+                    shutil.rmtree(kept, ignore_errors=True)
+                    shutil.copytree(fresh, kept)
+        found[environment] = [_entry(_place(wheel, place)) for wheel in sorted(kept.glob("*.whl"))]
+    _place(artifacts.uv_wheel(host.arch, options.index_url, output.remark), context / "python/build")
+    return found
 
 
-def _tar(files: Mapping[str, File]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path, file in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(file.content), 0o755 if file.executable else 0o644
-            tar.addfile(entry, io.BytesIO(file.content))
-    return buffer.getvalue()
+def _kept_wheels(depends: Any) -> Path:
+    """Where the wheels of an environment are kept for the next build. Of an index's address, which may hold a password, its checksum."""
+    folder = paths.cache() / "wheels"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-@contextlib.contextmanager
-def _network(client: DockerClient) -> Iterator[tuple[str, str]]:
-    """(name, this machine's address on it) of a network from which nothing but this machine can be reached; gone afterwards."""
-    name = f"provision-build-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
-    with signals.held_back():
-        network = client.networks.create(name, driver="bridge", internal=True, labels={NETWORK_LABEL: str(os.getpid())})
-    try:
-        network.reload()
-        yield name, str(network.attrs["IPAM"]["Config"][0]["Gateway"])
-    finally:
-        with signals.ignored():
-            _take_down(client, network)
-
-
-def _take_down(client: DockerClient, network: Network) -> None:
-    """Remove a build's network; a step that still runs on it ends with it."""
-    for _ in range(20):
-        with contextlib.suppress(docker.errors.NotFound):
-            network.reload()
-            for container in network.attrs.get("Containers") or {}:
-                with contextlib.suppress(docker.errors.APIError):
-                    client.api.remove_container(container, force=True, v=True)
+def _place(wheel: Path, folder: Path) -> Path:
+    if wheel.parent != folder:
         try:
-            network.remove()
-            return
-        except docker.errors.NotFound:
-            return
-        except docker.errors.APIError:  # a step's container is being taken down at this moment
-            time.sleep(0.25)
+            os.link(wheel, folder / wheel.name)
+        except OSError:  # another file system
+            shutil.copyfile(wheel, folder / wheel.name)
+    return folder / wheel.name
 
 
-@contextlib.contextmanager
-def _gateway(address: str, places: origins.Origins) -> Iterator[Gateway]:
+def _entry(wheel: Path) -> dict[str, str]:
+    name, version = wheel.name.split("-")[:2]
+    return {"name": name.replace("_", "-").lower(), "version": version, "sha256": downloads.digest(wheel)}
+
+
+# --- how the steps reach the distribution's packages ------------------------------------------------------------------------------------
+
+
+def _reach(settings: Settings, asked: Asked, mirror: str | None, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """(options of `docker build`, its environment): proxies, and for apt its options, its sources and whom it trusts.
+
+    All of it may hold passwords. It goes into the environment and files that only this user reads, and into no layer.
+    """
+    proxies = {name: value for name in _PROXIES if (value := (settings.proxies or {}).get(name))}
+    words = [word for name in proxies for spelt in (name, name.upper()) for word in ("--build-arg", spelt)]
+    environment = {**_environment(), **{spelt: value for name, value in proxies.items() for spelt in (name, name.upper())}}
+    sources = _sources(settings, asked, mirror)
+    if asked.target.host.family == "debian":
+        for name, content in _apt(settings, asked, sources).items():
+            path = folder / name
+            path.touch(mode=0o600)
+            path.write_text(content, encoding="utf-8")
+            words += ["--secret", f"id={name},src={path}"]
+    places = [*proxies.values(), *(settings.apt or {}).values(), *sources.split()]
+    if any(_is_loopback(place) for place in places):
+        words += ["--network", "host"]  # what listens on this machine's loopback is not reached from a network of the step's own
+    return words, environment
+
+
+def _apt(settings: Settings, asked: Asked, sources: str) -> dict[str, str]:
+    """Secret → its text: apt's options, and the files that they name."""
+    own_sources, certificates = (f"/run/secrets/{name}" for name in APT_SECRETS)
+    options, files = hostfiles.apt_conf(settings), {}
+    if sources:
+        options += f'Dir::Etc::sourcelist "{own_sources}";\n'
+        nccl = asked.target.host.nccl
+        if nccl is None or nccl.source == "wheel":  # else NVIDIA's repository is among the base's own
+            options += 'Dir::Etc::sourceparts "/dev/null";\n'
+        files["sources"] = sources
+    if settings.bundle:  # a minimal base trusts no one yet, and the mirror may speak https
+        options += f'Acquire::https::CaInfo "{certificates}";\n'
+        files["certificates"] = settings.bundle
+    return {"apt": options, **files}
+
+
+def _sources(settings: Settings, asked: Asked, mirror: str | None) -> str:
+    """The text of ``sources.list`` for the base; empty where it keeps its own."""
+    distribution, version = asked.target.base.system.split()
+    place = aptsources.mirror_at(mirror, distribution) if mirror else settings.mirror if settings.distribution == distribution else None
+    codename = catalog.load("os")["distributions"][distribution].get("codenames", {}).get(version)
+    return aptsources.sources_list(place, codename) if place and codename else ""
+
+
+def _is_loopback(place: str) -> bool:
+    host = urlsplit(place).hostname or "" if "://" in place else ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+# --- the build ----------------------------------------------------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str]:
+    """Of the docker command: the engine that the SDK talks to, and its own builder."""
+    return {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": "default", "DOCKER_CONTEXT": "default"}
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, output: BuildOutput, log: Path) -> str:
+    """The build itself; returns the image's id."""
+    names = folder.parent / "image-id"
+    words = [*command, "--progress", "plain", "--iidfile", str(names), str(folder)]
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    said: list[str] = []
     try:
-        gateway = Gateway(address, places)
-    except OSError as error:
-        raise ProvisionError(
-            f"this machine has no address on the build's network ({address}: {error.strerror})",
-            where="container engine",
-            todo="build where the engine runs: DOCKER_HOST names another machine's",
-        ) from error
-    with gateway:
-        yield gateway
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        for line in process.stdout:
+            said = [*said[-_LAST:], line.rstrip()]
+            output.note(line.rstrip())
+        code = process.wait()
+    except BaseException:
+        with signals.ignored():
+            _end(process)
+        raise
+    if code != 0 or not names.exists():
+        raise _failure(said, output, log)
+    return names.read_text(encoding="utf-8").strip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the docker command as Ctrl-C does: the engine ends the steps that run."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _failure(said: Sequence[str], output: BuildOutput, log: Path) -> ProvisionError:
+    lines = output.tail(output.failed) if output.failed else list(said)
+    text = "\n".join([*lines, *said])
+    if "no space left on device" in text.lower():
+        return engine.explain(docker.errors.APIError("no space left on device"), output.step)
+    known = explain(text, output.failed)
+    advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
+    what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"
+    return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", todo=advice)
+
+
+def _write(folder: Path, files: Mapping[str, File]) -> None:
+    for path, file in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.content)
+        target.chmod(0o755 if file.executable else 0o644)
 
 
 @contextlib.contextmanager
-def _log(name: str) -> Iterator[tuple[Any, Path]]:
+def _log(name: str) -> Iterator[tuple[IO[str], Path]]:
     folder = paths.home() / "builds"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

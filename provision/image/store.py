@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 import docker.errors
 from docker import DockerClient
 
+from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import minor
 from provision.image import labels
 from provision.image.labels import Told
 from provision.image.recipe import LABEL, versions
-from provision.image.stream import Failed, events
-from provision.image.view import View
 from provision.plan.model import HostPlan
 from provision.sandbox import engine
 
@@ -59,7 +57,7 @@ def remove(client: DockerClient, name: str) -> None:
             ) from failure
 
 
-def push(client: DockerClient, name: str, *, unproven: bool, view: View) -> str:
+def push(client: DockerClient, name: str, *, unproven: bool) -> str:
     """Send an image to the registry that its name says; returns its digest there.
 
     Raises:
@@ -71,20 +69,17 @@ def push(client: DockerClient, name: str, *, unproven: bool, view: View) -> str:
         raise UsageError("it is not proven", where=name, todo=f"provision image verify {name}; or push it all the same: --unproven")
     repository, tag = labels.parted(name)
     digest = ""
+    shown: dict[str, str] = {}
     with engine.explained(f"pushing {name}"):
-        said: list[Mapping[str, Any]] = []
-
-        def heard() -> Any:
-            for entry in client.api.push(repository, tag, stream=True, decode=True):
-                said.append(entry)
-                yield entry
-
-        for event in events(heard()):
-            view.note(event)
-            if isinstance(event, Failed):
+        for entry in client.api.push(repository, tag, stream=True, decode=True):
+            if "error" in entry:
                 todo = "see that the registry can be reached, and log in: docker login"
-                raise ProvisionError(f"the registry did not take it: {event.why}", where=name, todo=todo)
-        digest = next((str(entry["aux"]["Digest"]) for entry in said if "Digest" in (entry.get("aux") or {})), "")
+                raise ProvisionError(f"the registry did not take it: {entry['error']}", where=name, todo=todo)
+            digest = (entry.get("aux") or {}).get("Digest", digest)
+            layer, status = entry.get("id", ""), entry.get("status", "")
+            if layer and shown.get(layer) != status:  # "Pushing" comes again and again, with how far it is
+                shown[layer] = status
+                terminal.say(f"{layer}: {status}")
     if not digest:
         raise ProvisionError("the registry named no digest", where=name, todo="look there whether the image arrived")
     return digest

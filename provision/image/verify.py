@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 from docker import DockerClient
 
 from provision import inventory as inventories
@@ -20,8 +21,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
-from provision.image import containers, fleet, labels, store
-from provision.image.stream import Failed, Made, events
+from provision.image import containers, job_containers, labels, store
 from provision.launch import jobs, mpirun
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
@@ -120,7 +120,7 @@ def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     verdict.faults += [
         f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
     ]
-    plan = fleet.plan_of(session.inventory, known, alone=False)
+    plan = job_containers.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
         result = training_job.run(session, plan, options)
@@ -180,14 +180,10 @@ def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how
         labels.VERIFIED_BY: " ".join(how.split()),
     }
     dockerfile = io.BytesIO(f"FROM {told.image}\n".encode())
-    made = None
-    for event in events(client.api.build(fileobj=dockerfile, labels=said, rm=True, forcerm=True, decode=True, use_config_proxy=False)):
-        if isinstance(event, Failed):
-            raise ProvisionError(f"the image could not be labelled: {event.why}", where=image)
-        if isinstance(event, Made):
-            made = event.image
-    if made is None:
-        raise ProvisionError("the image could not be labelled: the engine made none", where=image)
+    try:
+        made = str(client.images.build(fileobj=dockerfile, labels=said, rm=True, forcerm=True, use_config_proxy=False)[0].id)
+    except docker.errors.BuildError as error:
+        raise ProvisionError(f"the image could not be labelled: {error.msg}", where=image) from error
     repository, tag = labels.parted(image)
     with signals.held_back():
         now = client.images.get(image).id

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, cast
@@ -20,6 +20,9 @@ from typing import IO, cast
 from provision.base import signals
 from provision.remote import ssh
 from provision.remote.session import Session
+
+#: What scripts read: the same bytes everywhere, other ones on each host, or what a function writes to each of them.
+Input = bytes | Mapping[str, bytes] | Callable[[IO[bytes]], None]
 
 PATIENCE_S = 60.0
 _MOST_AT_ONCE = 64
@@ -42,13 +45,11 @@ class Answer:
         return said or ("it was not done in time" if self.code is None else f"exit code {self.code}")
 
 
-def ask(
-    session: Session, scripts: Mapping[str, str], *, stdin: bytes | Mapping[str, bytes] = b"", patience: float = PATIENCE_S
-) -> dict[str, Answer]:
+def ask(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", patience: float = PATIENCE_S) -> dict[str, Answer]:
     """Run scripts of /bin/sh, one for each host that is named.
 
     Args:
-        stdin: what each of them reads; by host where they differ.
+        stdin: what each of them reads.
         patience: seconds after which an answer is no longer waited for.
 
     Raises:
@@ -67,7 +68,7 @@ def tidy(session: Session, scripts: Mapping[str, str], *, patience: float = PATI
         return _all(session, scripts, b"", patience, threading.Event())
 
 
-def start(session: Session, name: str, script: str, *, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def _start(session: Session, name: str, script: str) -> subprocess.Popen[bytes]:
     """Start a script of /bin/sh on a host, marked as of this run, as leader of a process group here.
 
     Raises:
@@ -79,7 +80,7 @@ def start(session: Session, name: str, script: str, *, stderr: int = subprocess.
         argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
         env={**os.environ, **environment},
         start_new_session=True,
     )
@@ -88,7 +89,7 @@ def start(session: Session, name: str, script: str, *, stderr: int = subprocess.
 def _all(
     session: Session,
     scripts: Mapping[str, str],
-    stdin: bytes | Mapping[str, bytes],
+    stdin: Input,
     patience: float,
     interrupted: threading.Event,
 ) -> dict[str, Answer]:
@@ -96,16 +97,18 @@ def _all(
 
     def one(name: str) -> Answer:
         try:
-            process = start(session, name, scripts[name])
+            process = _start(session, name, scripts[name])
         except OSError as error:
             return Answer(_SSH_ITSELF, "", str(error))
-        return _attend(process, stdin if isinstance(stdin, bytes) else stdin.get(name, b""), until, interrupted)
+        return _attend(process, stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin, until, interrupted)
 
     with ThreadPoolExecutor(min(len(scripts), _MOST_AT_ONCE) or 1) as pool:
         return dict(zip(scripts, pool.map(one, scripts), strict=True))
 
 
-def _attend(process: subprocess.Popen[bytes], stdin: bytes, until: float, interrupted: threading.Event) -> Answer:
+def _attend(
+    process: subprocess.Popen[bytes], stdin: bytes | Callable[[IO[bytes]], None], until: float, interrupted: threading.Event
+) -> Answer:
     with process:
         # By a thread of its own: what `communicate` has not sent when its time is over, it never sends.
         pipe, process.stdin = cast(IO[bytes], process.stdin), None
@@ -122,6 +125,9 @@ def _attend(process: subprocess.Popen[bytes], stdin: bytes, until: float, interr
                 return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-def _feed(pipe: IO[bytes], content: bytes) -> None:
+def _feed(pipe: IO[bytes], content: bytes | Callable[[IO[bytes]], None]) -> None:
     with contextlib.suppress(BrokenPipeError), pipe:  # it ended without having read everything
-        pipe.write(content)
+        if isinstance(content, bytes):
+            pipe.write(content)
+        else:
+            content(pipe)

@@ -96,7 +96,8 @@ def mirror_at(url: str, distribution: str) -> Mirror:
     """A mirror by its address alone; Debian's security updates lie beside it on most."""
     base = url.rstrip("/")
     security = re.sub(r"(/debian)?$", "/debian-security", base, count=1) if distribution == "debian" else base
-    return Mirror(base, ("main",), base, security)
+    parts = ("main", "universe") if distribution == "ubuntu" else ("main",)
+    return Mirror(base, parts, base, security)
 
 
 def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:

@@ -93,7 +93,7 @@ def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
     libraries = {root(host, "sha256sum /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so") for host in cluster.hosts}
     assert len(libraries) == 1
     notes = [json.loads(root(host, "cat /opt/provision/venv/provision-built.json"))["collective-core"] for host in cluster.hosts]
-    assert notes[0] == notes[1]
+    assert [note["wheel"] for note in notes] == [notes[0]["wheel"]] * 2  # uv's record of the installation is each host's own
     assert list((paths.cache() / "engine").glob("collective_core-*-debian12-*.whl")), "the next run takes it from here"
     assert [root(host, "ls /opt/provision/src | grep -c ^collective_core.tar.gz || true") for host in cluster.hosts][1] == "0"
 

