@@ -109,13 +109,13 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def fetch(url: str, sha256: str, *, what: str, todo: str, say: Callable[[str], None] = lambda _line: None) -> Path:
+def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], None] = lambda _line: None) -> Path:
     """The file behind ``url`` in the cache; nothing is fetched when it is there already.
 
     Args:
         sha256: what the file must have; nothing of another one is kept.
         what: how the user knows it, e.g. ``the sources of Open MPI 4.1.8``.
-        todo: what they can do when it cannot be had.
+        hint: what they can do when it cannot be had.
 
     Raises:
         ProvisionError: it cannot be had, or is not the expected one.
@@ -130,10 +130,10 @@ def fetch(url: str, sha256: str, *, what: str, todo: str, say: Callable[[str], N
         say(f"fetching {what}: {url}")
         store(path, read(url, sha256=sha256))
     except Unavailable as error:
-        raise ProvisionError(f"{what} cannot be had: {error}; nothing of it was used", where=url, todo=todo) from error
+        raise ProvisionError(f"{what} cannot be had: {error}; nothing of it was used", where=url, hint=hint) from error
     except OSError as error:
         raise ProvisionError(
-            f"cannot keep {what}: {error}", where=str(folder), todo="free or mend this folder, or set PROVISION_CACHE"
+            f"cannot keep {what}: {error}", where=str(folder), hint="free or mend this folder, or set PROVISION_CACHE"
         ) from error
     return path
 
@@ -152,6 +152,6 @@ def given(path: Path, sha256: str | None, *, what: str) -> Path:
         raise UsageError(
             f"it is not {what}: its SHA-256 is {found[:12]}…, expected {sha256[:12]}…; nothing of it was used",
             where=str(path),
-            todo="fetch it again, and compare its checksum with the one its makers publish",
+            hint="fetch it again, and compare its checksum with the one its makers publish",
         )
     return path

@@ -11,23 +11,23 @@ class ProvisionError(Exception):
     Args:
         what: one sentence, what went wrong.
         where: ``file:line``, or host and step; None when the sentence says it.
-        todo: the next thing to type or change; None when there is nothing sensible to say.
+        hint: the next thing to type or change; None when there is nothing sensible to say.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.todo = todo
+        self.hint = hint
 
     def __str__(self) -> str:
-        return "\n".join(f"{text}\n  → {todo}" if todo else text for text, todo in self.parts())
+        return "\n".join(f"{text}\n  → {hint}" if hint else text for text, hint in self.parts())
 
     def parts(self) -> Iterable[tuple[str, str | None]]:
         """What is said, and what to do about it, each with the place; more than one where several things are wrong."""
-        return [(f"{self.where}: {self.what}" if self.where else self.what, self.todo)]
+        return [(f"{self.where}: {self.what}" if self.where else self.what, self.hint)]
 
 
 class UsageError(ProvisionError):
@@ -41,7 +41,7 @@ def told(error: BaseException) -> ProvisionError:
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return ProvisionError("interrupted", todo="run the same command again: it goes on where it stopped")
+        return ProvisionError("interrupted", hint="run the same command again: it goes on where it stopped")
     return ProvisionError(
-        f"a defect of provision: {type(error).__name__}: {error}", todo="run it again with --debug and report what it prints"
+        f"a defect of provision: {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
     )

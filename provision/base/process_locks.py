@@ -43,8 +43,8 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
 
 
 def _unusable(path: Path, failure: OSError) -> ProvisionError:
-    todo = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
-    return ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), todo=todo)
+    hint = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
+    return ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), hint=hint)
 
 
 def _take(file: IO[str], deadline: float) -> bool:

@@ -28,7 +28,7 @@ def folder(name: str) -> Path:
     for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
         if place.is_dir():
             return place
-    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", todo=INSTALL_AGAIN)
+    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", hint=INSTALL_AGAIN)
 
 
 def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:

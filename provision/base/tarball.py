@@ -34,7 +34,7 @@ def nccl_version(path: Path) -> str:
     Raises:
         UsageError: it cannot be read to its end, or holds other things.
     """
-    todo = "give GitHub's archive of a tag (nccl-2.22.3-1.tar.gz) or Debian's nvidia-nccl_2.22.3-1.orig.tar.gz"
+    hint = "give GitHub's archive of a tag (nccl-2.22.3-1.tar.gz) or Debian's nvidia-nccl_2.22.3-1.orig.tar.gz"
     texts = []
     try:
         with tarfile.open(path) as tar:
@@ -44,8 +44,8 @@ def nccl_version(path: Path) -> str:
                     texts.append(file.read(_VERSION_FILE_BYTES).decode("utf-8", "replace"))
     except (OSError, EOFError, tarfile.TarError) as error:
         said = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every way that it has tried
-        raise UsageError(f"cannot be read as a tarball: {said}", where=str(path), todo=todo) from error
+        raise UsageError(f"cannot be read as a tarball: {said}", where=str(path), hint=hint) from error
     numbers = [re.search(rf"^NCCL_{part}\s*:?=\s*(\d+)\s*$", texts[0], re.M) for part in ("MAJOR", "MINOR", "PATCH")] if texts else []
     if len(texts) != 1 or None in numbers:
-        raise UsageError("these are no sources of NCCL: no makefiles/version.mk says which release", where=str(path), todo=todo)
+        raise UsageError("these are no sources of NCCL: no makefiles/version.mk says which release", where=str(path), hint=hint)
     return ".".join(number[1] for number in numbers if number)

@@ -65,15 +65,15 @@ class Console(RichConsole):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
-    def say(self, text: str, style: str = "", *, todo: str | None = None) -> None:
+    def say(self, text: str, style: str = "", *, hint: str | None = None) -> None:
         """Print a text, and what to do about it.
 
         Lines are never folded, so that what a user copies stays whole. All but the first are indented: what begins a line is ours.
         """
         body = text.lstrip("\n")
         self.print(Text("\n" * (len(text) - len(body)) + _indented(body), style=style), soft_wrap=True)
-        if todo:
-            self.print(Text(f"  → {_indented(todo)}", style="bold"), soft_wrap=True)
+        if hint:
+            self.print(Text(f"  → {_indented(hint)}", style="bold"), soft_wrap=True)
 
     def program(self, text: str, style: str = "", *, tag: str = "") -> None:
         """Print a line of a program of the user's, behind a tag of ours: into a file or pipe as it is, on a terminal as `drawn`."""

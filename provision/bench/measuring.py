@@ -55,10 +55,10 @@ def measure(inventory: Inventory, wanted: Wanted, progress: Progress, passwords:
             "ranks": [],
             "training": [],
         }
-        todo = experiments.of(slots, pairs=wanted.pairs, training=training)
-        for number, experiment in enumerate(todo, 1):
+        hint = experiments.of(slots, pairs=wanted.pairs, training=training)
+        for number, experiment in enumerate(hint, 1):
             log = session.folder / f"bench-{number}.log"
-            said = _run(session, plan, experiment, wanted, f"{number} of {len(todo)}: {experiment.title}", log)
+            said = _run(session, plan, experiment, wanted, f"{number} of {len(hint)}: {experiment.title}", log)
             place = {"pair": "pairs", "ranks": "ranks", "training": "training"}[experiment.kind]
             document[place].append(entry(experiment, said))
         session.write("bench.json", document)
@@ -96,5 +96,5 @@ def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, t
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:
-        raise ProvisionError(jobs.no_report(result, job, log), where=", ".join(hosts), todo=f"read {log}")
+        raise ProvisionError(jobs.no_report(result, job, log), where=", ".join(hosts), hint=f"read {log}")
     return result.report

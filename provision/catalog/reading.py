@@ -40,19 +40,19 @@ def read(content: bytes, where: str, shape: Shape | None) -> dict[str, Any]:
         text = content.decode("utf-8")
         data = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
     except UnicodeDecodeError as error:
-        raise CatalogError("this is no UTF-8", where=f"{where}:{_lines(content[: error.start])}", todo=_WAY_OUT) from error
+        raise CatalogError("this is no UTF-8", where=f"{where}:{_lines(content[: error.start])}", hint=_WAY_OUT) from error
     except yaml.reader.ReaderError as error:
         what = f"this is no catalogue: YAML has no character U+{error.character:04X}"
-        raise CatalogError(what, where=f"{where}:{_lines(text[: error.position].encode())}", todo=_WAY_OUT) from error
+        raise CatalogError(what, where=f"{where}:{_lines(text[: error.position].encode())}", hint=_WAY_OUT) from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise CatalogError(f"this is no catalogue: {error.problem}", where=f"{where}{line}", todo=_WAY_OUT) from error
+        raise CatalogError(f"this is no catalogue: {error.problem}", where=f"{where}{line}", hint=_WAY_OUT) from error
     if not isinstance(data, dict):
-        raise CatalogError("a catalogue file must hold a mapping", where=where, todo=_WAY_OUT)
+        raise CatalogError("a catalogue file must hold a mapping", where=where, hint=_WAY_OUT)
     for path, complaint in shape(data) if shape else ():
         named = ".".join(str(step) for step in path)
         at = f"{where}:{_line(yaml.compose(text, yaml.SafeLoader), path)}"
-        raise CatalogError(f"{named}: {complaint}" if named else complaint, where=at, todo=_WAY_OUT)
+        raise CatalogError(f"{named}: {complaint}" if named else complaint, where=at, hint=_WAY_OUT)
     return data
 
 

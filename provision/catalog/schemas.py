@@ -328,7 +328,7 @@ FILES: dict[str, Shape] = {
             "ssh_port": whole,
         }
     ),
-    "connection": _sourced({"schema": whole, "messages": listed(record({"match": regex, "what": text, "todo": text}))}),
+    "connection": _sourced({"schema": whole, "messages": listed(record({"match": regex, "what": text, "hint": text}))}),
     "mnist": record(
         {
             "schema": whole,

@@ -34,12 +34,12 @@ def bench(
 ) -> None:
     """Measure hosts that `provision up` made ready: every pair, more and more ranks, training steps; and write a page with plots."""
     if not re.fullmatch(r"\d+[KMG]?(,\d+[KMG]?)*", sizes, re.IGNORECASE):
-        raise UsageError(f"--sizes {sizes}: these are no sizes", todo="write them like 4K,1M,16M")
+        raise UsageError(f"--sizes {sizes}: these are no sizes", hint="write them like 4K,1M,16M")
     inventory = inventory_of(hosts, limit)
     wanted = measuring.Wanted(sizes, not no_pairs, not no_training, rounds)
     before = history.last(inventory)
     if not os.access(out.absolute().parent, os.W_OK):  # known before hosts work for it, not after
-        raise UsageError("the page cannot be written there", where=str(out.absolute().parent), todo="name another place: -o FILE")
+        raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
     with progress.make() as shown:
         document = measuring.measure(inventory, wanted, shown, passwords)
     changes = comparing.changes(before, document) if before else []
@@ -47,7 +47,7 @@ def bench(
     try:
         out.write_text(page.render(document, changes), encoding="utf-8")
     except OSError as error:
-        raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), todo="name another: -o FILE") from error
+        raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if json_:
         terminal.document({**document, "changes": [change._asdict() for change in changes]})
         return

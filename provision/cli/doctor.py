@@ -61,9 +61,9 @@ def look(
     """Look at hosts (this machine by default), or explain logs, or both. `look` itself may be left out."""
     wanted = {signatures.named(name).id for name in only or ()}
     if hosts is None and fix:
-        raise UsageError("--fix needs HOSTS", todo="provision doctor localhost --fix")
+        raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
     if hosts is None and bandwidth:
-        raise UsageError("--bandwidth needs HOSTS", todo="provision doctor hosts.ini --bandwidth")
+        raise UsageError("--bandwidth needs HOSTS", hint="provision doctor hosts.ini --bandwidth")
     said = logs.read(log) if log else []
     if hosts is None:
         found = Look({}, [], []) if log else probing.here()

@@ -54,9 +54,9 @@ def subject(
     """What the image is to be of. Raises UsageError for what contradicts itself."""
     of_hosts = hosts is not None or facts_file is not None
     if of_hosts and (system or cuda):
-        raise UsageError("HOSTS and --os or --cuda exclude each other", todo="give one of them")
+        raise UsageError("HOSTS and --os or --cuda exclude each other", hint="give one of them")
     if cuda and cpu:
-        raise UsageError("--cuda and --cpu exclude each other", todo="leave one of them out")
+        raise UsageError("--cuda and --cpu exclude each other", hint="leave one of them out")
     if base is not None:
         bases.checked(base)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
@@ -70,9 +70,9 @@ def _check_format(kind: str | None) -> None:
         "devcontainer": 'build the image and name it in .devcontainer/devcontainer.json: {"image": "NAME:TAG"}',
     }
     if kind in instead:
-        raise UsageError(f"--format {kind}: this format was removed", todo=instead[kind])
+        raise UsageError(f"--format {kind}: this format was removed", hint=instead[kind])
     if kind not in (None, "dockerfile"):
-        raise UsageError(f"--format {kind}: there is no such format", todo="leave it out: a Dockerfile is rendered")
+        raise UsageError(f"--format {kind}: there is no such format", hint="leave it out: a Dockerfile is rendered")
     if kind:
         terminal.say("--format is deprecated: a Dockerfile is always rendered; leave it out")
 
@@ -98,7 +98,7 @@ def render_(
         terminal.say("--buildx is deprecated: every Dockerfile is for BuildKit; leave it out")
     if matrix and (subject.named or out is None):
         raise UsageError(
-            "--matrix renders everything into folders", todo="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
+            "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
         )
     if matrix:
         made = asking.everything(options)
@@ -135,7 +135,7 @@ def build_(
         made, problems = asking.targets_of(subject, options, shown, passwords)
     model.show_problems(problems, terminal.err())
     if wanted and len(made) > 1:
-        raise UsageError(f"these hosts need {len(made)} images: --tag names one", todo="leave --tag out, or choose hosts: --limit")
+        raise UsageError(f"these hosts need {len(made)} images: --tag names one", hint="leave --tag out, or choose hosts: --limit")
     tags = [wanted or build.checked_tag(f"provision:{each.target.name}") for each in made]  # all, before the first is built
     build.check_mirror(url("--mirror", mirror), made)
     for each, called in zip(made, tags, strict=True):
@@ -197,16 +197,16 @@ def run_(
     The hosts need a container engine and nothing else. Containers, keys and what was copied are gone at the end, however it ends.
     """
     if smoke and options.command:
-        raise UsageError("--smoke and a program exclude each other", todo="leave one of them out")
+        raise UsageError("--smoke and a program exclude each other", hint="leave one of them out")
     if not smoke and not options.command:
-        raise UsageError("nothing to run", todo="say --smoke, or name a program: provision image run HOSTS IMAGE -- python train.py")
+        raise UsageError("nothing to run", hint="say --smoke, or name a program: provision image run HOSTS IMAGE -- python train.py")
     if not smoke and (epochs or data):
-        raise UsageError("--epochs and --data are about --smoke", todo="leave them out")
+        raise UsageError("--epochs and --data are about --smoke", hint="leave them out")
     if options.python is not None:
-        raise UsageError("--python: the image has its own", todo="leave it out")
+        raise UsageError("--python: the image has its own", hint="leave it out")
     for volume in volumes or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", todo="write it like /data:/data:ro")
+            raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", hint="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
     training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
@@ -224,7 +224,7 @@ def run_(
 def manifest() -> None:
     """Removed. A job of Kubernetes' MPI operator is now written by hand, from examples/mpijob.yaml in provision's sources."""
     what = "provision image manifest: this command was removed"
-    raise UsageError(what, todo="copy examples/mpijob.yaml of provision's sources and edit image, replicas, slots and program")
+    raise UsageError(what, hint="copy examples/mpijob.yaml of provision's sources and edit image, replicas, slots and program")
 
 
 @app.command("ls")

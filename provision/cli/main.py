@@ -173,7 +173,7 @@ def plan(
         inventory, found, problems = given_facts.read(facts_file, inventory, limit)
         model.show_problems(problems, terminal.err())
     elif inventory is None:
-        raise UsageError("nothing to plan for", todo="name HOSTS, or a file with facts: --facts FILE")
+        raise UsageError("nothing to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
             looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
@@ -199,7 +199,7 @@ def plan(
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
         raise ProvisionError(
-            f"no plan for {', '.join(absent)}: nothing is known of them", todo="mend what stands above, or leave them out: --limit"
+            f"no plan for {', '.join(absent)}: nothing is known of them", hint="mend what stands above, or leave them out: --limit"
         )
 
 
@@ -257,7 +257,7 @@ def run(
                 terminal.out().say(line)
         return
     if not options.command:
-        raise UsageError("no program to launch", todo="name it: provision run -np 4 python train.py")
+        raise UsageError("no program to launch", hint="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
         code = launching.run(inventory, options, shown, passwords)
     raise typer.Exit(code)
@@ -302,7 +302,7 @@ def remove(
     """Take off the hosts exactly what `provision up` put there: its packages, files, keys and folders, and nothing else."""
     inventory = inventory_of(hosts, limit)
     if not (yes or check or sys.stdin.isatty()):
-        raise UsageError("no terminal to ask on whether to remove it", todo="say --yes, or look first with --check")
+        raise UsageError("no terminal to ask on whether to remove it", hint="say --yes, or look first with --check")
 
     def wanted(found: list[removal.HostRemoval]) -> bool:
         if check or yes:
@@ -384,8 +384,8 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
         if debug:
             terminal.say(traceback.format_exc())
         said = told(error)
-        for number, (text, todo) in enumerate(said.parts()):
-            terminal.err().say(text if number else f"provision: {text}", todo=todo)
+        for number, (text, hint) in enumerate(said.parts()):
+            terminal.err().say(text if number else f"provision: {text}", hint=hint)
         return said.exit_code
     return 0
 

@@ -144,8 +144,8 @@ def inventory_of(hosts: str, limit: str | None) -> Inventory:
         failed = ",".join(last_run.failed_hosts(inventory.load(hosts)))
         limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
     found = inventory.load(hosts, limit=limit)
-    for finding in found.findings:
-        terminal.err().say(f"{finding.where}: {finding.level}: {finding.message}", todo=finding.todo)
+    for problem in found.problems:
+        terminal.err().say(f"{problem.where}: {problem.severity}: {problem.what}", hint=problem.hint)
     return found
 
 
@@ -187,8 +187,8 @@ def _version(option: str, value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
         release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
         if release:
-            raise UsageError(f"{option} {value}: name the release alone; the plan takes each host's build", todo=f"{option} {release[0]}")
-        raise UsageError(f"{option} {value}: this is no version", todo="write it like 2.21.5")
+            raise UsageError(f"{option} {value}: name the release alone; the plan takes each host's build", hint=f"{option} {release[0]}")
+        raise UsageError(f"{option} {value}: this is no version", hint="write it like 2.21.5")
     return value
 
 
@@ -201,24 +201,24 @@ def url(option: str, value: str | None) -> str | None:
         except ValueError:  # brackets that are no IPv6 address
             named = None
         if not named or not value.isprintable() or " " in value:
-            raise UsageError(f"{option} {value}: this is no address", todo="write it like https://host.example/path")
+            raise UsageError(f"{option} {value}: this is no address", hint="write it like https://host.example/path")
     return value
 
 
 def _nccl_local(path: Path | None, source: str) -> Path | None:
     if path is None:
         if source == "local":
-            raise UsageError("--nccl-source local: no package is given", todo="give it: --nccl-local FILE")
+            raise UsageError("--nccl-source local: no package is given", hint="give it: --nccl-local FILE")
         return None
     if source not in ("auto", "local"):
-        raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", todo="leave one of them out")
+        raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", hint="leave one of them out")
     name = _file("--nccl-local", path)
     if path.suffix == ".rpm":
-        todo = "take NCCL from NVIDIA's repository (--nccl-source repository) or the wheel (--nccl-source wheel)"
-        raise UsageError(f"--nccl-local {path}: only .deb packages can be used", todo=todo)
+        hint = "take NCCL from NVIDIA's repository (--nccl-source repository) or the wheel (--nccl-source wheel)"
+        raise UsageError(f"--nccl-local {path}: only .deb packages can be used", hint=hint)
     if local_repository(name) is None:
         example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
-        raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", todo=f"they are called {example}")
+        raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", hint=f"they are called {example}")
     return path.resolve()
 
 
@@ -227,12 +227,12 @@ def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: s
         return None
     if source not in ("auto", "source") or local is not None:
         other = "--nccl-local" if local is not None else f"--nccl-source {source}"
-        raise UsageError(f"--nccl-tarball and {other} exclude each other", todo="leave one of them out")
+        raise UsageError(f"--nccl-tarball and {other} exclude each other", hint="leave one of them out")
     _file("--nccl-tarball", path)
     given = tarball.nccl(path)
     if version not in (None, given.version):
         raise UsageError(
-            f"--nccl-tarball {path}: it holds NCCL {given.version}, and --nccl {version} was asked for", todo="leave one of them out"
+            f"--nccl-tarball {path}: it holds NCCL {given.version}, and --nccl {version} was asked for", hint="leave one of them out"
         )
     return given
 
@@ -242,12 +242,12 @@ def _openmpi_tarball(path: Path | None) -> Path | None:
         return None
     name = _file("--openmpi-tarball", path)
     if tarball_version(name) is None:
-        raise UsageError(f"--openmpi-tarball {path}: its name does not say a version", todo="call it openmpi-4.1.8.tar.gz")
+        raise UsageError(f"--openmpi-tarball {path}: its name does not say a version", hint="call it openmpi-4.1.8.tar.gz")
     expected = known_checksum(name)
     if expected is not None and downloads.digest(path) != expected:
         raise UsageError(
             f"--openmpi-tarball {path}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
-            todo="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
+            hint="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
         )
     return path.resolve()
 
@@ -262,4 +262,4 @@ def _ask(prompt: str) -> str:
     try:
         return getpass.getpass(prompt)
     except EOFError:
-        raise UsageError("no terminal to ask for the password on", todo="use --become-password-file FILE") from None
+        raise UsageError("no terminal to ask for the password on", hint="use --become-password-file FILE") from None

@@ -44,13 +44,13 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         if isinstance(option.kind, tuple) and (word := getattr(given, option.parameter)) is not None:
             one_of(option.names[0], word, option.kind)
     if given.jsrun:
-        raise UsageError("--jsrun: LSF's launcher is not supported", todo="leave it out: ranks are started by mpirun or over ssh")
+        raise UsageError("--jsrun: LSF's launcher is not supported", hint="leave it out: ranks are started by mpirun or over ssh")
     config = horovod_config.read(given.config_file) if given.config_file is not None else horovod_config.Config()
     for sentence in config.unknown:
         terminal.say(f"warning: {sentence}")
     elastic = _elastic(given)
     if given.bring and given.workdir is not None:
-        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", todo="leave one of them out")
+        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", hint="leave one of them out")
     return RunOptions(
         tuple(given.command or ()),
         given.np,
@@ -86,20 +86,20 @@ run_options.__signature__ = signature(  # type: ignore[attr-defined]
 def _launcher(given: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
     asked = {name for name in ("own" if given.gloo else "", "mpi" if given.mpi else "", given.launcher) if name}
     if len(asked) > 1:
-        raise UsageError("--gloo, --mpi and --launcher name different launchers", todo="leave all but one of them out")
+        raise UsageError("--gloo, --mpi and --launcher name different launchers", hint="leave all but one of them out")
     usual = None if given.python is None and elastic is None else "own"
     chosen = asked.pop() if asked else configured or usual
     if given.python is not None and not given.python.startswith("/"):
         what = f"--python {given.python}: this is no absolute path"
-        raise UsageError(what, todo="write it as it is on every host: /path/to/bin/python")
+        raise UsageError(what, hint="write it as it is on every host: /path/to/bin/python")
     if given.python is not None and chosen == "mpi":
-        raise UsageError("--python: mpirun would have to be found beside it", todo="use our own launcher: --launcher own")
+        raise UsageError("--python: mpirun would have to be found beside it", hint="use our own launcher: --launcher own")
     if elastic is not None and chosen == "mpi":
         made_so = {"--min-np": given.min_np, "--max-np": given.max_np, "--host-discovery-script": given.host_discovery_script}
         names = " and ".join(name for name, value in made_so.items() if value is not None)
-        raise UsageError(f"{names}: mpirun ends a job when a rank dies", todo="use our own launcher: --launcher own")
+        raise UsageError(f"{names}: mpirun ends a job when a rank dies", hint="use our own launcher: --launcher own")
     if chosen == "own" and (given.mpi_args or given.binding_args):
-        raise UsageError("--mpi-args and --binding-args are mpirun's", todo="use it: --mpi")
+        raise UsageError("--mpi-args and --binding-args are mpirun's", hint="use it: --mpi")
     return chosen
 
 
@@ -123,7 +123,7 @@ def _environment(given: SimpleNamespace, config: horovod_config.Config) -> dict[
     for entry in given.x or ():
         name, has_value, value = entry.partition("=")
         if not has_value and name not in os.environ:
-            raise UsageError(f"-x {name}: there is no such variable here", todo=f"give its value: -x {name}=…")
+            raise UsageError(f"-x {name}: there is no such variable here", hint=f"give its value: -x {name}=…")
         environment[name] = value if has_value else os.environ[name]
     return environment
 
@@ -144,7 +144,7 @@ def _elastic(given: SimpleNamespace) -> Elastic | None:
     if not least <= (np or least) <= (most or np or least):
         asked_for = {"--min-np": least, "-np": np, "--max-np": most}
         said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)
-        raise UsageError(f"{said}: they must rise", todo="1 <= min-np <= np <= max-np")
+        raise UsageError(f"{said}: they must rise", hint="1 <= min-np <= np <= max-np")
     if script is not None:
         try:
             is_script = script.read_bytes()[:2] == b"#!" and bool(script.read_text(encoding="utf-8"))
@@ -152,12 +152,12 @@ def _elastic(given: SimpleNamespace) -> Elastic | None:
             is_script = False
         if not is_script:
             what = "it is brought to the first host and run there, so it must be a script that begins with #!"
-            raise UsageError(what, where=f"--host-discovery-script {script}", todo="write one that calls your program: #!/bin/sh")
+            raise UsageError(what, where=f"--host-discovery-script {script}", hint="write one that calls your program: #!/bin/sh")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
-        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: they must rise", todo="0 < min <= max")
+        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: they must rise", hint="0 < min <= max")
     if given.oversubscribe:
-        todo = "leave it out, and give the hosts the slots that you mean (`slots` in the inventory, -H a:8)"
-        raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", todo=todo)
+        hint = "leave it out, and give the hosts the slots that you mean (`slots` in the inventory, -H a:8)"
+        raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)
     return Elastic(np, least, most, script, given.slots_per_host, given.elastic_timeout, given.reset_limit, cooldown)
 
 
@@ -165,4 +165,4 @@ def _words(option: str, text: str | None) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text or ""))
     except ValueError as error:
-        raise UsageError(f"{option} {text}: {error}", todo="quote it as for a shell") from error
+        raise UsageError(f"{option} {text}: {error}", hint="quote it as for a shell") from error

@@ -12,6 +12,7 @@ from typing import Any
 from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, told
+from provision.base.problems import Problem
 from provision.base.text import some
 from provision.commands.planning import index_asked, make_plan, refuse_conflicts, upgrade
 from provision.install import builds, drift, installer, removal
@@ -29,7 +30,7 @@ from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session, opened
-from provision.report.model import Failure, Report
+from provision.report.model import Report
 from provision.report.outcomes import (
     add_blocked,
     add_conflicts,
@@ -85,7 +86,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                         decided.note(inventory, plan, list(plan.hosts), session.folder)
                     raise
                 if notes_what_is_decided:
-                    decided.note(inventory, plan, [failure.host for failure in report.failures], session.folder)
+                    decided.note(inventory, plan, [failure.host for failure in report.failures if failure.host], session.folder)
                 if options.smoke and not options.check and not report.failures:
                     session.step = "training"
                     _add_smoke(report, session, plan, using.with_data_of(bundle, options.smoke))
@@ -127,13 +128,13 @@ _WITHOUT_RECORD = (
 )
 
 
-def _not_begun(known: Mapping[str, Mapping[str, Any]], first: str | None) -> list[Failure]:
+def _not_begun(known: Mapping[str, Mapping[str, Any]], first: str | None) -> list[Problem]:
     """The hosts on which ``--from`` cannot begin at a step, because there is no environment."""
     if first is None or "python" in installer.steps(first):
         return []
     without = [name for name, each in known.items() if not ((each.get("installed") or {}).get("venv") or {}).get("works")]
     said = f"--from {first}: the steps before it are missing here: there is no working environment in the prefix; nothing was changed"
-    return [Failure(name, "survey", said, "leave --from out") for name in without]
+    return [Problem("error", said, "leave --from out", host=name, where="survey") for name in without]
 
 
 def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
@@ -182,7 +183,9 @@ def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passw
         survey = collect.look(session)
         add_problems(report, survey)
         for name in installed.without_manifest(survey.hosts):
-            report.failures.append(Failure(name, "smoke", "nothing is installed here yet", f"provision up {inventory.argument}"))
+            report.failures.append(
+                Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
+            )
         if not report.failures:
             plan = installed.plan(inventory, survey.hosts)
             report.hosts = [host_report(host, HostResult()) for host in plan.hosts.values()]

@@ -113,7 +113,7 @@ def refuse_conflicts(plan: Plan) -> None:
     if plan.conflicts:
         first = plan.conflicts[0]
         others = f" (and {len(plan.conflicts) - 1} more)" if len(plan.conflicts) > 1 else ""
-        raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, todo="  or  ".join(first.ways_out))
+        raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, hint="  or  ".join(first.ways_out))
 
 
 def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> list[str]:

@@ -84,7 +84,7 @@ def named(name: str) -> Signature:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    raise UsageError(f"no known error has the id {name}", todo=("perhaps " + ", ".join(near)) if near else "provision doctor list")
+    raise UsageError(f"no known error has the id {name}", hint=("perhaps " + ", ".join(near)) if near else "provision doctor list")
 
 
 def _signature(entry: dict[str, Any], layer: str, *, generic: bool = False, quoted_alone: bool = False) -> Signature:

@@ -127,7 +127,7 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
     if made.install:
         try:
             report = lifecycle.up(inventory, _as_installed(look), session.progress, passwords)
-            why = "; ".join(f"{failure.host}: {failure.error}" for failure in report.failures)
+            why = "; ".join(f"{failure.host}: {failure.what}" for failure in report.failures)
         except Interrupted:
             raise
         except ProvisionError as error:

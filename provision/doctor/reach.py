@@ -13,8 +13,9 @@ from typing import Any
 from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.doctor.checks.model import Answer
-from provision.facts import Facts, Problem
+from provision.facts import Facts
 from provision.inventory import Host
 from provision.remote.ansible import Event
 from provision.remote.session import Session
@@ -46,7 +47,7 @@ def look(session: Session, known: Mapping[str, Facts], *, bandwidth: bool = Fals
                 except ProvisionError as error:
                     what = f"it could not look at the other hosts: {error.what}"
                     heard = said.get(host.name, "")
-                    problems.append(Problem("warning", host.name, what, said="" if _BEGIN in heard else heard))
+                    problems.append(Problem("warning", what, host=host.name, said="" if _BEGIN in heard else heard))
     return answers, problems
 
 

@@ -5,7 +5,7 @@ Nothing here connects to a host or runs anything; the survey itself is `hostside
 
 from __future__ import annotations
 
-from provision.facts.conditions import Problem, problems, problems_across, untested, why_no_root
+from provision.facts.conditions import problems, problems_across, untested, why_no_root
 from provision.facts.document import BEGIN, END, Facts, normalise, parse, with_python
 from provision.facts.file import answer, load_file
 
@@ -13,7 +13,6 @@ __all__ = [
     "BEGIN",
     "END",
     "Facts",
-    "Problem",
     "answer",
     "load_file",
     "normalise",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from provision import catalog
+from provision.base.problems import Problem
 from provision.facts.document import Facts, normalise
 
 OLDEST_PYTHON = (3, 8)  # of the training environment: mpi4py 4 and the engine need no newer one
@@ -24,26 +25,6 @@ _INSTALL_PYTHON = (
 )
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A condition of a host that stands in the way (error) or will make itself felt (warning), with the way out.
-
-    Attributes:
-        id: the error of the doctor's catalogue that it is; empty where the catalogue has no entry for it alone.
-        said: what ssh or sudo said, in their own words, where that is what is wrong.
-    """
-
-    level: Literal["error", "warning"]
-    host: str
-    what: str
-    todo: str | None = None
-    id: str = ""
-    said: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.host}: {self.what}" + (f"\n  → {self.todo}" if self.todo else "")
-
-
 def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str, become_password: bool = False) -> list[Problem]:
     """What stands in the way of installing on one host. What is not known is no problem.
 
@@ -53,9 +34,9 @@ def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str
         become_password: a sudo password will be given, so that one being asked for is no obstacle.
     """
     if facts.get("missing_python"):
-        return [Problem("error", name, "there is no Python 3, which the survey and Ansible run on", _INSTALL_PYTHON)]
+        return [Problem("error", "there is no Python 3, which the survey and Ansible run on", _INSTALL_PYTHON, host=name)]
     if facts.get("unreachable"):
-        return [Problem("error", name, f"it cannot be reached: {facts['unreachable']}", said=facts["unreachable"])]
+        return [Problem("error", f"it cannot be reached: {facts['unreachable']}", host=name, said=facts["unreachable"])]
     known = normalise(facts)
     findings = (
         *_platform(known),
@@ -65,7 +46,7 @@ def problems(name: str, facts: Mapping[str, Any], *, needed_mb: int, prefix: str
         *_room(known, needed_mb, prefix),
         *_packages(known),
     )
-    return [Problem(found.level, name, found.what, found.todo, found.id) for found in findings]
+    return [replace(found, host=name) for found in findings]
 
 
 def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at: Mapping[str, float] | None = None) -> list[Problem]:
@@ -83,29 +64,20 @@ def problems_across(facts_by_host: Mapping[str, Mapping[str, Any]], received_at:
 # --------------------------------------------------------------------------------------------------------- one host
 
 
-class _Condition(NamedTuple):
-    """A problem of the host whose facts are looked at."""
-
-    level: Literal["error", "warning"]
-    what: str
-    todo: str | None = None
-    id: str = ""
-
-
-def _platform(facts: Facts) -> Iterator[_Condition]:
+def _platform(facts: Facts) -> Iterator[Problem]:
     system, arch = facts["os"], facts["arch"]
     data = catalog.load("os")
     if arch is not None and arch not in data["architectures"]:
-        yield _Condition("error", f"its architecture {arch} is not supported", "supported are " + ", ".join(data["architectures"]))
+        yield Problem("error", f"its architecture {arch} is not supported", "supported are " + ", ".join(data["architectures"]))
     entry = data["distributions"].get(system["id"])
     said = system["name"] or f"{system['id']} {system['version']}".strip()
     supported = "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in data["distributions"].items())
     if entry is None and system["family"] not in ("debian", "rhel"):
-        yield _Condition("error", f"{said} is not supported", f"supported are {supported}")
+        yield Problem("error", f"{said} is not supported", f"supported are {supported}")
     elif entry is not None and _version(system["version"]) < _version(entry["oldest"]):
-        yield _Condition("error", f"{said} is too old", f"supported are {supported}")
+        yield Problem("error", f"{said} is too old", f"supported are {supported}")
     elif odd := untested(system):
-        yield _Condition("warning", odd)
+        yield Problem("warning", odd)
 
 
 def untested(system: Mapping[str, Any]) -> str | None:
@@ -121,61 +93,61 @@ def untested(system: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _python(facts: Facts) -> Iterator[_Condition]:
+def _python(facts: Facts) -> Iterator[Problem]:
     python = facts["python"]
     asked = python.get("asked_for")
     wanted = ".".join(map(str, OLDEST_PYTHON))
     if asked:
         if asked.get("version") is None:
-            yield _Condition(
+            yield Problem(
                 "error",
                 f"provision_python {asked.get('path')} does not run: {asked.get('error') or 'no such program'}",
                 "name one that is there",
             )
         elif _version(asked["version"]) < OLDEST_PYTHON:
-            yield _Condition("error", f"provision_python {asked['path']} is Python {asked['version']}; {wanted} or later is needed")
+            yield Problem("error", f"provision_python {asked['path']} is Python {asked['version']}; {wanted} or later is needed")
         return
     versions = [each["version"] for each in (python, *python["others"]) if each.get("version")]
     if versions and all(_version(version) < OLDEST_PYTHON for version in versions):
         newest = max(versions, key=_version)
-        yield _Condition(
+        yield Problem(
             "error",
             f"its Python is {newest}; {wanted} or later is needed",
             "install a newer one beside it and name it: provision_python=/usr/bin/python3.11",
         )
 
 
-def _rights(facts: Facts, become_password: bool) -> Iterator[_Condition]:
+def _rights(facts: Facts, become_password: bool) -> Iterator[Problem]:
     user = facts["user"]
     if user["can_become"] and user["sudo"] == "password" and not become_password:
         who = user["name"] or "the user"
-        yield _Condition(
+        yield Problem(
             "error", f"sudo asks {who} for a password", "add --ask-become-pass, or do without root: provision_sudo=no in the inventory"
         )
 
 
-def _without_root(facts: Facts, prefix: str) -> Iterator[_Condition]:
+def _without_root(facts: Facts, prefix: str) -> Iterator[Problem]:
     """Where root is not to be had, what it would have brought must be there."""
     if facts["user"]["can_become"]:
         return
     why = why_no_root(facts)
     password = facts["user"]["sudo"] == "password"
     if password:
-        yield _Condition("warning", why, "if the user may use sudo all the same: --ask-become-pass")
+        yield Problem("warning", why, "if the user may use sudo all the same: --ask-become-pass")
     missing = list(_missing_packages(facts))
     if missing:
         install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts["os"]["family"], "install")
         who = facts["user"]["name"] or "the user"
-        todo = (
+        hint = (
             f"have an administrator run there: {install} {' '.join(missing)}; or let {who} use sudo; or connect as root (ansible_user=root)"
         )
         if password:
-            todo += "; or give the sudo password: --ask-become-pass"
-        yield _Condition("error", f"{why}, and what only root can install is not there: {', '.join(missing)}", todo)
+            hint += "; or give the sudo password: --ask-become-pass"
+        yield Problem("error", f"{why}, and what only root can install is not there: {', '.join(missing)}", hint)
     if facts["disk"]["prefix"].get("writable") is False:
         who = facts["user"]["name"] or "USER"
-        todo = f"have an administrator make it: install -d -o {who} {prefix}; or name another with provision_prefix"
-        yield _Condition("error", f"{why}, and {prefix} cannot be made or written without", todo)
+        hint = f"have an administrator make it: install -d -o {who} {prefix}; or name another with provision_prefix"
+        yield Problem("error", f"{why}, and {prefix} cannot be made or written without", hint)
 
 
 def why_no_root(facts: Facts) -> str:
@@ -200,7 +172,7 @@ def _missing_packages(facts: Facts) -> Iterator[str]:
         yield names.get("ssh", "an ssh client")
 
 
-def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Condition]:
+def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
     full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever lies on it
     for place, needed, said, elsewhere in (
         ("prefix", needed_mb, "", " with provision_prefix"),
@@ -212,47 +184,50 @@ def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[_Condition]:
         free, inodes = disk.get("free_mb"), disk.get("free_inodes")
         label, filesystem = f"{path}{said}", (disk.get("filesystem"), disk.get("total_mb"), free)
         if disk.get("read_only"):
-            todo = f"mount it for writing (mount -o remount,rw), or choose another place{elsewhere}"
-            yield _Condition("error", f"the file system of {label} is mounted read-only", todo)
+            hint = f"mount it for writing (mount -o remount,rw), or choose another place{elsewhere}"
+            yield Problem("error", f"the file system of {label} is mounted read-only", hint)
         elif free is not None and free < needed:
             if filesystem not in full:
-                todo = f"make room (df -h {path}), or choose another place{elsewhere}"
-                yield _Condition(
-                    "error", f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed", todo, "disk-full"
+                hint = f"make room (df -h {path}), or choose another place{elsewhere}"
+                yield Problem(
+                    "error", f"the disk is full: {label} has {_size(free)} free, {_size(needed)} are needed", hint, id="disk-full"
                 )
             full.append(filesystem)
         elif place == "prefix" and inodes is not None and inodes < FEW_INODES:
-            yield _Condition(
-                "warning", f"the file system of {label} has only {inodes} inodes free", f"remove small files (df -i {path})", "disk-full"
+            yield Problem(
+                "warning", f"the file system of {label} has only {inodes} inodes free", f"remove small files (df -i {path})", id="disk-full"
             )
         if place == "prefix" and disk.get("noexec"):
-            yield _Condition("error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{elsewhere}")
+            yield Problem("error", f"programs may not run from {label}: it is mounted noexec", f"choose another place{elsewhere}")
 
 
-def _packages(facts: Facts) -> Iterator[_Condition]:
+def _packages(facts: Facts) -> Iterator[Problem]:
     manager = facts["package_manager"]
     if lock := manager["lock"]:
         holder = f"process {lock['pid']}" if lock.get("pid") else "a process that cannot be seen"
         command = f" ({lock['command']})" if lock.get("command") else ""
-        yield _Condition(
+        yield Problem(
             "warning",
             f"{manager['name']} is locked by {holder}{command}",
             "it is waited for; if it never ends, look at it there: "
             + (f"ps -fp {lock['pid']}" if lock.get("pid") else "sudo fuser -v /var/lib/dpkg/lock-frontend"),
-            "apt-lock",
+            id="apt-lock",
         )
     # Warnings: an installation that another process is at right now looks the same, and what was cut off the run finishes itself.
     if facts["dpkg_interrupted"]:
-        yield _Condition(
-            "warning", "a package installation is unfinished", "it is finished first; by hand: sudo dpkg --configure -a", "apt-held-broken"
+        yield Problem(
+            "warning",
+            "a package installation is unfinished",
+            "it is finished first; by hand: sudo dpkg --configure -a",
+            id="apt-held-broken",
         )
     elif facts["broken_packages"]:
         names = ", ".join(facts["broken_packages"][:5]) + (" …" if len(facts["broken_packages"]) > 5 else "")
-        yield _Condition(
+        yield Problem(
             "warning",
             f"packages are half installed: {names}",
             "it is mended first; by hand: sudo dpkg --configure -a && sudo apt-get -f install",
-            "apt-held-broken",
+            id="apt-held-broken",
         )
 
 
@@ -267,18 +242,22 @@ def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
         identity = (facts["machine_id"], facts["boot_id"], facts["hostname"])
         if all(identity) and identity in machines:
             what = f"it is the same machine as `{machines[identity]}` ({facts['hostname']})"
-            yield Problem("error", name, what, "keep one of the two names in the inventory", "nccl-cuda-ipc-hostname")
+            yield Problem("error", what, "keep one of the two names in the inventory", host=name, id="nccl-cuda-ipc-hostname")
             continue
         machines[identity] = name
         machine_id, hostname = facts["machine_id"], facts["hostname"]
         if machine_id and machine_id in ids and facts["boot_id"] != known[ids[machine_id]]["boot_id"]:
             what = f"it has the same machine id as `{ids[machine_id]}`: one was cloned from the other"
             yield Problem(
-                "warning", name, what, "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot", "machine-id-cloned"
+                "warning",
+                what,
+                "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot",
+                host=name,
+                id="machine-id-cloned",
             )
         if hostname and hostname in names:
             what = f"it calls itself `{hostname}`, as `{names[hostname]}` does; MPI tells hosts apart by that name"
-            yield Problem("warning", name, what, f"there: sudo hostnamectl set-hostname {name}", "nccl-cuda-ipc-hostname")
+            yield Problem("warning", what, f"there: sudo hostnamectl set-hostname {name}", host=name, id="nccl-cuda-ipc-hostname")
         ids.setdefault(machine_id or name, name)
         names.setdefault(hostname or name, name)
 
@@ -295,7 +274,7 @@ def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
             what = (
                 f"{place[0]} is a folder of a file server ({place[1]}), the same as on `{seen[place]}`: they would install over each other"
             )
-            yield Problem("error", name, what, "name a folder of each host's own disk: provision_prefix=/var/tmp/provision")
+            yield Problem("error", what, "name a folder of each host's own disk: provision_prefix=/var/tmp/provision", host=name)
         seen.setdefault(place, name)
 
 
@@ -311,9 +290,9 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
         apart = offset - middle
         if abs(apart) > CLOCKS_APART_S:
             direction = "ahead of" if apart > 0 else "behind"
-            todo = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
+            hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
             yield Problem(
-                "warning", name, f"its clock is {_duration(abs(apart))} {direction} that of `{reference}`", todo, "clock-skew-make"
+                "warning", f"its clock is {_duration(abs(apart))} {direction} that of `{reference}`", hint, host=name, id="clock-skew-make"
             )
 
 

@@ -36,11 +36,11 @@ def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Facts:
         raise ProvisionError(f"{what} did not run" + (f"; the host said: {said}" if said else "; the host said nothing"))
     body, end, _ = rest.partition(END)
     if not end:
-        raise ProvisionError(f"{what}'s answer breaks off before its end", todo="run it again; if it stays so, look at the connection")
+        raise ProvisionError(f"{what}'s answer breaks off before its end", hint="run it again; if it stays so, look at the connection")
     try:
         document = json.loads(body)
     except ValueError as error:
-        raise ProvisionError(f"{what}'s answer is damaged: {error}", todo="run it again; if it stays so, look at the connection") from error
+        raise ProvisionError(f"{what}'s answer is damaged: {error}", hint="run it again; if it stays so, look at the connection") from error
     if not isinstance(document, dict):
         raise ProvisionError(f"{what}'s answer is no JSON object")
     harmless: Facts = defused(document)
@@ -129,8 +129,8 @@ def with_python(facts: Facts, path: str | None, where: str) -> Facts:
     named = re.search(r"/python(3\.\d+)$", full)
     version = known.get(full) or (named[1] if named else None)
     if version is None:
-        todo = "make the facts anew with this inventory: provision survey HOSTS --json"
-        raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, todo=todo)
+        hint = "make the facts anew with this inventory: provision survey HOSTS --json"
+        raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, hint=hint)
     return {**facts, "python": {**python, "asked_for": {"path": full, "version": version}}}
 
 

@@ -46,15 +46,15 @@ def load_file(path: str | Path) -> dict[str, Facts]:
     try:
         document = json.loads(text, object_pairs_hook=_once)
     except UsageError as error:
-        raise UsageError(error.what, where=name, todo=error.todo) from error
+        raise UsageError(error.what, where=name, hint=error.hint) from error
     except ValueError as error:
         line = getattr(error, "lineno", None)
         raise UsageError(f"the facts are no JSON: {getattr(error, 'msg', error)}", where=f"{name}:{line}" if line else name) from error
     wrong = list(_wrong_in_file(document))
     if len(wrong) == 1:
-        raise UsageError(wrong[0], where=name, todo=_SMALLEST)
+        raise UsageError(wrong[0], where=name, hint=_SMALLEST)
     if wrong:
-        raise UsageError("\n".join(f"{name}: {each}" for each in wrong), todo=_SMALLEST)
+        raise UsageError("\n".join(f"{name}: {each}" for each in wrong), hint=_SMALLEST)
     return {host: normalise(defused(facts)) for host, facts in document["hosts"].items()}
 
 
@@ -69,7 +69,7 @@ def answer(stdout: str) -> Facts:
     if wrong := list(_wrong_facts("facts", {"os": {"id": "linux", "version": ""}, "arch": "", **seen})):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         what = f"the survey's answer cannot be true: {wrong[0]}{more}"
-        raise ProvisionError(what, todo="look at this host: its own Python answers so")
+        raise ProvisionError(what, hint="look at this host: its own Python answers so")
     return found
 
 
@@ -79,7 +79,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
-        raise UsageError(f"`{twice}` stands twice in one object", todo="name each host, and each of its facts, once")
+        raise UsageError(f"`{twice}` stands twice in one object", hint="name each host, and each of its facts, once")
     return found
 
 

@@ -61,7 +61,7 @@ def read(path: Path) -> Archive:
         with tarfile.open(path) as tar:
             listed = json.load(_file(tar, _MANIFEST))
             if len(listed) != 1:
-                raise UsageError(f"it holds {len(listed)} images", where=str(path), todo="save one alone: docker save IMAGE -o FILE")
+                raise UsageError(f"it holds {len(listed)} images", where=str(path), hint="save one alone: docker save IMAGE -o FILE")
             config = _file(tar, listed[0]["Config"]).read()
             told = json.loads(config)
             members = tuple(str(name) for name in listed[0]["Layers"])

@@ -11,8 +11,8 @@ from provision import catalog
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.problems import Problem
 from provision.commands import planning
-from provision.facts import Problem
 from provision.image import bases, targets
 from provision.image.targets import Target
 from provision.inventory import Inventory
@@ -61,7 +61,7 @@ def targets_of(subject: Subject, options: Options, progress: Progress, passwords
     if subject.inventory is not None or subject.facts_file is not None:
         return _of_hosts(subject, options, progress, passwords)
     if not subject.named:
-        raise UsageError("nothing to make an image of", todo="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
+        raise UsageError("nothing to make an image of", hint="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
     cuda = bases.asked(subject.cuda) if subject.cuda else None
     if subject.system:
         system = bases.system_of(subject.system)
@@ -81,7 +81,7 @@ def everything(options: Options) -> list[Asked]:
 
 def _refuse_horovod_names(options: Options) -> None:
     if options.horovod_names:
-        raise UsageError("images are made without Horovod's names for the engine", todo="leave --horovod-names out")
+        raise UsageError("images are made without Horovod's names for the engine", hint="leave --horovod-names out")
 
 
 def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
@@ -99,7 +99,7 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
     absent = [host.name for host in inventory.hosts if host.name not in known]
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
-        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", todo="mend that, or leave them out: --limit")
+        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", hint="mend that, or leave them out: --limit")
     plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
     planning.refuse_conflicts(plan)
     made = targets.of_hosts(plan, known, given=subject.base)

@@ -38,7 +38,7 @@ def system_of(text: str) -> str:
     found = _SYSTEM.fullmatch(text.strip().lower())
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
     if system not in systems():
-        raise UsageError(f"--os {text}: no image of it is known", todo="there are " + ", ".join(map(short, systems())))
+        raise UsageError(f"--os {text}: no image of it is known", hint="there are " + ", ".join(map(short, systems())))
     return system
 
 
@@ -62,13 +62,13 @@ def cudas(system: str) -> list[str]:
 def asked(cuda: str) -> str:
     """``--cuda`` as it was given, if it can be meant: ``12.4`` or ``12.4.1``. Raises UsageError."""
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
-        raise UsageError(f"--cuda {cuda}: this is no CUDA", todo="write it like 12.4")
+        raise UsageError(f"--cuda {cuda}: this is no CUDA", hint="write it like 12.4")
     known = catalog.load("nccl")
     built = {number for builds in known["wheels"]["builds"].values() for number in builds.values()}
     built |= {number for builds in known["repository"]["builds"].values() for number in builds}
     newest = max(built, key=key)
     if key(cuda)[:2] > key(newest):
-        raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet; the newest builds are for CUDA {newest}", todo=_nearest(cuda, None))
+        raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet; the newest builds are for CUDA {newest}", hint=_nearest(cuda, None))
     return cuda
 
 
@@ -80,15 +80,15 @@ def for_cuda(system: str, cuda: str) -> str:
         return fitting[-1]
     instead = [each for each in there if minor(each) == minor(cuda)]
     if instead:
-        raise UsageError(f"--cuda {cuda}: that image does not exist, or no longer; there is {instead[-1]}", todo=f"--cuda {minor(cuda)}")
-    raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", todo=_nearest(cuda, system))
+        raise UsageError(f"--cuda {cuda}: that image does not exist, or no longer; there is {instead[-1]}", hint=f"--cuda {minor(cuda)}")
+    raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_nearest(cuda, system))
 
 
 def newest_system(cuda: str) -> str:
     """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none of any."""
     having = [system for system in systems() if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system))]
     if not having:
-        raise UsageError(f"--cuda {cuda}: there is no image for it", todo=_nearest(cuda, None))
+        raise UsageError(f"--cuda {cuda}: there is no image for it", hint=_nearest(cuda, None))
     return max(having, key=key_of)
 
 
@@ -132,7 +132,7 @@ def _full(system: str, driver: str, cuda: str | None, given: str | None) -> str 
     fitting = [each for each in cudas(system) if key(minor(each)) <= key(driver)]
     if not fitting:
         what = f"there is no CUDA image of {system} for its driver's CUDA {driver}"
-        raise UsageError(what, todo=f"{_nearest(driver, system)}; or name an image of yours: --base IMAGE")
+        raise UsageError(what, hint=f"{_nearest(driver, system)}; or name an image of yours: --base IMAGE")
     return fitting[-1]
 
 
@@ -143,7 +143,7 @@ def _system(kind: Machine) -> str:
     for system in candidates:
         if system in known["distributions"]["images"]:
             return system
-    raise UsageError(f"there is no image of {kind.system.strip()}", todo="there are " + ", ".join(map(short, systems())))
+    raise UsageError(f"there is no image of {kind.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
 
 
 def _in_tags(system: str) -> str:

@@ -97,7 +97,7 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
             size = int(client.images.get(image).attrs["Size"])
     except KeyboardInterrupt:
         what = f"interrupted after the build: {tag} is there" if named else "interrupted; no image was named, and no step runs any more"
-        raise ProvisionError(what, todo="run the same command again: it goes on from the cache") from None
+        raise ProvisionError(what, hint="run the same command again: it goes on from the cache") from None
     finally:
         client.close()
     return Built(tag, image, size, time.monotonic() - began, path)
@@ -115,7 +115,7 @@ def buildkit() -> list[str]:
         if path and subprocess.run(probe, env=_environment(), capture_output=True, check=False).returncode == 0:
             return [path, "build"]
     what = "no docker command here builds with BuildKit"
-    raise ProvisionError(what, todo="install Docker's buildx plugin (docker-buildx-plugin), or on Debian and Ubuntu the package docker.io")
+    raise ProvisionError(what, hint="install Docker's buildx plugin (docker-buildx-plugin), or on Debian and Ubuntu the package docker.io")
 
 
 def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
@@ -123,13 +123,13 @@ def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
     others = [each.target.name for each in made if each.target.host.family != "debian"]
     if mirror is not None and others:
         what = "--mirror: only Debian's and Ubuntu's packages can be taken from a mirror"
-        raise UsageError(what, where=", ".join(others), todo="leave it out, and begin with an image that names your mirror: --base IMAGE")
+        raise UsageError(what, where=", ".join(others), hint="leave it out, and begin with an image that names your mirror: --base IMAGE")
 
 
 def checked_tag(tag: str) -> str:
     """A name for an image, ``NAME:TAG`` (``:latest`` where there is none). Raises UsageError."""
     if "@" in tag:
-        raise UsageError(f"'{tag}': an image that is made now cannot be named by a digest.", todo="Name it like mine:1.")
+        raise UsageError(f"'{tag}': an image that is made now cannot be named by a digest.", hint="Name it like mine:1.")
     return bases.checked(tag)
 
 
@@ -148,8 +148,8 @@ def _have_base(client: DockerClient, reference: str, output: BuildOutput) -> Non
         text = str(failure.explanation or failure).strip()
         if "no space left" in text.lower():
             raise
-        todo = "see that its registry can be reached; or load it by hand (`docker load`); or begin with another: --base IMAGE"
-        raise ProvisionError(f"the base image is unavailable: {text}", where=reference, todo=todo) from failure
+        hint = "see that its registry can be reached; or load it by hand (`docker load`); or begin with another: --base IMAGE"
+        raise ProvisionError(f"the base image is unavailable: {text}", where=reference, hint=hint) from failure
 
 
 def _refuse_other_processor(client: DockerClient, arch: str) -> None:
@@ -157,7 +157,7 @@ def _refuse_other_processor(client: DockerClient, arch: str) -> None:
     there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
     if there != arch:
         what = f"this machine's container engine runs on {there}, and the image is for {arch}"
-        raise ProvisionError(what, todo="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
+        raise ProvisionError(what, hint="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
 
 
 # --- Python packages ----------------------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def _failure(said: Sequence[str], output: BuildOutput, log: Path) -> ProvisionEr
     known = explain(text, output.failed)
     advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
     what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"
-    return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", todo=advice)
+    return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", hint=advice)
 
 
 def _write(folder: Path, files: Mapping[str, File]) -> None:

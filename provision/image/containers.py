@@ -182,6 +182,6 @@ def _wait(node: Node, folder: Path) -> None:
             raise ProvisionError(
                 f"the container takes no login: {tried.stderr.strip() or node.container.status}; it said: {said}",
                 where=node.name,
-                todo="the image must run sshd, which is what it does where no other command is given",
+                hint="the image must run sshd, which is what it does where no other command is given",
             )
         time.sleep(0.2)

@@ -37,13 +37,13 @@ def write(folder: Path, files: Mapping[str, File]) -> None:
         _note(folder, after)
     except OSError as error:
         raise UsageError(
-            f"cannot be written: {error.strerror}", where=str(error.filename or folder), todo="name another: -o DIR"
+            f"cannot be written: {error.strerror}", where=str(error.filename or folder), hint="name another: -o DIR"
         ) from error
 
 
 def _refuse_others_files(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UsageError("is no folder", where=str(folder), todo="name another: -o DIR")
+        raise UsageError("is no folder", where=str(folder), hint="name another: -o DIR")
     ours = _record(folder)
     present = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
     names = {path.relative_to(folder).as_posix(): path for path in present}
@@ -53,7 +53,7 @@ def _refuse_others_files(folder: Path) -> None:
     if others:
         listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         what = f"it holds files that were not written by this command, or were changed since: {listed}"
-        raise UsageError(what, where=str(folder), todo="name an empty folder: -o DIR")
+        raise UsageError(what, where=str(folder), hint="name an empty folder: -o DIR")
 
 
 def _note(folder: Path, record: Mapping[str, list[str]]) -> None:

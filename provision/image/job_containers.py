@@ -98,7 +98,7 @@ def up(
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
             if answer.code != 0 or not port.isdigit():
                 raise ProvisionError(
-                    f"the container does not come up: {answer.complaint}", where=host, todo="see there: docker info, free -h, df -h"
+                    f"the container does not come up: {answer.complaint}", where=host, hint="see there: docker info, free -h, df -h"
                 )
             ports[host], holdings[host] = int(port), json.loads(manifest)
         members = {host: mesh.member(places[host].address, port, public[host]) for host, port in ports.items()}

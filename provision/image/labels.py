@@ -45,7 +45,7 @@ def read(name: str, attributes: Mapping[str, Any]) -> Told:
     """What the engine's attributes of an image tell. Raises UsageError for one that is none of ours."""
     labels: Mapping[str, str] = (attributes.get("Config") or {}).get("Labels") or {}
     if LABEL not in labels:
-        raise UsageError("it is no image of provision: it lacks its labels", where=name, todo="make one: provision image build")
+        raise UsageError("it is no image of provision: it lacks its labels", where=name, hint="make one: provision image build")
     ready = labels.get(VERIFIED_LAYERS) == layers(attributes)
     return Told(name, str(attributes["Id"]), labels, int(attributes["Size"]), ready)
 

@@ -30,8 +30,9 @@ class BuildOutput:
         self._tails: dict[str, deque[str]] = {}
         self._last = ""
         self._began = self._shown = time.monotonic()
-        self._live = live(self._console, self._table) if self._console.is_terminal and os.environ.get("TERM", "") != "dumb" else None
         self.step = self.failed = ""
+        shows = self._console.is_terminal and os.environ.get("TERM", "") != "dumb"
+        self._live = live(self._console, self._table) if shows else None
 
     def __enter__(self) -> BuildOutput:
         if self._live is not None:

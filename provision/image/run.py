@@ -69,7 +69,7 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
     """
     source = remote_engines.source(image)
     if wanted.keep and not source.stays_as:
-        raise UsageError("the image in this file has no name under which it could stay", where=image, todo="leave --keep out")
+        raise UsageError("the image in this file has no name under which it could stay", where=image, hint="leave --keep out")
     session = Session(inventory, shown, passwords)
     try:
         with signals.also_when_ended():
@@ -95,9 +95,9 @@ def _facts(session: Session) -> dict[str, dict[str, Any]]:
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     for problem in survey.problems:
         if problem.host in absent:  # the others' problems are about installing, which is not asked for
-            raise ProvisionError(problem.what, where=problem.host, todo=problem.todo)
+            raise ProvisionError(problem.what, where=problem.host, hint=problem.hint)
     if absent:
-        raise ProvisionError("nothing is known of it", where=", ".join(absent), todo="leave it out: --limit")
+        raise ProvisionError("nothing is known of it", where=", ".join(absent), hint="leave it out: --limit")
     return {name: dict(found) for name, found in survey.hosts.items()}
 
 
@@ -114,11 +114,11 @@ def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str,
     arch = architectures.kernel_name(str(attributes.get("Architecture", "")))
     others = [name for name, each in facts.items() if arch and each["arch"] != arch]
     if others:
-        raise UsageError(f"the image is for {arch}, and they are not", where=", ".join(others), todo="leave them out: --limit")
+        raise UsageError(f"the image is for {arch}, and they are not", where=", ".join(others), hint="leave them out: --limit")
     blind = [name for name, each in facts.items() if each["gpus"] and not engines[name].nvidia]
     if told.of("nccl") and blind:
         what = "its container engine cannot give its GPUs to a container, which the image is for"
-        raise ProvisionError(what, where=", ".join(blind), todo="install there: nvidia-container-toolkit, then restart docker")
+        raise ProvisionError(what, where=", ".join(blind), hint="install there: nvidia-container-toolkit, then restart docker")
 
 
 def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wanted) -> Ended:

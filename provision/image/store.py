@@ -40,7 +40,7 @@ def get(client: DockerClient, name: str) -> Told:
         try:
             return labels.read(name, client.images.get(name).attrs)
         except docker.errors.ImageNotFound as error:
-            raise UsageError("there is no such image here", where=name, todo="provision image ls shows those that are") from error
+            raise UsageError("there is no such image here", where=name, hint="provision image ls shows those that are") from error
 
 
 def remove(client: DockerClient, name: str) -> None:
@@ -53,7 +53,7 @@ def remove(client: DockerClient, name: str) -> None:
             if failure.status_code != 409:
                 raise
             raise ProvisionError(
-                f"a container still uses it: {failure.explanation}", where=name, todo="end that container first: docker ps -a"
+                f"a container still uses it: {failure.explanation}", where=name, hint="end that container first: docker ps -a"
             ) from failure
 
 
@@ -66,22 +66,22 @@ def push(client: DockerClient, name: str, *, unproven: bool) -> str:
     """
     told = get(client, name)
     if not told.ready and not unproven:
-        raise UsageError("it is not proven", where=name, todo=f"provision image verify {name}; or push it all the same: --unproven")
+        raise UsageError("it is not proven", where=name, hint=f"provision image verify {name}; or push it all the same: --unproven")
     repository, tag = labels.parted(name)
     digest = ""
     shown: dict[str, str] = {}
     with engine.explained(f"pushing {name}"):
         for entry in client.api.push(repository, tag, stream=True, decode=True):
             if "error" in entry:
-                todo = "see that the registry can be reached, and log in: docker login"
-                raise ProvisionError(f"the registry did not take it: {entry['error']}", where=name, todo=todo)
+                hint = "see that the registry can be reached, and log in: docker login"
+                raise ProvisionError(f"the registry did not take it: {entry['error']}", where=name, hint=hint)
             digest = (entry.get("aux") or {}).get("Digest", digest)
             layer, status = entry.get("id", ""), entry.get("status", "")
             if layer and shown.get(layer) != status:  # "Pushing" comes again and again, with how far it is
                 shown[layer] = status
                 terminal.say(f"{layer}: {status}")
     if not digest:
-        raise ProvisionError("the registry named no digest", where=name, todo="look there whether the image arrived")
+        raise ProvisionError("the registry named no digest", where=name, hint="look there whether the image arrived")
     return digest
 
 

@@ -51,7 +51,7 @@ def of_system(system: str, cuda: str | None, wishes: Wishes, *, given: str | Non
         first = plan.conflicts[0]
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
         where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
-        raise ProvisionError(f"no plan fits: {first.constraint}", where=where, todo="  or  ".join(options) or None)
+        raise ProvisionError(f"no plan fits: {first.constraint}", where=where, hint="  or  ".join(options) or None)
     return Target(bases.base(machine(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))
 
 

@@ -78,7 +78,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
         ProvisionError: no engine, or containers that do not come up.
     """
     if count < 2:
-        raise UsageError(f"--hosts {count}: an image is proven by containers that train together", todo="--hosts 2")
+        raise UsageError(f"--hosts {count}: an image is proven by containers that train together", hint="--hosts 2")
     began = time.monotonic()
     client = engine.connect()
     try:
@@ -164,8 +164,8 @@ def _refuse_nameless(client: DockerClient, image: str) -> None:
     repository, tag = labels.parted(image)
     names = client.images.get(image).tags
     if f"{repository}:{tag}" not in names:
-        todo = f"provision image verify {names[0]}" if names else f"docker tag {image} mine:1, then provision image verify mine:1"
-        raise UsageError("an image is verified by its name, which carries the proof afterwards", where=image, todo=todo)
+        hint = f"provision image verify {names[0]}" if names else f"docker tag {image} mine:1, then provision image verify mine:1"
+        raise UsageError("an image is verified by its name, which carries the proof afterwards", where=image, hint=hint)
 
 
 def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how: str) -> None:
@@ -190,5 +190,5 @@ def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how
         if now != told.image:
             client.images.remove(made)
             what = f"while it was verified the name went to another image ({str(now)[7:19]}); the one that ran was {told.image[7:19]}"
-            raise ProvisionError(what, where=image, todo=f"verify that one, too: provision image verify {image}")
+            raise ProvisionError(what, where=image, hint=f"verify that one, too: provision image verify {image}")
         client.images.get(made).tag(repository, tag)

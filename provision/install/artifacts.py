@@ -148,7 +148,7 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
     known = catalog.load("python_packages")["uv"]
     pin = f"uv=={known['version']}"
     if arch not in known["sha256"]:
-        raise ProvisionError(f"no {pin} for {arch} is known", todo=f"hosts must be one of {', '.join(known['sha256'])}")
+        raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known['sha256'])}")
     folder = paths.cache() / "uv"
     folder.mkdir(parents=True, exist_ok=True)
     for kept in folder.glob(f"uv-{known['version']}-*_{arch}*.whl"):
@@ -162,7 +162,7 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
         (fetched,) = Path(scratch).iterdir()
         if (found := downloads.digest(fetched)) != known["sha256"][arch]:
             what = f"{fetched.name} has SHA-256 {found}, not {known['sha256'][arch]}; nothing of it was used"
-            raise ProvisionError(what, todo="see what the package index has under this name; another one: --index-url")
+            raise ProvisionError(what, hint="see what the package index has under this name; another one: --index-url")
         return fetched.replace(folder / fetched.name)
 
 
@@ -194,8 +194,8 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
         if host.nccl is None or host.nccl.source != "local_repository":
             continue
         if given is None:  # it was in an earlier run, says the lock
-            todo = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
-            raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, todo=todo)
+            hint = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
+            raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, hint=hint)
         return _place(downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
     return None
 
@@ -230,8 +230,8 @@ def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
         return None
     if folder is None or not (folder / torch.file).is_file():
         what = f"the plan takes PyTorch {torch.version} from {torch.file} (SHA-256 {torch.sha256}), which an earlier run was given"
-        todo = "give the folder that holds it: --wheels DIR, or resolve everything anew: --upgrade"
-        raise ProvisionError(what, where=host.name, todo=todo)
+        hint = "give the folder that holds it: --wheels DIR, or resolve everything anew: --upgrade"
+        raise ProvisionError(what, where=host.name, hint=hint)
     return folder / torch.file
 
 
@@ -246,12 +246,12 @@ def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
 
 def repository_key(repository: Repository, say: Say) -> Path:
     """The file with a repository's key, checked: NVIDIA's keyring package, or the armoured key of one for dnf."""
-    todo = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
+    hint = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
     if repository.key_sha256 is None:
-        raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, todo=todo)
+        raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, hint=hint)
     what = f"the key of the repository {repository.name}"
     if repository.kind == "apt":
-        return downloads.fetch(repository.key_url, repository.key_sha256, what=what, todo=todo, say=say)
+        return downloads.fetch(repository.key_url, repository.key_sha256, what=what, hint=hint, say=say)
     # NVIDIA's checksum of an rpm key is of the file without the line that names the program which wrote it.
     path = paths.cache() / "downloads" / f"{repository.key_sha256[:12]}-{repository.name}.pub"
     if not path.exists() or downloads.digest(path) != repository.key_sha256:
@@ -259,10 +259,10 @@ def repository_key(repository: Repository, say: Say) -> Path:
         try:
             lines = downloads.read(repository.key_url).splitlines(keepends=True)
         except downloads.Unavailable as error:
-            raise ProvisionError(f"{what} cannot be had: {error}", where=repository.key_url, todo=todo) from error
+            raise ProvisionError(f"{what} cannot be had: {error}", where=repository.key_url, hint=hint) from error
         content = b"".join(line for line in lines if not line.startswith(b"Version"))
         if hashlib.sha256(content).hexdigest() != repository.key_sha256:
-            raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, todo=todo)
+            raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, hint=hint)
         path.parent.mkdir(parents=True, exist_ok=True)
         downloads.store(path, content)
     return path

@@ -80,7 +80,7 @@ def adopt(folder: Path) -> None:
                 downloads.store(kept.with_name(note.name), note.read_bytes())
                 downloads.store(kept, file.read_bytes())
             except OSError as error:
-                raise ProvisionError(f"cannot keep the build {file.name}: {error}", where=str(kept.parent), todo="free it") from error
+                raise ProvisionError(f"cannot keep the build {file.name}: {error}", where=str(kept.parent), hint="free it") from error
 
 
 def _noted(file: Path) -> str:

@@ -96,9 +96,9 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
         return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
     if wanted.url is None or wanted.sha256 is None:
         file = f"the plan takes {what} from {wanted.package}, of which it knows no address"
-        raise ProvisionError(file, where=host.name, todo=f"give the file: {recipe.option} FILE, or resolve everything anew: --upgrade")
-    todo = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
-    return downloads.fetch(wanted.url, wanted.sha256, what=what, todo=todo, say=say)
+        raise ProvisionError(file, where=host.name, hint=f"give the file: {recipe.option} FILE, or resolve everything anew: --upgrade")
+    hint = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
+    return downloads.fetch(wanted.url, wanted.sha256, what=what, hint=hint, say=say)
 
 
 def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:

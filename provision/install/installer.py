@@ -126,7 +126,7 @@ def steps(first: str | None = None) -> list[str]:
     if first not in names:
         close = difflib.get_close_matches(first, names, n=1)
         raise UsageError(
-            f"--from {first}: there is no such step", todo=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
+            f"--from {first}: there is no such step", hint=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
         )
     return names[names.index(NEEDS.get(first, first)) :]
 

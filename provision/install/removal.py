@@ -30,7 +30,7 @@ class HostRemoval:
     removed: list[str] = field(default_factory=list)
     left: list[dict[str, str]] = field(default_factory=list)
     error: str | None = None
-    todo: str | None = None
+    hint: str | None = None
 
     @property
     def bad(self) -> bool:
@@ -80,7 +80,8 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
 
 def as_dict(removals: list[HostRemoval]) -> dict[str, Any]:
     """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "error", "todo"}]}``"""
-    return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": [vars(one) for one in removals]}
+    hosts = [{"todo" if name == "hint" else name: value for name, value in vars(one).items()} for one in removals]
+    return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": hosts}
 
 
 def _host(session: Session, name: str, answers: list[str], refusal: Event | None, dry_run: bool) -> HostRemoval:
@@ -88,18 +89,18 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
     if refusal is not None:
         found.state = "unreachable" if refusal.kind == "unreachable" else "failed"
         problem = collect.connection_problem(session.inventory.host(name), refusal.text)
-        found.error, found.todo = (problem.what, problem.todo) if refusal.kind == "unreachable" else (refusal.text, None)
+        found.error, found.hint = (problem.what, problem.hint) if refusal.kind == "unreachable" else (refusal.text, None)
     for answer in answers:
         try:
             said = facts.parse(answer, BEGIN, "the removal")
         except ProvisionError as error:
-            found.state, found.error, found.todo = "failed", error.what, error.todo
+            found.state, found.error, found.hint = "failed", error.what, error.hint
             continue
         found.removed += said["removed"]
         found.left += said["left"]
         if said["error"]:
             found.state, found.error = "failed", said["error"]
-            found.todo = "mend it, then run the same command again: what is gone stays gone"
+            found.hint = "mend it, then run the same command again: what is gone stays gone"
         elif not said["nothing"] and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
     if not answers and refusal is None:
@@ -118,7 +119,7 @@ def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_ru
         is_ours = host.prefix is None and not seen["installed"].get("manifest")
         if is_ours and not seen["user"]["can_become"]:
             removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"
-            removal.todo = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
+            removal.hint = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
             if not dry_run or removal.state == "nothing to do":
                 removal.state = "failed"
         else:
@@ -129,7 +130,7 @@ def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_ru
 def _unseen(name: str, survey: Survey) -> HostRemoval:
     """A host that the survey could not look at."""
     problem = next(problem for problem in survey.problems if problem.host == name)
-    return HostRemoval(name, "unreachable", error=problem.what, todo=problem.todo)
+    return HostRemoval(name, "unreachable", error=problem.what, hint=problem.hint)
 
 
 def _command(options: dict[str, Any]) -> str:

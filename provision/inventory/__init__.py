@@ -3,13 +3,13 @@
     inventory = load("hosts.ini")        # or "localhost", or "node1,admin@node2:2222"
     for host in inventory.hosts: ...
 
-`load` collects every problem with its file and line and raises one `InventoryError`; warnings lie in `Inventory.findings`.
+`load` collects every problem with its file and line and raises one `InventoryError`; warnings lie in `Inventory.problems`.
 """
 
 from __future__ import annotations
 
 from provision.inventory.checks import check_against_facts
 from provision.inventory.loading import by_name, load
-from provision.inventory.model import Finding, Host, Inventory, InventoryError
+from provision.inventory.model import Host, Inventory, InventoryError
 
-__all__ = ["Finding", "Host", "Inventory", "InventoryError", "by_name", "check_against_facts", "load"]
+__all__ = ["Host", "Inventory", "InventoryError", "Problem", "by_name", "check_against_facts", "load"]

@@ -1,4 +1,4 @@
-"""Everything that is judged about an inventory. Pure: what was read goes in, findings come out, all of them, none is raised."""
+"""Everything that is judged about an inventory. Pure: what was read goes in, problems come out, all of them, none is raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.inventory.model import ENCRYPTED, Finding, Host, Inventory, Level
+from provision.base.problems import Problem, Severity
+from provision.inventory.model import ENCRYPTED, Host, Inventory
 from provision.inventory.parser import Reading
 from provision.inventory.values import HOST_NAME, OURS, READ_BY_US, wrong
 
@@ -19,14 +20,14 @@ _CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)"
 # ------------------------------------------------------------------------------------------------ before any connection
 
 
-def all_of(reading: Reading, limit: str | None, origin: str) -> Iterator[Finding]:
+def all_of(reading: Reading, limit: str | None, origin: str) -> Iterator[Problem]:
     """All that can be said of an inventory file before a connection is made.
 
     Args:
         limit: ``--limit``.
         origin: the inventory as the user would type it.
     """
-    yield from reading.findings
+    yield from reading.problems
     yield from names(reading.hosts, origin)
     yield from duplicate_addresses(reading.hosts, origin)
     yield from unknown_variables(reading.hosts, origin)
@@ -34,23 +35,23 @@ def all_of(reading: Reading, limit: str | None, origin: str) -> Iterator[Finding
     yield from local_by_ssh(reading.hosts, origin)
     if not reading.failed:
         if not reading.hosts:
-            yield Finding("error", origin, "the inventory has no hosts", "write one host name per line")
+            yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin)
         yield from bad_limit(reading, limit)
 
 
-def names(hosts: Iterable[Host], origin: str) -> Iterator[Finding]:
+def names(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     """Names become parts of paths, of patterns of Ansible's and of other hosts' ssh configuration; and on a terminal, names and addresses
     with control characters could show another name than they are."""
     for host in hosts:
         unprintable = [(what, value) for what, value in (("name", host.name), ("address", host.address)) if not value.isprintable()]
         for what, value in unprintable[:1]:  # the address is the name, where there is no other
-            yield Finding("error", origin, f"the {what} {value!a} of a host holds control characters", "write it in plain letters")
+            yield Problem("error", f"the {what} {value!a} of a host holds control characters", "write it in plain letters", where=origin)
         if host.name.isprintable() and not HOST_NAME.fullmatch(host.name):
-            todo = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may be another: ansible_host"
-            yield Finding("error", origin, f"{host.name!r} is not a name for a host", todo)
+            hint = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may be another: ansible_host"
+            yield Problem("error", f"{host.name!r} is not a name for a host", hint, where=origin)
 
 
-def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Finding]:
+def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     """Two names that lead to one and the same machine: it would be installed twice at once and count twice."""
     first: dict[tuple[str, str, int], str] = {}
     for host in hosts:
@@ -63,36 +64,36 @@ def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Finding]
             said = f"address {host.address}" + (f" port {port}" if port != SSH_PORT else "")
         other = first.setdefault(key, host.name)
         if other != host.name:
-            todo = "give each its own address, or keep one of the names"
-            yield Finding("error", origin, f"hosts `{other}` and `{host.name}` are the same machine: {said}", todo)
+            hint = "give each its own address, or keep one of the names"
+            yield Problem("error", f"hosts `{other}` and `{host.name}` are the same machine: {said}", hint, where=origin)
 
 
-def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Finding]:
+def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     """Names that begin as ours do or are almost one of ours. Variables of the user's own and Ansible's pass in silence."""
     for name, of_hosts in _hosts_by((name, host.name) for host in hosts for name in host.variables if name not in OURS):
         plain = name.lower().replace("-", "_")
         close = difflib.get_close_matches(plain, OURS, n=1, cutoff=0.8)  # `solts` and `slots` reach 0.8
         if close or plain.startswith("provision_"):
-            todo = f"did you mean `{close[0]}`?" if close else "ours are " + ", ".join(f"`{each}`" for each in OURS)
+            hint = f"did you mean `{close[0]}`?" if close else "ours are " + ", ".join(f"`{each}`" for each in OURS)
             # `plots` and `lots` are near `slots`, too, and may well be words of the user's own.
-            level: Level = "warning" if close == ["slots"] else "error"
-            yield Finding(level, origin, f"unknown variable `{name}` ({of_hosts})", todo)
+            level: Severity = "warning" if close == ["slots"] else "error"
+            yield Problem(level, f"unknown variable `{name}` ({of_hosts})", hint, where=origin)
 
 
-def wrong_values(reading: Reading, origin: str) -> Iterator[Finding]:
-    """Values of the wrong type, and templates that do not resolve; one finding each, however many hosts it is for."""
+def wrong_values(reading: Reading, origin: str) -> Iterator[Problem]:
+    """Values of the wrong type, and templates that do not resolve; one problem each, however many hosts it is for."""
     read = [(name, host) for host in reading.hosts for name in READ_BY_US if name in host.variables]
     checked = [(name, host) for name, host in read if (host.name, name) not in reading.unresolved]
     refused = ((f"{name} {said}", host.name) for name, host in checked if (said := _refused(name, host.variables[name])))
     for said, of_hosts in _hosts_by(refused):
-        yield Finding("error", origin, f"{said} ({of_hosts})")
+        yield Problem("error", f"{said} ({of_hosts})", where=origin)
     templates = ((f"the template in `{name}` cannot be worked out: {why}", host) for (host, name), why in reading.unresolved.items())
     for said, of_hosts in _hosts_by(templates):
-        yield Finding("error", origin, f"{said} ({of_hosts})")
+        yield Problem("error", f"{said} ({of_hosts})", where=origin)
     bridges = ((host.interface, host.name) for host in reading.hosts if host.interface and _CONTAINER_INTERFACE.match(host.interface))
     for bridge, of_hosts in _hosts_by(bridges):
         said = f"provision_interface `{bridge}` looks like a bridge for containers, which reaches no other host ({of_hosts})"
-        yield Finding("warning", origin, said)
+        yield Problem("warning", said, where=origin)
 
 
 def _refused(name: str, value: Any) -> str | None:
@@ -101,68 +102,68 @@ def _refused(name: str, value: Any) -> str | None:
     return wrong(name, value)
 
 
-def local_by_ssh(hosts: Iterable[Host], origin: str) -> Iterator[Finding]:
+def local_by_ssh(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     """`localhost` in a file goes over SSH, which rarely is what was meant."""
     for host in hosts:
         if host.name == "localhost" and host.connection == "ssh" and host.address in _THIS_MACHINE and not host.port:
-            todo = "add ansible_connection=local to work on this machine directly"
-            yield Finding("warning", origin, "`localhost` is reached over SSH, as Ansible does for hosts in a file", todo)
+            hint = "add ansible_connection=local to work on this machine directly"
+            yield Problem("warning", "`localhost` is reached over SSH, as Ansible does for hosts in a file", hint, where=origin)
 
 
-def bad_limit(reading: Reading, limit: str | None) -> Iterator[Finding]:
+def bad_limit(reading: Reading, limit: str | None) -> Iterator[Problem]:
     if limit is None or not reading.hosts:
         return
     names = [host.name for host in reading.hosts]
     groups = [name for name in reading.groups if name not in ("all", "ungrouped")]
     for pattern in reading.unmatched:
         close = difflib.get_close_matches(pattern.lstrip("!&"), names + groups, n=1, cutoff=0.6)
-        todo = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
-        yield Finding("error", f"--limit {limit}", f"no host or group is called `{pattern}`", todo)
+        hint = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
+        yield Problem("error", f"no host or group is called `{pattern}`", hint, where=f"--limit {limit}")
     if not reading.selected and not reading.unmatched:
-        yield Finding("error", f"--limit {limit}", "it leaves no host", "hosts are " + _few(names))
+        yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}")
 
 
 # ------------------------------------------------------------------------------------------------------ after the survey
 
 
-def check_against_facts(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def check_against_facts(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     """`slots` and interfaces against what the survey saw.
 
     Args:
         facts: host → normalised facts; hosts that are not in it were not reached and are passed over.
     """
-    findings: list[Finding] = []
+    problems: list[Problem] = []
     for host in inventory.hosts:
         if host.name in facts:
-            findings += _slots(inventory, host, facts[host.name])
-            findings += _interface(inventory, host, facts[host.name])
-    return findings
+            problems += _slots(inventory, host, facts[host.name])
+            problems += _interface(inventory, host, facts[host.name])
+    return problems
 
 
-def _slots(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _slots(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Problem]:
     if host.slots is None:
         return
     where = inventory.where
     gpus, cores = len(facts.get("gpus") or ()), (facts.get("cpu") or {}).get("cores")
     has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
     if gpus and host.slots > gpus:
-        yield Finding("error", where, f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host.name)
+        yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", where=where, host=host.name)
     elif gpus and host.slots < gpus:
-        yield Finding("warning", where, f"{has}; {gpus - host.slots} would stay idle", host=host.name)
+        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", where=where, host=host.name)
     elif not gpus and cores and host.slots > cores:
-        yield Finding("warning", where, f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host.name)
+        yield Problem("warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", where=where, host=host.name)
 
 
-def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Problem]:
     present = {str(entry.get("name")): entry for entry in (facts.get("network") or {}).get("interfaces") or ()}
     if host.interface is None or not present:
         return
     where, name = inventory.where, host.interface
     usable = _few([each for each, entry in present.items() if entry.get("up") and not entry.get("loopback") and not entry.get("virtual")])
     if name not in present:
-        yield Finding("error", where, f"host `{host.name}` has no interface `{name}`", f"it has {usable}", host.name)
+        yield Problem("error", f"host `{host.name}` has no interface `{name}`", f"it has {usable}", where=where, host=host.name)
     elif not present[name].get("up"):
-        yield Finding("error", where, f"interface `{name}` of host `{host.name}` is down", f"up are {usable}", host.name)
+        yield Problem("error", f"interface `{name}` of host `{host.name}` is down", f"up are {usable}", where=where, host=host.name)
 
 
 # --------------------------------------------------------------------------------------------------------------- inside

@@ -1,4 +1,4 @@
-"""HOSTS without a file: `localhost`, or `node1,admin@node2:2222,node[3:5]`. Pure: text in, hosts and findings out."""
+"""HOSTS without a file: `localhost`, or `node1,admin@node2:2222,node[3:5]`. Pure: text in, hosts and problems out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from provision.inventory.model import Finding, Host
+from provision.base.problems import Problem
+from provision.inventory.model import Host
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$\\-]*")
@@ -17,14 +18,14 @@ _SYSTEM_PYTHON = Path("/usr/bin/python3")
 _OLDEST_PYTHON_ANSIBLE_MANAGES = (3, 9)  # docs.ansible.com, support matrix: managed node of ansible-core 2.20 and 2.21
 
 
-def parse(argument: str) -> tuple[list[Host], list[Finding]]:
+def parse(argument: str) -> tuple[list[Host], list[Problem]]:
     """The hosts of a comma list, with what it says of them alone, and all that is wrong with it. A bare ``localhost`` is this machine."""
     hosts: list[Host] = []
     seen: set[str] = set()
-    findings: list[Finding] = []
+    problems: list[Problem] = []
 
-    def error(message: str, todo: str | None = None) -> None:
-        findings.append(Finding("error", argument, message, todo))
+    def error(message: str, hint: str | None = None) -> None:
+        problems.append(Problem("error", message, hint, where=argument))
 
     for text in (part.strip() for part in re.split(r",(?![^\[]*\])", argument)):
         if not text:
@@ -50,8 +51,8 @@ def parse(argument: str) -> tuple[list[Host], list[Finding]]:
             error(f"`{text}`: port {port} is out of range", "ports go from 1 to 65535")
             continue
         if port is not None and port < 22:
-            todo = "slots need an inventory file: `NAME slots=N`"
-            findings.append(Finding("warning", argument, f"`{text}` means SSH on port {port}, not {port} slots", todo))
+            hint = "slots need an inventory file: `NAME slots=N`"
+            problems.append(Problem("warning", f"`{text}` means SSH on port {port}, not {port} slots", hint, where=argument))
         for name in (each.strip("[]") for each in names):
             if name in seen:
                 error(f"host `{name}` is named twice", "name it once")
@@ -60,9 +61,9 @@ def parse(argument: str) -> tuple[list[Host], list[Finding]]:
             else:
                 hosts.append(Host(name, name, port=port, user=user or None))
             seen.add(name)
-    if not hosts and not findings:
+    if not hosts and not problems:
         error("no hosts are named", "name a file, `localhost`, or hosts as host1,host2")
-    return hosts, findings
+    return hosts, problems
 
 
 def _expand(pattern: str) -> tuple[tuple[str, ...], int | None]:

@@ -27,12 +27,12 @@ def failed_hosts(inventory: Inventory) -> list[str]:
     """
     last = next((report for report in written("report.json") if report.get("inventory") == identity(inventory)), None)
     if last is None:
-        raise UsageError(f"--limit {FAILED}: no earlier run of this inventory is known", todo="run it without --limit")
+        raise UsageError(f"--limit {FAILED}: no earlier run of this inventory is known", hint="run it without --limit")
     kept_out = {host["host"] for host in last["hosts"] if host["state"] in ("failed", "unreachable", "blocked", "not finished")}
     names = {failure["host"] for failure in last["failures"]} | kept_out
     found = [host.name for host in inventory.everyone if host.name in names]
     if not found:
-        raise UsageError(f"--limit {FAILED}: no host failed in the last run", where=last["folder"], todo="leave --limit out")
+        raise UsageError(f"--limit {FAILED}: no host failed in the last run", where=last["folder"], hint="leave --limit out")
     return found
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from provision.base.problems import Problem
 from provision.inventory import checks, hostlist, parser
-from provision.inventory.model import Finding, Host, Inventory, InventoryError, shown
+from provision.inventory.model import Host, Inventory, InventoryError, shown
 
 LOCAL = "localhost"
 _FORMS = "name a file, `localhost`, or hosts as host1,host2"
@@ -46,10 +47,10 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     source = Path(argument).absolute()
     origin = shown(source)
     if source.is_file() and not os.access(source, os.R_OK):
-        raise InventoryError([Finding("error", origin, "the file cannot be read", f"check who may read it: ls -l {origin}")])
+        raise InventoryError([Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin)])
     reading = parser.read(str(source), limit=limit)
-    findings = tuple(dict.fromkeys(checks.all_of(reading, limit, origin)))
-    _raise_errors(findings)
+    problems = tuple(dict.fromkeys(checks.all_of(reading, limit, origin)))
+    _raise_errors(problems)
     selected = set(reading.selected)
     return Inventory(
         argument=argument,
@@ -57,14 +58,14 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
         ansible_argument=str(source),
         hosts=tuple(host for host in reading.hosts if host.name in selected),
         everyone=tuple(reading.hosts),
-        findings=findings,
+        problems=problems,
     )
 
 
-def _missing_file(argument: str) -> Finding | None:
-    """A finding when the argument can only be meant as a file, or is nearly the name of one."""
+def _missing_file(argument: str) -> Problem | None:
+    """A problem when the argument can only be meant as a file, or is nearly the name of one."""
     if not argument:
-        return Finding("error", "HOSTS", "no hosts are named", _FORMS)
+        return Problem("error", "no hosts are named", _FORMS, where="HOSTS")
     is_file = "," not in argument and ("/" in argument or argument.endswith(FILE_ENDINGS))
     folder, name = os.path.split(argument)
     files: list[str] = []
@@ -72,9 +73,9 @@ def _missing_file(argument: str) -> Finding | None:
         files = [each for each in os.listdir(folder or ".") if each.endswith(FILE_ENDINGS) or "." not in each]
     close = [os.path.join(folder or ".", each) for each in difflib.get_close_matches(name, files, n=1, cutoff=0.6 if is_file else 0.85)]
     if is_file:
-        return Finding("error", argument, "no such file", f"did you mean {close[0]}?" if close else _FORMS)
+        return Problem("error", "no such file", f"did you mean {close[0]}?" if close else _FORMS, where=argument)
     if close and argument != LOCAL and re.fullmatch(r"[\w-]+", argument):
-        return Finding("error", argument, "no such file", f"did you mean {close[0]}? (a single host is written `{argument},`)")
+        return Problem("error", "no such file", f"did you mean {close[0]}? (a single host is written `{argument},`)", where=argument)
     return None
 
 
@@ -82,21 +83,21 @@ def _missing_file(argument: str) -> Finding | None:
 
 
 def _from_list(argument: str, limit: str | None) -> Inventory:
-    listed, findings = hostlist.parse(argument)
-    _raise_errors(findings)
+    listed, problems = hostlist.parse(argument)
+    _raise_errors(problems)
     defaults = parser.defaults()
     hosts = [_with_defaults(host, defaults) for host in listed]
-    findings += checks.duplicate_addresses(hosts, argument)
+    problems += checks.duplicate_addresses(hosts, argument)
     left, wrong = _limited(hosts, limit)
-    findings += wrong
-    _raise_errors(findings)
+    problems += wrong
+    _raise_errors(problems)
     simple = all(host.user is None and host.port is None and host.connection == "ssh" for host in listed)
     return Inventory(
         argument=argument,
         source=None,
         ansible_argument=",".join(host.name for host in hosts) + "," if simple else None,
         hosts=left,
-        findings=tuple(findings),
+        problems=tuple(problems),
         everyone=tuple(hosts),
     )
 
@@ -109,12 +110,12 @@ def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory
     return Inventory(argument, None, None, left, everyone=everyone)
 
 
-def _limited(hosts: Sequence[Host], limit: str | None) -> tuple[tuple[Host, ...], list[Finding]]:
+def _limited(hosts: Sequence[Host], limit: str | None) -> tuple[tuple[Host, ...], list[Problem]]:
     """The hosts that ``--limit`` leaves, and what is wrong with it."""
     if limit is None:
         return tuple(hosts), []
     reading = parser.read(",".join(host.name for host in hosts) + ",", limit=limit)
-    wrong = [finding for finding in reading.findings if finding.level == "error"] or list(checks.bad_limit(reading, limit))
+    wrong = [problem for problem in reading.problems if problem.severity == "error"] or list(checks.bad_limit(reading, limit))
     return tuple(host for host in hosts if host.name in reading.selected), wrong
 
 
@@ -128,6 +129,6 @@ def _with_defaults(host: Host, defaults: Mapping[str, Any]) -> Host:
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
-def _raise_errors(findings: Sequence[Finding]) -> None:
-    if any(finding.level == "error" for finding in findings):
-        raise InventoryError(sorted(findings, key=lambda finding: finding.level != "error"))
+def _raise_errors(problems: Sequence[Problem]) -> None:
+    if any(problem.severity == "error" for problem in problems):
+        raise InventoryError(sorted(problems, key=lambda problem: problem.severity != "error"))

@@ -5,36 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from provision.base.errors import UsageError
-
-Level = Literal["error", "warning"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong or doubtful, in words for the person who wrote the inventory.
-
-    Args:
-        level: errors stop the run, warnings are shown.
-        where: the file, with a line where Ansible names one; the argument itself where there is no file.
-        message: one sentence, what is wrong.
-        todo: what to change; None when the sentence says it.
-        host: the host it is about, where it is about one.
-    """
-
-    level: Level
-    where: str
-    message: str
-    todo: str | None = None
-    host: str | None = None
-
-    def __str__(self) -> str:
-        remedy = f"\n  → {self.todo}" if self.todo else ""
-        return f"{self.where}: {self.message}{remedy}"
+from provision.base.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -86,14 +62,14 @@ class Inventory:
             connections in a comma list): write `as_ansible_yaml` into a file and pass that.
         hosts: in the order of the inventory, after ``--limit``.
         everyone: all of them, before ``--limit``.
-        findings: warnings; errors never get this far.
+        problems: warnings; errors never get this far.
     """
 
     argument: str
     source: Path | None
     ansible_argument: str | None
     hosts: tuple[Host, ...]
-    findings: tuple[Finding, ...] = ()
+    problems: tuple[Problem, ...] = ()
     everyone: tuple[Host, ...] = ()
 
     def __post_init__(self) -> None:
@@ -163,15 +139,15 @@ def _as_variables(host: Host) -> dict[str, Any]:
 
 
 class InventoryError(UsageError):
-    """The inventory cannot be used. It carries every finding; its text prints them all."""
+    """The inventory cannot be used. It carries every problem; its text prints them all."""
 
-    def __init__(self, findings: Iterable[Finding]) -> None:
-        self.findings: Sequence[Finding] = tuple(findings)
-        if len(self.findings) == 1:
-            only = self.findings[0]
-            super().__init__(only.message, where=only.where, todo=only.todo)
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: Sequence[Problem] = tuple(problems)
+        if len(self.problems) == 1:
+            only = self.problems[0]
+            super().__init__(only.what, where=only.where, hint=only.hint)
         else:
-            super().__init__("\n".join(str(finding) for finding in self.findings))
+            super().__init__("\n".join(str(problem) for problem in self.problems))
 
     def parts(self) -> Iterable[tuple[str, str | None]]:
-        return [(f"{finding.where}: {finding.message}", finding.todo) for finding in self.findings]
+        return [(f"{problem.where}: {problem.what}", problem.hint) for problem in self.problems]

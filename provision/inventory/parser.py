@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision.inventory.model import ENCRYPTED, Finding, Host, shown
+from provision.base.problems import Problem
+from provision.inventory.model import ENCRYPTED, Host, shown
 from provision.inventory.values import READ_BY_US, whole_number
 
 
@@ -29,7 +30,7 @@ class Reading:
         selected: names of the hosts that ``--limit`` leaves.
         unmatched: parts of ``--limit`` that match no host.
         unresolved: (host, variable) → why its template cannot be worked out.
-        findings: files that Ansible cannot read (it goes on without their hosts), else its warnings.
+        problems: files that Ansible cannot read (it goes on without their hosts), else its warnings.
     """
 
     hosts: list[Host] = field(default_factory=list)
@@ -37,11 +38,11 @@ class Reading:
     selected: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     unresolved: dict[tuple[str, str], str] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
-        return any(finding.level == "error" for finding in self.findings)
+        return any(problem.severity == "error" for problem in self.problems)
 
 
 def read(source: str, *, limit: str | None = None) -> Reading:
@@ -69,17 +70,19 @@ def read(source: str, *, limit: str | None = None) -> Reading:
             manager = InventoryManager(loader=loader, sources=[source], parse=False)
             _read(source, manager, loader, failures, result)
         except (AnsibleError, RecursionError, ValueError) as error:
-            result.findings.append(_failure(error, place))
+            result.problems.append(_failure(error, place))
         for file, said in failures.items():
-            result.findings.append(_failure(_most_telling(file, said, loader), shown(Path(file))))
+            result.problems.append(_failure(_most_telling(file, said, loader), shown(Path(file))))
     if result.failed:
         return result
-    result.findings += [Finding("warning", place, f"Ansible says: {_one_line(each)}") for each in dict.fromkeys(warnings)]
+    result.problems += [Problem("warning", f"Ansible says: {_one_line(each)}", where=place) for each in dict.fromkeys(warnings)]
     with _quiet():
         try:
             _select(manager, limit, result)
         except AnsibleError as error:
-            result.findings.append(Finding("error", f"--limit {limit}", _one_line(str(error)), "name hosts and groups of the inventory"))
+            result.problems.append(
+                Problem("error", _one_line(str(error)), "name hosts and groups of the inventory", where=f"--limit {limit}")
+            )
     return result
 
 
@@ -316,8 +319,8 @@ def _most_telling(file: str, said: Mapping[str, Exception], loader: Any) -> Exce
     return said.get(wanted) or list(said.values())[-1]
 
 
-def _failure(error: BaseException, place: str) -> Finding:
-    """An exception as a finding, with the place that Ansible gives it: an Origin tag (2.19 on) or `ansible_pos` (before)."""
+def _failure(error: BaseException, place: str) -> Problem:
+    """An exception as a problem, with the place that Ansible gives it: an Origin tag (2.19 on) or `ansible_pos` (before)."""
     from ansible.parsing.vault import AnsibleVaultError
 
     file, line, encrypted, said = None, None, False, str(error)
@@ -335,12 +338,12 @@ def _failure(error: BaseException, place: str) -> Finding:
     where = shown(Path(file)) if file else place
     message = _one_line(said).removeprefix("Failed to parse inventory: ")
     if encrypted:
-        todo = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
+        hint = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
         what = "it" if file else "a file of the inventory"
-        return Finding("error", where, f"{what} is encrypted and cannot be opened: {message}", todo)
+        return Problem("error", f"{what} is encrypted and cannot be opened: {message}", hint, where=where)
     where = f"{where}:{line}" if line else where
-    todo = f"correct it, and try: ansible-inventory --list -i {shlex.quote(place)}"
-    return Finding("error", where, f"Ansible cannot read it: {message}", todo)
+    hint = f"correct it, and try: ansible-inventory --list -i {shlex.quote(place)}"
+    return Problem("error", f"Ansible cannot read it: {message}", hint, where=where)
 
 
 def _origin(subject: Any) -> tuple[str | None, int | None]:

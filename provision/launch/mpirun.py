@@ -81,7 +81,7 @@ def command(
         raise UsageError(f"{np} ranks cannot be started; give at least one")
     if np > slots and not oversubscribe:
         raise UsageError(
-            f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots", todo="lower --np, or raise `slots` in the inventory"
+            f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots", hint="lower --np, or raise `slots` in the inventory"
         )
     if any(character.isspace() for character in ssh_config):
         raise UsageError("mpirun cannot pass on an ssh configuration whose path holds a space", where=ssh_config)
@@ -131,7 +131,7 @@ def _refuse_more_than_slots(hosts: Sequence[tuple[str, int]], np: int) -> None:
     if np > slots:
         raise UsageError(
             f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots",
-            todo="start fewer, give the hosts more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe",
+            hint="start fewer, give the hosts more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe",
         )
 
 
@@ -166,7 +166,7 @@ def spread(hosts: Sequence[tuple[str, int]], np: int, *, oversubscribe: bool = F
         _refuse_more_than_slots(hosts, np)
     if np < len(hosts):
         raise UsageError(
-            f"{np} rank(s) cannot take part on all {len(hosts)} hosts", todo=f"give at least --np {len(hosts)}, or list fewer hosts"
+            f"{np} rank(s) cannot take part on all {len(hosts)} hosts", hint=f"give at least --np {len(hosts)}, or list fewer hosts"
         )
     taken = [0] * len(hosts)
     left = np

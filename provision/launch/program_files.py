@@ -64,19 +64,19 @@ def pack(command: Sequence[str], bring: Sequence[Path], *, modules: bool = True)
     missing = next((word for word in takewhile(lambda word: not word.startswith("-"), words[1:2])), "") if _is_python(words[0]) else ""
     if program is None and missing.endswith(".py") and not Path(missing).is_absolute():
         raise UsageError(
-            f"{missing}: there is no such file here", todo="name the program as it is here; or --workdir with a folder of the hosts'"
+            f"{missing}: there is no such file here", hint="name the program as it is here; or --workdir with a folder of the hosts'"
         )
     named = {_name(file) for file in files}
     try:
         beside = [file for file in _beside(words, program) if file.name not in named] if modules else []
         archive = _archive(files, beside)
     except OSError as error:
-        todo = "leave the modules beside the program out with --no-modules, and name what it needs with --bring" if modules else None
-        raise UsageError(f"it cannot be brought: {error.strerror}", where=str(error.filename), todo=todo) from error
+        hint = "leave the modules beside the program out with --no-modules, and name what it needs with --bring" if modules else None
+        raise UsageError(f"it cannot be brought: {error.strerror}", where=str(error.filename), hint=hint) from error
     names = [_name(file) for file in [*files, *beside]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"two of the files to bring have the same name: {', '.join(twice)}", todo="put them into a folder, and bring that")
+        raise UsageError(f"two of the files to bring have the same name: {', '.join(twice)}", hint="put them into a folder, and bring that")
     name = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
     return Packed(names, f"{_PLACE}/{name}", words, archive)
 
@@ -118,7 +118,7 @@ def _beside(words: Sequence[str], program: Path | None) -> list[Path]:
                 raise UsageError(
                     f"the modules and packages beside the program are larger than {MOST_BESIDE >> 20} MB, most of it {largest.name}",
                     where=str(folder),
-                    todo="leave them out with --no-modules and name what it needs with --bring; or --workdir with a folder of the hosts'",
+                    hint="leave them out with --no-modules and name what it needs with --bring; or --workdir with a folder of the hosts'",
                 )
     return found
 

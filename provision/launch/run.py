@@ -99,7 +99,7 @@ def job_of(where: jobs.Environment, placed: Sequence[tuple[str, int]], command: 
     if options.launcher == "mpi" or (options.launcher is None and where.mpirun):
         return jobs.mpi_job(where, placed, command, **given, binding=options.binding, more=options.mpi_args)
     if options.binding or options.mpi_args:
-        raise UsageError("--mpi-args and --binding-args: no mpirun is installed here", todo="leave them out")
+        raise UsageError("--mpi-args and --binding-args: no mpirun is installed here", hint="leave them out")
     return jobs.own_job(where, placed, command, **given, elastic=options.elastic)
 
 
@@ -149,8 +149,8 @@ def _look(session: Session, options: RunOptions) -> tuple[jobs.Environment, list
     found = installed.find(session, options.python, patience)
     if isinstance(found, str):
         if options.launcher == "mpi":
-            todo = f"provision up {session.inventory.argument}; or use our own launcher: --gloo"
-            raise UsageError(f"--mpi: {found} has no mpirun that is known", todo=todo)
+            hint = f"provision up {session.inventory.argument}; or use our own launcher: --gloo"
+            raise UsageError(f"--mpi: {found} has no mpirun that is known", hint=hint)
         if options.python is None:
             session.progress.line(f"nothing is installed here by `provision up`: the ranks run with {found}")
         free = options.np if options.np and len(hosts) == 1 else 1
@@ -178,7 +178,7 @@ def _bring(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tup
     logins = {seat.login for seat in seats}
     if len(logins) > 1:
         raise UsageError(
-            f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", todo="name one: --workdir"
+            f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all", hint="name one: --workdir"
         )
     program_files.ship(session, packed, {seat.host.name: packed.unpack for seat in seats})
     return f"{{home}}/{packed.place}", packed.command

@@ -39,7 +39,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
     argument = hosts or last_run.newest_inventory()
     if argument is None and not entries:
         if np is None:
-            raise UsageError("no hosts to run on: no earlier run has made hosts ready", todo="name them: --hosts hosts.ini, or -H a:2,b:2")
+            raise UsageError("no hosts to run on: no earlier run has made hosts ready", hint="name them: --hosts hosts.ini, or -H a:2,b:2")
         say(f"no hosts are named and no earlier run has made hosts ready: {np} rank(s) on this machine (-H a:2,b:2 names others)")
         return _of_entries([(THIS_MACHINE, np)])
     if not hosts and not entries:
@@ -63,7 +63,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
         return replace(plain, hosts=mixed, everyone=(), ansible_argument=None)
     if unknown:
         there = ", ".join(host.name for host in known.hosts)
-        raise UsageError(f"-H {','.join(unknown)}: not in {hosts}", todo=f"its hosts are {there}")
+        raise UsageError(f"-H {','.join(unknown)}: not in {hosts}", hint=f"its hosts are {there}")
     return replace(known, hosts=tuple(replace(by_name[name], slots=slots) for name, slots in entries))
 
 
@@ -112,7 +112,7 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environment:
         raise UsageError(
             "this is a rank that torchrun started, and each of them would launch a job",
-            todo="start the program itself with torchrun, and the engine takes ranks and hosts from it: torchrun … train.py",
+            hint="start the program itself with torchrun, and the engine takes ranks and hosts from it: torchrun … train.py",
         )
 
 
@@ -148,7 +148,7 @@ def of_script(path: Path, slots: int | None = None) -> list[Entry]:
             [str(path.absolute())], capture_output=True, text=True, timeout=_SCRIPT_S, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"it cannot be run: {error}", where=where, todo="is it executable, and does it begin with #! ?") from error
+        raise UsageError(f"it cannot be run: {error}", where=where, hint="is it executable, and does it begin with #! ?") from error
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0 or not lines:
         said = done.stderr.strip() or "it says nothing"
@@ -188,10 +188,10 @@ def of_slurm(environment: Mapping[str, str]) -> list[Entry]:
     for word in tasks.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
         if not match:
-            raise UsageError(f"SLURM_TASKS_PER_NODE={tasks} cannot be read", todo="name the hosts: -H a:2,b:2")
+            raise UsageError(f"SLURM_TASKS_PER_NODE={tasks} cannot be read", hint="name the hosts: -H a:2,b:2")
         slots += [match[1]] * int(match[2] or 1)
     if len(slots) != len(names):
-        raise UsageError(f"{len(names)} nodes, but SLURM_TASKS_PER_NODE={tasks}", where=where, todo="name the hosts: -H a:2,b:2")
+        raise UsageError(f"{len(names)} nodes, but SLURM_TASKS_PER_NODE={tasks}", where=where, hint="name the hosts: -H a:2,b:2")
     return [_entry(where, name, count) for name, count in zip(names, slots, strict=True)]
 
 
@@ -199,7 +199,7 @@ def _expand(word: str, where: str) -> list[str]:
     """``gpu[1-2]n[08-10,12]`` → gpu1n08 … gpu2n12: numbers keep their leading zeros, the first bracket changes slowest."""
     match = re.fullmatch(r"([^\[\]]*)(?:\[([^\[\]]+)\](.*))?", word)
     if not match or not word:
-        raise UsageError("it cannot be read", where=where, todo="name the hosts: -H a:2,b:2")
+        raise UsageError("it cannot be read", where=where, hint="name the hosts: -H a:2,b:2")
     if match[2] is None:
         return [match[1]]
     numbers = []
@@ -207,7 +207,7 @@ def _expand(word: str, where: str) -> list[str]:
         first, _, last = part.partition("-")
         last = last or first
         if not (first.isdigit() and last.isdigit()):
-            raise UsageError("it cannot be read", where=where, todo="name the hosts: -H a:2,b:2")
+            raise UsageError("it cannot be read", where=where, hint="name the hosts: -H a:2,b:2")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     endings = _expand(match[3], where) if match[3] else [""]
     return [match[1] + number + ending for number in numbers for ending in endings]
@@ -215,5 +215,5 @@ def _expand(word: str, where: str) -> list[str]:
 
 def _entry(where: str, name: str, slots: str) -> Entry:
     if not name or not slots.isdigit() or int(slots) < 1:
-        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, todo="write it like a:2,b:2")
+        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, hint="write it like a:2,b:2")
     return name, int(slots)

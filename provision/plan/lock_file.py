@@ -56,7 +56,7 @@ def read(inventory: Inventory) -> Lock | None:
         return None
     node, data = section
     for line, what in _wrong(node, data):
-        raise UsageError(what, where=f"{path}:{line}", todo=WAY_OUT)
+        raise UsageError(what, where=f"{path}:{line}", hint=WAY_OUT)
     return Lock(data["components"], _with_nccl_apart(data))
 
 
@@ -130,23 +130,23 @@ def _sections(path: Path) -> dict[str, tuple[yaml.MappingNode, Any]]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path), todo=WAY_OUT) from error
+        raise UsageError(f"cannot be read: {error}", where=str(path), hint=WAY_OUT) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(f"is no YAML any more: {getattr(error, 'problem', error)}", where=where, todo=WAY_OUT) from error
+        raise UsageError(f"is no YAML any more: {getattr(error, 'problem', error)}", where=where, hint=WAY_OUT) from error
     if not isinstance(data, dict) or not isinstance(root, yaml.MappingNode) or not isinstance(data.get("inventories"), dict):
-        raise UsageError("is no lock of provision", where=f"{path}:1", todo=WAY_OUT)
+        raise UsageError("is no lock of provision", where=f"{path}:1", hint=WAY_OUT)
     if data.get("schema") != SCHEMA:
         line = _line(_child(root, "schema") or root)
         newer = "a newer provision wrote it" if isinstance(data.get("schema"), int) and data["schema"] > SCHEMA else "it has no such schema"
-        raise UsageError(f"schema {data.get('schema')!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{line}", todo=WAY_OUT)
+        raise UsageError(f"schema {data.get('schema')!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{line}", hint=WAY_OUT)
     inventories = _child(root, "inventories")
     found = {}
     for name, section in data["inventories"].items():
         node = _child(inventories, name)
         if not isinstance(section, dict) or not isinstance(node, yaml.MappingNode):
-            raise UsageError(f"`{name}` must hold components and environments", where=f"{path}:{_line(node or root)}", todo=WAY_OUT)
+            raise UsageError(f"`{name}` must hold components and environments", where=f"{path}:{_line(node or root)}", hint=WAY_OUT)
         found[str(name)] = (node, section)
     return found
 

@@ -48,7 +48,7 @@ def _marked(value: Any, made: dict[int, Any], depth: int) -> Any:
         raise UsageError(f"there is something of more than {_DEEPEST} levels in what Ansible is to be told")
     if isinstance(value, Mapping):
         if odd := next((key for key in value if _NO_NAME.match(str(key))), None):
-            raise UsageError(f"something is called {odd!r}, which Ansible would not take for a name", todo="look who wrote that, and why")
+            raise UsageError(f"something is called {odd!r}, which Ansible would not take for a name", hint="look who wrote that, and why")
         found: Any = {key: _marked(each, made, depth + 1) for key, each in value.items()}
     else:
         found = [_marked(each, made, depth + 1) for each in value]

@@ -47,7 +47,7 @@ def _held(address: str, path: Path) -> ProvisionError:
         owner = json.loads(path.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M:%S", time.localtime(owner["since"]))
         who = f"{owner['user']} runs `{owner['purpose']}` on it from {owner['host']} since {since} (pid {owner['pid']:d})"
-        todo = f"wait until it has ended, or end it: kill {owner['pid']:d}"
+        hint = f"wait until it has ended, or end it: kill {owner['pid']:d}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # another user may have written it
-        who, todo = "another run of provision works on it", "wait until it has ended"
-    return ProvisionError(f"locked: {who}", where=address, todo=todo)
+        who, hint = "another run of provision works on it", "wait until it has ended"
+    return ProvisionError(f"locked: {who}", where=address, hint=hint)

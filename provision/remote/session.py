@@ -167,7 +167,7 @@ class Session:
         unknown = sorted(set(names) - looked_after)
         where = f"; on {', '.join(unknown)} it could not be looked after (not reachable, or interrupted again)" if unknown else ""
         raise Interrupted(
-            f"interrupted; nothing of this run is left running{where}", todo="run the same command again: it goes on where it stopped"
+            f"interrupted; nothing of this run is left running{where}", hint="run the same command again: it goes on where it stopped"
         )
 
 

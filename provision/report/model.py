@@ -6,24 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
-from provision.facts import Problem
 from provision.install.removal import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
 ERROR_LINES = 12  # of the real error, at the end of the run
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What ended a host's run: the step, the last lines of the real error, and the next thing to type."""
-
-    host: str
-    step: str
-    error: str
-    todo: str | None = None
 
 
 @dataclass
@@ -48,14 +38,15 @@ class HostReport:
 class Report:
     """The whole run. ``inventory`` is its file, or what was typed.
 
-    ``smoke`` is the training job's own report, None when it did not run, ``smoke_faults`` why it does not count.
+    ``failures`` have the host and, as ``where``, the step. ``smoke`` is the training job's own report, None when it did not run,
+    ``smoke_faults`` why it does not count.
     """
 
     run_id: str
     folder: str
     inventory: str
     hosts: list[HostReport] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
@@ -69,7 +60,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
-        return {"schema": 1, "ok": self.ok, **asdict(self)}
+        failures = [{"host": each.host, "step": each.where, "error": each.what, "todo": each.hint} for each in self.failures]
+        return {"schema": 1, "ok": self.ok, **asdict(self), "failures": failures}
 
 
 def show(report: Report, console: Console) -> None:
@@ -85,11 +77,11 @@ def show(report: Report, console: Console) -> None:
     for fault in report.smoke_faults:
         console.say(f"training: {fault}", "red")
     for failure in report.failures:
-        console.say(f"\n{failure.host}: {failure.step}", "bold red")
-        for line in failure.error.strip().splitlines()[-ERROR_LINES:]:
+        console.say(f"\n{failure.host}: {failure.where}", "bold red")
+        for line in failure.what.strip().splitlines()[-ERROR_LINES:]:
             console.say(f"    {line}")
-        if failure.todo:
-            console.say(f"  → {failure.todo}", "bold")
+        if failure.hint:
+            console.say(f"  → {failure.hint}", "bold")
     verdict = "ready" if report.ok and report.smoke else "done" if report.ok else "not ready"
     where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
     console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
@@ -105,14 +97,16 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
             console.say(f"  stays: {kept['what']}: {kept['why']}", "yellow")
         if one.error:
             console.say(f"  {one.error}", "red")
-        if one.todo:
-            console.say(f"  → {one.todo}", "bold")
+        if one.hint:
+            console.say(f"  → {one.hint}", "bold")
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
     """Print what stands in the way of using hosts, each with the way out."""
     for problem in problems:
-        console.say(f"{problem.host}: {problem.level}: {problem.what}", "red" if problem.level == "error" else "yellow", todo=problem.todo)
+        console.say(
+            f"{problem.host}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint
+        )
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.diagnosis.logs.reading import explain
 from provision.inventory import Host, Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
-from provision.report.model import Failure, HostReport, Prospect, Report
+from provision.report.model import HostReport, Prospect, Report
 from provision.survey import collect
 from provision.survey.collect import Survey
 
@@ -19,10 +20,10 @@ _TAIL_LINES = 12  # of Ansible's log, where it failed and no host did
 def add_problems(report: Report, survey: Survey) -> None:
     """What the survey found: errors are failures of their host, warnings notes."""
     for problem in survey.problems:
-        if problem.level == "error":
-            report.failures.append(Failure(problem.host, "survey", problem.what, problem.todo))
+        if problem.severity == "error":
+            report.failures.append(Problem("error", problem.what, problem.hint, host=problem.host, where="survey"))
         else:
-            report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.todo}" if problem.todo else ""))
+            report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
 
 
 def add_unfinished(report: Report, inventory: Inventory) -> None:
@@ -42,7 +43,8 @@ def add_blocked(report: Report, inventory: Inventory) -> None:
 def add_conflicts(report: Report, plan: Plan) -> None:
     """Why there is no plan."""
     for conflict in plan.conflicts:
-        report.failures.append(Failure(conflict.host, "plan", f"no plan fits: {conflict.constraint}", "  or  ".join(conflict.ways_out)))
+        what = f"no plan fits: {conflict.constraint}"
+        report.failures.append(Problem("error", what, "  or  ".join(conflict.ways_out), host=conflict.host, where="plan"))
 
 
 def add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outcome) -> None:
@@ -51,11 +53,12 @@ def add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outco
         result = outcome.hosts.get(name)
         report.hosts.append(host_report(host, result))
         if result is None:
-            report.failures.append(Failure(name, "install", "Ansible reported nothing about this host", f"read {outcome.log}"))
+            what = "Ansible reported nothing about this host"
+            report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install"))
         elif result.failure is not None:
             report.failures.append(failure_of(inventory.host(name), result.failure))
     if outcome.rc != 0 and not report.failures:
-        report.failures.append(Failure("controller", "install", _tail(outcome.log), f"read {outcome.log}"))
+        report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="install"))
 
 
 def host_report(host: HostPlan, result: HostResult | None) -> HostReport:
@@ -109,22 +112,22 @@ def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
     return found
 
 
-def failure_of(host: Host, event: Event) -> Failure:
+def failure_of(host: Host, event: Event) -> Problem:
     """The failure that an event of Ansible is, with the way out where the error is a known one."""
     step = " / ".join(part for part in (event.role, event.task) if part)
     again = "run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
-        return Failure(host.name, step, event.text, collect.connection_problem(host, event.text).todo)
+        return Problem("error", event.text, collect.connection_problem(host, event.text).hint, host=host.name, where=step)
     known = explain(event.text, step)
-    todo = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"mend it, then {again}"
-    return Failure(host.name, step, event.text, todo)
+    hint = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"mend it, then {again}"
+    return Problem("error", event.text, hint, host=host.name, where=step)
 
 
-def failure_that_ended(error: ProvisionError, inventory: Inventory, step: str) -> Failure:
+def failure_that_ended(error: ProvisionError, inventory: Inventory, step: str) -> Problem:
     """The failure that an error is: its host's where it names one, else the controller's, with the place before the text."""
     if error.where in [host.name for host in inventory.hosts]:
-        return Failure(error.where, step, error.what, error.todo)
-    return Failure("controller", step, f"{error.where}: {error.what}" if error.where else error.what, error.todo)
+        return Problem("error", error.what, error.hint, host=error.where, where=step)
+    return Problem("error", f"{error.where}: {error.what}" if error.where else error.what, error.hint, host="controller", where=step)
 
 
 def _tail(log: Path) -> str:

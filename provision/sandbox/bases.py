@@ -37,9 +37,9 @@ def checked(base: str) -> str:
     if not _REFERENCE.fullmatch(base):
         slip = re.fullmatch(r"debian[-_ ]?(\d+)", base.strip().lower())
         hint = f"Did you mean debian:{slip.group(1)}?" if slip else "Name an image such as debian:12, debian:13 or ubuntu:24.04."
-        raise UsageError(f"'{base}' is not the name of an image.", todo=hint)
+        raise UsageError(f"'{base}' is not the name of an image.", hint=hint)
     if slip := re.fullmatch(r"debian(1[0-9])", base):
-        raise UsageError(f"'{base}' is not the name of a base.", todo=f"Did you mean debian:{slip.group(1)}?")
+        raise UsageError(f"'{base}' is not the name of a base.", hint=f"Did you mean debian:{slip.group(1)}?")
     tagged = "@" in base or ":" in base.rsplit("/", 1)[-1]
     return base if tagged else f"{base}:latest"
 
@@ -55,10 +55,10 @@ def assign(count: int, base: str | Sequence[str] | None) -> list[str]:
         UsageError: no host asked for, more bases than hosts, or a base that is no image's name.
     """
     if count < 1:
-        raise UsageError(f"A sandbox needs at least one host, not {count}.", todo="Say how many: provision sandbox up -n 2")
+        raise UsageError(f"A sandbox needs at least one host, not {count}.", hint="Say how many: provision sandbox up -n 2")
     asked = [base] if isinstance(base, str) else list(base or [DEFAULT])
     if len(asked) > count:
-        raise UsageError(f"{len(asked)} bases for {count} host(s).", todo=f"Ask for as many hosts: provision sandbox up -n {len(asked)}")
+        raise UsageError(f"{len(asked)} bases for {count} host(s).", hint=f"Ask for as many hosts: provision sandbox up -n {len(asked)}")
     named = [checked(one) for one in asked]
     return [named[i % len(named)] for i in range(count)]
 

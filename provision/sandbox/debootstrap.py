@@ -55,7 +55,7 @@ def make(suite: str, settings: Settings, say: Callable[[str], None]) -> Path:
     with process_locks.acquired(names.lock(f"debootstrap-{suite}"), LOCK_SECONDS) as mine:
         if not mine:
             raise ProvisionError(
-                f"Another process has been making Debian {suite} for {LOCK_SECONDS // 60} minutes.", todo="End it, then try again."
+                f"Another process has been making Debian {suite} for {LOCK_SECONDS // 60} minutes.", hint="End it, then try again."
             )
         if not kept(suite).exists():
             say(f"making Debian {suite} with debootstrap; this takes a minute or two, once")
@@ -115,10 +115,10 @@ def _run(suite: str, settings: Settings) -> None:
     if process.returncode != 0:
         tail = " / ".join(line for line in output.splitlines()[-4:] if line.strip())
         full = "no space left on device" in output.lower()
-        todo = (
+        hint = (
             f"Free some space where {paths.cache()} lies." if full else "See that apt's mirror answers (`apt-get update`), then try again."
         )
-        raise ProvisionError("The disk is full." if full else f"debootstrap failed: {tail}", where=f"making Debian {suite}", todo=todo)
+        raise ProvisionError("The disk is full." if full else f"debootstrap failed: {tail}", where=f"making Debian {suite}", hint=hint)
     (work / "base.tar").replace(kept(suite))
 
 

@@ -31,8 +31,8 @@ def engine_available() -> tuple[bool, str]:
         finally:
             client.close()
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
-        what, todo = why_not(failure)
-        return False, f"{what} {todo}"
+        what, hint = why_not(failure)
+        return False, f"{what} {hint}"
     return True, f"The container engine answers (version {version.get('Version', 'unknown')})."
 
 
@@ -46,8 +46,8 @@ def connect() -> DockerClient:
         _ping()
         return _client(SILENCE_SECONDS)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
-        what, todo = why_not(failure)
-        raise ProvisionError(what, where="container engine", todo=todo) from failure
+        what, hint = why_not(failure)
+        raise ProvisionError(what, where="container engine", hint=hint) from failure
 
 
 @contextmanager
@@ -71,17 +71,17 @@ def explain(failure: Exception, step: str) -> ProvisionError:
     text = getattr(failure, "explanation", None) or str(failure)
     if getattr(failure, "errno", None) == errno.ENOSPC or "no space left on device" in text.lower():
         return ProvisionError(
-            "The disk is full.", where=step, todo="Free some space (`docker system df` and `df -h` show where it went), then try again."
+            "The disk is full.", where=step, hint="Free some space (`docker system df` and `df -h` show where it went), then try again."
         )
     if "non-overlapping IPv4 address pool" in text:
         return ProvisionError(
             "The container engine has no addresses left for another network.",
             where=step,
-            todo="Remove networks that no one uses: `docker network ls`, `docker network prune`.",
+            hint="Remove networks that no one uses: `docker network ls`, `docker network prune`.",
         )
     if isinstance(failure, requests.exceptions.ConnectionError):
         return ProvisionError(
-            "The container engine stopped answering.", where=step, todo="See that it runs (`docker info`), then `provision sandbox down`."
+            "The container engine stopped answering.", where=step, hint="See that it runs (`docker info`), then `provision sandbox down`."
         )
     if isinstance(failure, OSError) and not isinstance(failure, requests.exceptions.RequestException):
         return ProvisionError(f"{failure.strerror or failure}: {failure.filename or 'unknown file'}", where=step)

@@ -120,13 +120,13 @@ def _refuse_unless_makeable(base: str, suite: str | None, reason: str) -> None:
         raise ProvisionError(
             f"The base cannot be pulled: {reason}.",
             where=f"base {base}",
-            todo="See that the registry can be reached, load the image by hand (`docker load`), or take debian:12 or debian:13.",
+            hint="See that the registry can be reached, load the image by hand (`docker load`), or take debian:12 or debian:13.",
         )
     if lack := debootstrap.lacking():
         raise ProvisionError(
             f"The base can be neither pulled ({reason}) nor made here ({lack}).",
             where=f"base {base}",
-            todo="As root: `apt-get install debootstrap`, then `provision sandbox up`; or load the image by hand (`docker load`).",
+            hint="As root: `apt-get install debootstrap`, then `provision sandbox up`; or load the image by hand (`docker load`).",
         )
 
 
@@ -165,7 +165,7 @@ def _build(client: DockerClient, sandbox: str, base: str, source: str, settings:
         raise ProvisionError(
             f"The base could not be made into a host: {tail}",
             where=f"base {base}",
-            todo="See that apt's mirror can be reached from a container, and that the base is Debian or a relative of it.",
+            hint="See that apt's mirror can be reached from a container, and that the base is Debian or a relative of it.",
         )
     repository, tag = f"{names.REPOSITORY}/host", names.image_tag(sandbox, "host", base)
     with signals.held_back():

@@ -28,7 +28,7 @@ def make_pair(key: Path, comment: str) -> str:
         )
     except FileNotFoundError as failure:
         raise ProvisionError(
-            "This machine has no ssh-keygen.", todo="Install the SSH client: `sudo apt-get install openssh-client`."
+            "This machine has no ssh-keygen.", hint="Install the SSH client: `sudo apt-get install openssh-client`."
         ) from failure
     if made.returncode != 0:
         raise ProvisionError(f"ssh-keygen failed: {made.stderr.strip()}", where=str(key))

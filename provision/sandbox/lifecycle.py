@@ -83,7 +83,7 @@ def status(name: str = "default") -> Sandbox | None:
     if found and folder is not None and folder.resolve() != names.folder(name).resolve():
         raise ProvisionError(
             f"Sandbox '{name}' is up, but its keys and its inventory are in another state folder: {folder}",
-            todo=f"Use that one: PROVISION_HOME={shlex.quote(str(folder.parent.parent))}; or another name: --name",
+            hint=f"Use that one: PROVISION_HOME={shlex.quote(str(folder.parent.parent))}; or another name: --name",
         )
     return _sandbox(name, found) if found else None
 
@@ -193,7 +193,7 @@ def _host_keys(container: Container, deadline: float) -> str:
                 raise ProvisionError(
                     f"The host was not ready within {START_SECONDS} s: {_last_lines(container)}",
                     where=host,
-                    todo="Try again on a less loaded machine.",
+                    hint="Try again on a less loaded machine.",
                 )
             time.sleep(0.2)
 
@@ -207,7 +207,7 @@ def _wait_for_login(sandbox: Sandbox, host: SandboxHost, container: Container, d
             tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         except FileNotFoundError as failure:
             raise ProvisionError(
-                "This machine has no ssh.", todo="Install the SSH client: `sudo apt-get install openssh-client`."
+                "This machine has no ssh.", hint="Install the SSH client: `sudo apt-get install openssh-client`."
             ) from failure
         if tried.returncode == 0:
             return
@@ -217,7 +217,7 @@ def _wait_for_login(sandbox: Sandbox, host: SandboxHost, container: Container, d
             raise ProvisionError(
                 f"The host runs, but takes no login at {host.address}: {tried.stderr.strip()}",
                 where=host.name,
-                todo="The engine must run on this machine itself (see DOCKER_HOST), with no firewall before its networks.",
+                hint="The engine must run on this machine itself (see DOCKER_HOST), with no firewall before its networks.",
             )
         time.sleep(0.2)
 
@@ -248,7 +248,7 @@ def _as_it_is(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode
             return sandbox
     told = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "the remains of one that was interrupted"
     command = "provision sandbox down" + (f" --name {name}" if name != "default" else "")
-    raise ProvisionError(f"There is another sandbox '{name}': {told}.", todo=f"Remove it first: `{command}`.")
+    raise ProvisionError(f"There is another sandbox '{name}': {told}.", hint=f"Remove it first: `{command}`.")
 
 
 def _exists(client: DockerClient, name: str) -> bool:
@@ -299,5 +299,5 @@ def _engine() -> Iterator[DockerClient]:
 def _only_one(name: str) -> Iterator[None]:
     with process_locks.acquired(names.lock(f"sandbox-{name}"), LOCK_SECONDS) as mine:
         if not mine:
-            raise ProvisionError(f"Another process is making or removing sandbox '{name}'.", todo="Wait for it, or end it, then try again.")
+            raise ProvisionError(f"Another process is making or removing sandbox '{name}'.", hint="Wait for it, or end it, then try again.")
         yield

@@ -34,7 +34,7 @@ def checked(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or ".." in name or name[-1] in "._-":
         raise UsageError(
-            f"'{name}' cannot name a sandbox.", todo="Use at most 40 of a-z, 0-9, '-', '_' and '.', with a letter or digit at both ends."
+            f"'{name}' cannot name a sandbox.", hint="Use at most 40 of a-z, 0-9, '-', '_' and '.', with a letter or digit at both ends."
         )
     return name
 

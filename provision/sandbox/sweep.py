@@ -46,7 +46,7 @@ def sweep(client: DockerClient, sandbox: str, say: Callable[[str], None]) -> lis
         time.sleep(SETTLE_SECONDS)
     else:
         raise ProvisionError(
-            f"The engine does not let go of: {', '.join(found)}.", where=f"sandbox {sandbox}", todo="Run `provision sandbox down` again."
+            f"The engine does not let go of: {', '.join(found)}.", where=f"sandbox {sandbox}", hint="Run `provision sandbox down` again."
         )
     files = _files(sandbox) + debootstrap.remove_orphans()
     for one in files:

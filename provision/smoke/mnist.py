@@ -136,13 +136,13 @@ def obtain(
                 raise ProvisionError(
                     f"MNIST is unavailable; tried:\n    {error}",
                     where="smoke, data",
-                    todo="copy the four IDX files of MNIST (gzipped or not) into a folder of this machine and give it as --data DIR",
+                    hint="copy the four IDX files of MNIST (gzipped or not) into a folder of this machine and give it as --data DIR",
                 ) from error
         say("MNIST could not be fetched: training on the smaller set of handwritten digits that provision ships")
         return _digits(cache / "digits")
     except OSError as error:
         raise ProvisionError(
-            f"the cache of data sets cannot be used: {error}", where=str(cache), todo="free or mend this folder, or set PROVISION_HOME"
+            f"the cache of data sets cannot be used: {error}", where=str(cache), hint="free or mend this folder, or set PROVISION_HOME"
         ) from error
 
 
@@ -194,7 +194,7 @@ def _digits(folder: Path) -> Dataset:
     with contextlib.suppress(*_UNREADABLE):
         table = _unpacked(DIGITS)
     if hashlib.sha256(table).hexdigest() != known["sha256"]:
-        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), todo=resources.INSTALL_AGAIN)
+        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.INSTALL_AGAIN)
     folder.mkdir(parents=True, exist_ok=True)
     downloads.sweep(folder)
     files = []
@@ -316,7 +316,7 @@ def _from_folder(folder: Path) -> Dataset:
         raise UsageError(
             "\n    ".join(["this folder does not hold a usable data set:", *wrong]),
             where=str(folder),
-            todo="put MNIST's four files there (train- and t10k-, images and labels, gzipped or not), or leave --data away",
+            hint="put MNIST's four files there (train- and t10k-, images and labels, gzipped or not), or leave --data away",
         )
     if is_mnist:
         return _dataset("mnist", known["name"], folder, [*files.values()], known["training"])

@@ -111,4 +111,4 @@ def _push(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         failure = outcome.hosts[name].failure
         raise ProvisionError(failure.text if failure else "failed", where=f"{name}, bringing the training job")
     if outcome.rc != 0:
-        raise ProvisionError("the training job could not be brought to the hosts", todo=f"read {outcome.log}")
+        raise ProvisionError("the training job could not be brought to the hosts", hint=f"read {outcome.log}")

@@ -7,13 +7,13 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from provision import catalog, facts
 from provision.base import resources
 from provision.base.errors import ProvisionError
-from provision.facts import Problem
+from provision.base.problems import Problem
 from provision.inventory import Host, check_against_facts
 from provision.inventory.values import wrong_prefix
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
@@ -34,11 +34,11 @@ class Survey:
     @property
     def blocked(self) -> list[str]:
         """Hosts that cannot be used, in the order of their problems."""
-        return list(dict.fromkeys(problem.host for problem in self.problems if problem.level == "error"))
+        return list(dict.fromkeys(problem.host for problem in self.problems if problem.severity == "error" and problem.host))
 
     def as_dict(self) -> dict[str, Any]:
         """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it again."""
-        listed = [{"level": p.level, "host": p.host, "what": p.what, "todo": p.todo} for p in self.problems]
+        listed = [{"level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
         return {"schema": 1, "hosts": self.hosts, "problems": listed}
 
 
@@ -75,9 +75,9 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
         answer, refusal = received.get(host.name), refused.get(host.name)
         survey.problems += _host_problems(host, survey, answer, refusal, host.name in with_password)
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
-    for finding in check_against_facts(session.inventory, survey.hosts):
-        survey.problems.append(Problem(finding.level, finding.host or finding.where, f"{finding.message} ({finding.where})", finding.todo))
-    survey.problems.sort(key=lambda problem: problem.level != "error")
+    for found in check_against_facts(session.inventory, survey.hosts):
+        survey.problems.append(replace(found, what=f"{found.what} ({found.where})", host=found.host or found.where, where=None))
+    survey.problems.sort(key=lambda problem: problem.severity != "error")
     session.rooted = {name for name, found in survey.hosts.items() if found["user"]["can_become"]}
     session.write("facts.json", survey.as_dict())
     return survey
@@ -92,7 +92,7 @@ def _host_problems(
     try:
         found = facts.answer(answer[0])
     except ProvisionError as error:
-        yield Problem("error", host.name, error.what, error.todo, said="" if facts.BEGIN in answer[0] else answer[0])
+        yield Problem("error", error.what, error.hint, host=host.name, said="" if facts.BEGIN in answer[0] else answer[0])
         return
     prefix = host.prefix or DEFAULT_PREFIX
     if not found.get("missing_python"):
@@ -118,8 +118,8 @@ def connection_problem(host: Host, said: str) -> Problem:
     last = said.strip().splitlines()[-1] if said.strip() else ""
     for entry in catalog.load("connection")["messages"]:
         if re.search(entry["match"], said):
-            return Problem("error", host.name, f"{entry['what'].format(**names)} ({last})", entry["todo"].format(**names), said=said)
-    return Problem("error", host.name, f"it cannot be used: {last}", "try it by hand: ssh " + host.address, said=said)
+            return Problem("error", f"{entry['what'].format(**names)} ({last})", entry["hint"].format(**names), host=host.name, said=said)
+    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, said=said)
 
 
 def prefix_of(host: Host, found: Mapping[str, Any]) -> str:

@@ -7,14 +7,13 @@ from typing import Any
 
 from provision import facts
 from provision.base.errors import UsageError
+from provision.base.problems import Problem
 from provision.base.text import some
 from provision.inventory import Inventory, by_name, last_run
 from provision.plan.requirements import DEFAULT_PREFIX
 
 
-def read(
-    path: Path, inventory: Inventory | None, limit: str | None = None
-) -> tuple[Inventory, dict[str, dict[str, Any]], list[facts.Problem]]:
+def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, dict[str, Any]], list[Problem]]:
     """(the hosts to plan for, the facts of those that were surveyed, what is odd about them), from a file and without touching a host.
 
     Without an inventory it is the hosts of the file, after ``limit``.
@@ -25,7 +24,7 @@ def read(
     found = facts.load_file(path)
     if inventory is None:
         if limit and last_run.FAILED in limit.split(","):
-            raise UsageError(f"--limit {limit}: a file of facts knows no last run", todo="name HOSTS besides --facts")
+            raise UsageError(f"--limit {limit}: a file of facts knows no last run", hint="name HOSTS besides --facts")
         inventory = by_name(str(path), list(found), limit)
     listed = {
         host.name: facts.with_python(found[host.name], host.python, f"{inventory.where}, host {host.name}")
@@ -42,9 +41,9 @@ def read(
     if not known:
         again = f"make them anew: provision survey {inventory.argument} --json"
         said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
-        raise UsageError(said, where=str(path), todo=again)
+        raise UsageError(said, where=str(path), hint=again)
     untested: dict[str, list[str]] = {}
     for name, each in known.items():
         if odd := facts.untested(each["os"]):
             untested.setdefault(odd, []).append(name)
-    return inventory, known, [*problems, *(facts.Problem("warning", some(names), odd) for odd, names in untested.items())]
+    return inventory, known, [*problems, *(Problem("warning", odd, host=some(names)) for odd, names in untested.items())]

@@ -49,13 +49,13 @@ def find(session: Session, python: str | None, patience: float = shell.PATIENCE_
         return look(session, patience)
     except NothingInstalled as error:
         if any(host.connection != "local" for host in session.inventory.hosts):
-            raise NothingInstalled(error.what, where=error.where, todo=f"{error.todo}; or --python PATH of one with the engine") from None
+            raise NothingInstalled(error.what, where=error.where, hint=f"{error.hint}; or --python PATH of one with the engine") from None
         looked = list(_pythons_here())
         found = next((each for each in looked if _has_engine(each)), None)
         if found is None:
             what = f"{error.what}, and none of its Pythons has the engine ({', '.join(looked)})"
-            todo = f"{error.todo}; or activate the environment that has it (from the sources: pip install ./collective_core)"
-            raise NothingInstalled(what, where=error.where, todo=todo) from None
+            hint = f"{error.hint}; or activate the environment that has it (from the sources: pip install ./collective_core)"
+            raise NothingInstalled(what, where=error.where, hint=hint) from None
         return found
 
 
@@ -84,7 +84,7 @@ def look(session: Session, patience: float = shell.PATIENCE_S) -> Plan:
     found = {name: {"installed": {"manifest": _read(answer)}} for name, answer in answers.items()}
     bare = without_manifest(found)
     if bare:
-        raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), todo=again)
+        raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), hint=again)
     return plan(session.inventory, found)
 
 
@@ -104,20 +104,20 @@ def _script(host: Host) -> str:
     return f"{show}; python=${{manifest%/manifest.json}}/venv/bin/python; {_TEST}"
 
 
-def _complain(host: Host, answer: shell.Answer, todo: str) -> None:
+def _complain(host: Host, answer: shell.Answer, hint: str) -> None:
     python = answer.err.strip().rpartition("\n")[2]  # as the test says it
     if answer.code is None:
-        raise ProvisionError("it did not answer in time", where=host.name, todo="try it by hand: ssh " + host.address)
+        raise ProvisionError("it did not answer in time", where=host.name, hint="try it by hand: ssh " + host.address)
     if answer.code == _NO_PYTHON:
-        raise ProvisionError(f"there is no Python at {python}", where=host.name, todo=todo)
+        raise ProvisionError(f"there is no Python at {python}", where=host.name, hint=hint)
     if answer.code == _NO_ENGINE:
-        raise ProvisionError(f"the engine is not installed for {python}", where=host.name, todo=todo)
+        raise ProvisionError(f"the engine is not installed for {python}", where=host.name, hint=hint)
     if answer.code not in (0, _SSH_ITSELF):
         said = answer.err.strip() or "it said nothing"
-        raise ProvisionError(f"looking at it ended with exit code {answer.code}: {said}", where=host.name, todo=todo)
+        raise ProvisionError(f"looking at it ended with exit code {answer.code}: {said}", where=host.name, hint=hint)
     if answer.code != 0:
         problem = collect.connection_problem(host, answer.err)
-        raise ProvisionError(problem.what, where=host.name, todo=problem.todo)
+        raise ProvisionError(problem.what, where=host.name, hint=problem.hint)
 
 
 def _read(answer: shell.Answer) -> Any:
@@ -152,7 +152,7 @@ def plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
             found = HostPlan.from_dict(_manifest(facts[name])["host"])
         except (KeyError, TypeError) as error:
             again = f"provision up {inventory.argument}"
-            raise ProvisionError("its manifest was written by another version or is damaged", where=name, todo=again) from error
+            raise ProvisionError("its manifest was written by another version or is damaged", where=name, hint=again) from error
         hosts[name] = replace(found, name=name, slots=inventory.host(name).slots or found.slots)
     return Plan(hosts)
 

@@ -292,7 +292,7 @@ def test_up_twice_is_the_same_sandbox(mixed):
 def test_up_with_other_values_is_refused(mixed):
     with pytest.raises(ProvisionError) as refused:
         sandboxes.up(count=1, base="debian:12", name=mixed.name)
-    assert "provision sandbox down" in (refused.value.todo or "")
+    assert "provision sandbox down" in (refused.value.hint or "")
     assert sandboxes.status(mixed.name) == mixed
 
 
@@ -301,7 +301,7 @@ def test_the_hosts_of_another_state_folder_are_not_shown_as_ones_own(mixed, own_
     with pytest.raises(ProvisionError) as error:
         sandboxes.status(mixed.name)
     assert str(own_state / "sandbox" / mixed.name) in error.value.what
-    assert f"PROVISION_HOME={own_state}" in (error.value.todo or "")
+    assert f"PROVISION_HOME={own_state}" in (error.value.hint or "")
 
 
 def test_status_sees_a_stopped_host(sandbox_factory, engine):
@@ -320,7 +320,7 @@ def test_a_base_that_cannot_be_had(engine, name, world):
     with pytest.raises(ProvisionError) as refused:
         sandboxes.up(count=1, base="registry.invalid/nothing:1", name=name)
     assert "registry.invalid/nothing:1" in str(refused.value)
-    assert refused.value.todo
+    assert refused.value.hint
     assert world() == before
 
 

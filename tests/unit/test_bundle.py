@@ -331,7 +331,7 @@ def test_packages_that_the_bundle_lacks_for_a_host_are_named(packed: Path, tmp_p
     with pytest.raises(UsageError, match=r"lacks packages that are not installed there: g\+\+, libc6") as refused:
         bundle.must_complete(made, {**complete, "node1": [name for name in complete["node1"] if name not in ("g++", "libc6")]})
     assert refused.value.where == "node1"
-    assert "make a new one where there is a network" in str(refused.value.todo)
+    assert "make a new one where there is a network" in str(refused.value.hint)
     held = {**bundle.hosts["node1"], "debs": ["g++_4%3a12.2.0-3_amd64.deb"]}
     holding = replace(bundle, hosts={**bundle.hosts, "node1": held})
     holding.must_complete(made, {**complete, "node1": [name for name in complete["node1"] if name != "g++"]})

@@ -95,7 +95,7 @@ def test_the_distribution_must_answer(bring: Callable[..., list[str]], own: str,
     vendor = f"deb [trusted=yes] file:{tmp_path}/vendor anything main\n"
     with pytest.raises(ProvisionError, match=rf"package lists: .*{tmp_path}/debian/dists/bookworm/") as refused:
         bring("pvdemo", seen(own=own, vendor=vendor))
-    assert "--apt-mirror" in str(refused.value.todo)
+    assert "--apt-mirror" in str(refused.value.hint)
 
 
 def test_a_mirror_takes_the_place_of_a_distribution_that_only_the_host_has(

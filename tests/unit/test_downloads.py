@@ -15,7 +15,7 @@ from provision.base.errors import ProvisionError, UsageError
 
 CONTENT = b"the sources of something\n" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-KNOWN_AS = {"what": "the sources", "todo": "bring the file yourself"}
+KNOWN_AS = {"what": "the sources", "hint": "bring the file yourself"}
 
 
 class Site(BaseHTTPRequestHandler):

@@ -44,7 +44,7 @@ def host(**changes: Any) -> dict[str, Any]:
 
 def said(found: dict[str, Any], **more: Any) -> list[str]:
     return [
-        f"{problem.level} {problem}" for problem in facts.problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
+        f"{problem.severity} {problem}" for problem in facts.problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
     ]
 
 
@@ -413,7 +413,7 @@ def test_one_prefix_on_a_file_server_for_several_hosts() -> None:
         return {**without_root(disk={"prefix": {"path": "/home/bob/provision", "filesystem": kind, "total_mb": 4096}}), "machine_id": None}
 
     (problem,) = facts.problems_across({"a": on("nfs4"), "b": on("nfs4")})
-    assert (problem.level, problem.host) == ("error", "b")
+    assert (problem.severity, problem.host) == ("error", "b")
     assert "the same as on `a`" in problem.what
     assert facts.problems_across({"a": on("ext4"), "b": on("ext4")}) == []
 
@@ -437,7 +437,7 @@ def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
 
 
 def across(received_at: dict[str, float] | None = None, **hosts: dict[str, Any]) -> list[str]:
-    return [f"{problem.level} {problem}" for problem in facts.problems_across(hosts, received_at)]
+    return [f"{problem.severity} {problem}" for problem in facts.problems_across(hosts, received_at)]
 
 
 def test_one_machine_under_two_names() -> None:

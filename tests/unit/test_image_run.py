@@ -112,7 +112,7 @@ def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> N
 
 
 @pytest.mark.parametrize(
-    ("answer", "what", "todo"),
+    ("answer", "what", "hint"),
     [
         (Answer(71, "", ""), "no container engine", "docker.io"),
         (Answer(72, "", "permission denied while trying to connect"), "may not use", "usermod -aG docker me"),
@@ -120,7 +120,7 @@ def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> N
         (Answer(None, "", ""), "in time", "docker info"),
     ],
 )
-def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what: str, todo: str) -> None:
+def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what: str, hint: str) -> None:
     class Session:
         class inventory:
             @staticmethod
@@ -129,7 +129,7 @@ def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what:
 
     said, way = remote_engines._trouble(Session, "node1", answer)  # type: ignore[arg-type]
     assert what in said
-    assert todo in way
+    assert hint in way
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_ini_and_yaml_say_the_same(name: str, text: str) -> None:
     assert {host.connection for host in inventory.hosts} == {"ssh"}
     assert inventory.ansible_argument == str(Path(name).absolute())
     assert inventory.source == Path(name).absolute()
-    assert inventory.findings == ()
+    assert inventory.problems == ()
 
 
 def test_json_is_yaml_too() -> None:

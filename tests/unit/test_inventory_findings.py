@@ -240,7 +240,7 @@ RIGHT = [
 @pytest.mark.parametrize(("name", "text"), RIGHT)
 def test_no_finding(name: str, text: str) -> None:
     Path(name).write_text(text)
-    assert load(name).findings == ()
+    assert load(name).problems == ()
 
 
 # (file, text, warning)
@@ -258,8 +258,8 @@ DOUBTFUL = [
 @pytest.mark.parametrize(("name", "text", "said"), DOUBTFUL)
 def test_warnings_do_not_stop(name: str, text: str, said: str) -> None:
     Path(name).write_text(text)
-    (finding,) = load(name).findings
-    assert finding.level == "warning"
+    (finding,) = load(name).problems
+    assert finding.severity == "warning"
     assert said in str(finding)
 
 
@@ -295,7 +295,7 @@ def test_arguments_that_name_no_hosts(argument: str, said: str) -> None:
 
 
 def test_slots_in_a_list_are_taken_for_ports_and_it_is_said() -> None:
-    (finding,) = load("a:2").findings
+    (finding,) = load("a:2").problems
     assert str(finding) == "a:2: `a:2` means SSH on port 2, not 2 slots\n  → slots need an inventory file: `NAME slots=N`"
 
 
@@ -352,7 +352,7 @@ def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)
 def test_against_what_the_survey_saw(variables: str, seen: dict[str, object], level: str, said: str) -> None:
     Path("h.ini").write_text(f"a {variables}\n")
     (finding,) = check_against_facts(load("h.ini"), {"a": seen})
-    assert (finding.level, finding.host) == (level, "a")
+    assert (finding.severity, finding.host) == (level, "a")
     assert said in str(finding)
 
 

@@ -65,9 +65,9 @@ def test_an_address_used_twice_is_found(names: list[str], data: st.DataObject) -
     text = "".join(f"{name} ansible_host={address}\n" for name, address in zip(names, addresses, strict=True))
     with inventory(text) as file, pytest.raises(InventoryError) as caught:
         load(file)
-    (finding,) = caught.value.findings
+    (finding,) = caught.value.problems
     assert finding.where == "h.ini"
-    assert finding.message == f"hosts `{names[one]}` and `{names[two]}` are the same machine: address {addresses[one]}"
+    assert finding.what == f"hosts `{names[one]}` and `{names[two]}` are the same machine: address {addresses[one]}"
 
 
 @SOME
@@ -76,7 +76,7 @@ def test_two_neighbouring_letters_swapped_are_recognised(name: str, data: st.Dat
     at = data.draw(st.integers(1, len(name) - 2).filter(lambda index: name[index] != name[index + 1]))
     wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
     (finding,) = unknown_variables([Host("a", "a", variables={wrong: 1})], "h.ini")
-    assert (finding.message, finding.todo) == (f"unknown variable `{wrong}` (host `a`)", f"did you mean `{name}`?")
+    assert (finding.what, finding.hint) == (f"unknown variable `{wrong}` (host `a`)", f"did you mean `{name}`?")
 
 
 @settings(max_examples=60, deadline=None)

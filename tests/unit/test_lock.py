@@ -435,7 +435,7 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
     with pytest.raises(UsageError, match=said) as refused:
         lock_file.read(inventory)
     assert refused.value.exit_code == 2
-    assert "--upgrade" in str(refused.value.todo)
+    assert "--upgrade" in str(refused.value.hint)
     assert re.match(rf"{re.escape(str(written))}:\d+$", str(refused.value.where))
     if "by hand" not in said and "YAML" not in said and "missing" not in said:
         assert str(refused.value.where).endswith(f":{line_of(changed, replacement if '[' not in replacement else pattern)}")

@@ -340,7 +340,7 @@ def test_an_installation_without_its_digits_is_refused(content: bytes | None, tm
     with pytest.raises(ProvisionError, match="missing or damaged") as caught:
         mnist.obtain(tmp_path / "cache", source="digits")
     assert caught.value.where == str(shipped)
-    assert caught.value.todo is not None
+    assert caught.value.hint is not None
 
 
 @pytest.mark.parametrize("damage", [b"\x1f\x8b damaged", mnist.pack(TINY["train-images-idx3-ubyte.gz"])], ids=["damaged", "others"])

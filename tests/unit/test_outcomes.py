@@ -15,21 +15,21 @@ def failed(said: str, kind: str = "failed") -> Event:
 
 def test_a_known_error_comes_with_its_way_out() -> None:
     failure = failure_of(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"))
-    assert failure.step == "cmake / Install cmake"
-    assert failure.todo is not None
-    assert "df -h" in failure.todo
-    assert "provision doctor explain disk-full" in failure.todo
+    assert failure.where == "cmake / Install cmake"
+    assert failure.hint is not None
+    assert "df -h" in failure.hint
+    assert "provision doctor explain disk-full" in failure.hint
 
 
 def test_an_unknown_error_is_quoted_and_not_explained() -> None:
     failure = failure_of(HOST, failed("the frobnicator is out of plumbus"))
-    assert failure.error == "the frobnicator is out of plumbus"
-    assert failure.todo == "mend it, then run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
+    assert failure.what == "the frobnicator is out of plumbus"
+    assert failure.hint == "mend it, then run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
 
 
 def test_a_lost_connection_is_told_as_one() -> None:
     failure = failure_of(
         HOST, failed('Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ', "unreachable")
     )
-    assert failure.todo is not None
-    assert "it goes on where it stopped" in failure.todo
+    assert failure.hint is not None
+    assert "it goes on where it stopped" in failure.hint

@@ -56,7 +56,7 @@ def test_what_another_user_wrote_into_a_lock_is_no_advice(tmp_path: Path, text: 
         lock.write_bytes(json.dumps(said).encode() if said else text.encode(errors="surrogateescape"))
         with pytest.raises(ProvisionError) as raised, host_locks.hosts(tmp_path, [A], "provision smoke"):
             pass
-    assert (raised.value.what, raised.value.todo) == ("locked: another run of provision works on it", "wait until it has ended")
+    assert (raised.value.what, raised.value.hint) == ("locked: another run of provision works on it", "wait until it has ended")
 
 
 def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:

@@ -486,6 +486,6 @@ def test_a_private_key_that_is_not_there_is_named(warning: str) -> None:
     host = Host("a", "10.0.0.1", key_file="/keys/gone")
     gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
     assert "the private key /keys/gone is not there" in gone.what
-    assert "ansible_ssh_private_key_file" in str(gone.todo)
+    assert "ansible_ssh_private_key_file" in str(gone.hint)
     assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
     assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what

@@ -37,7 +37,7 @@ def test_what_stays_for_lack_of_root_is_an_error_with_the_way_out(before: Any, d
     found = judged(HostRemoval("node1", before), seen(PREFIX, can_become=False), dry_run=dry_run)
     assert (found.state, found.bad) == (after, True)
     assert found.error == "/opt/provision, and all that came with it, stays, because it needs root: provision_sudo=no"
-    assert "--ask-become-pass" in str(found.todo)
+    assert "--ask-become-pass" in str(found.hint)
 
 
 @pytest.mark.parametrize(("prefix", "can_become"), [("/data/p", False), ("/data/p", True), (None, True)])

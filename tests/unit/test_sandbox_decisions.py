@@ -40,7 +40,7 @@ def test_names_of_images(base):
 def test_what_is_no_image_is_refused_with_a_hint(base, hint):
     with pytest.raises(UsageError) as refused:
         bases.checked(base)
-    assert hint in (refused.value.todo or "")
+    assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(("count", "base"), [(0, None), (-1, None), (1, ["debian:12", "debian:13"])])
@@ -369,27 +369,27 @@ def test_known_hosts_name_both_name_and_address():
 
 
 def test_no_rights_on_the_socket():
-    what, todo = engine.why_not(docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {})
+    what, hint = engine.why_not(docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {})
     assert "may not talk" in what
-    assert "usermod -aG docker" in todo
+    assert "usermod -aG docker" in hint
 
 
 def test_not_installed_and_not_running_are_told_apart(monkeypatch):
     monkeypatch.setattr(engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
-    what, todo = engine.why_not(docker.errors.DockerException("refused"), {})
+    what, hint = engine.why_not(docker.errors.DockerException("refused"), {})
     assert "does not run" in what
-    assert "Start it" in todo
+    assert "Start it" in hint
     monkeypatch.setattr(engine.shutil, "which", lambda _name: None)
     monkeypatch.setattr(engine.Path, "exists", lambda _path: False)
-    what, todo = engine.why_not(docker.errors.DockerException("no such file"), {})
+    what, hint = engine.why_not(docker.errors.DockerException("no such file"), {})
     assert "is installed" in what
-    assert "apt-get install" in todo
+    assert "apt-get install" in hint
 
 
 def test_an_engine_elsewhere():
-    what, todo = engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
+    what, hint = engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
     assert "tcp://192.0.2.9:2375" in what
-    assert "DOCKER_HOST" in todo
+    assert "DOCKER_HOST" in hint
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import yaml
 
 from provision import facts
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.cli.options import inventory_of
 from provision.commands import lifecycle, planning
 from provision.install import installer
@@ -116,7 +117,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
 def only(report: Report) -> str:
     (failure,) = report.failures
-    return f"{failure.host}: {failure.error} → {failure.todo}"
+    return f"{failure.host}: {failure.what} → {failure.hint}"
 
 
 def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Hosts) -> None:
@@ -129,7 +130,7 @@ def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Host
 
 def test_the_hosts_that_failed_get_what_the_others_have(hosts: Hosts) -> None:
     hosts.failing = {"b"}
-    assert "--limit @failed" in str(hosts.up().failures[0].todo)
+    assert "--limit @failed" in str(hosts.up().failures[0].hint)
     assert lock_file.read(hosts.inventory()) is None
     hosts.failing = set()
     again = hosts.up(limit="@failed")
@@ -211,7 +212,7 @@ def _defect() -> None:
 
 
 def _of_ours() -> None:
-    raise ProvisionError("a file answers 404", where="b", todo="name another one")
+    raise ProvisionError("a file answers 404", where="b", hint="name another one")
 
 
 def _of_a_file() -> None:
@@ -244,7 +245,7 @@ def test_what_ends_a_run_stands_in_its_report(
 
 
 def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Survey({"a": hosts.facts["a"]}, [facts.Problem("error", "b", "no route to host")])
+    seen = Survey({"a": hosts.facts["a"]}, [Problem("error", "no route to host", host="b")])
     monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: seen)
     hosts.ends = _defect
     with pytest.raises(KeyError):
@@ -347,8 +348,8 @@ def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all
 def test_a_later_step_does_not_begin_on_a_bare_host(hosts: Hosts) -> None:
     refused = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
     assert [failure.host for failure in refused.failures] == ["a", "b"]
-    assert "the steps before it are missing here" in refused.failures[0].error
-    assert refused.failures[0].todo == "leave --from out"
+    assert "the steps before it are missing here" in refused.failures[0].what
+    assert refused.failures[0].hint == "leave --from out"
     assert hosts.installed == []
     assert hosts.up(replace(WITHOUT_TORCH, first_step="python")).ok, "which makes what later steps need"
 

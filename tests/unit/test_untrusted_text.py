@@ -19,15 +19,14 @@ import pytest
 from provision import facts, inventory
 from provision.base import terminal
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.base.terminal import Console
 from provision.bench import page
 from provision.cli.bench import tables
 from provision.cli.main import guarded
 from provision.doctor import show
 from provision.doctor.checks import examine
-from provision.facts import Problem
-from provision.image.stream import Line, Step
-from provision.image.view import View
+from provision.image.output import BuildOutput
 from provision.install.removal import HostRemoval
 from provision.launch.rank_output import RankOutput
 from provision.plan import summary
@@ -91,11 +90,11 @@ def shown_by(print_it: Callable[[Console], object]) -> str:
 REPORT = model.Report(
     "run", "/runs/1", "hosts.ini",
     hosts=[model.HostReport("a", "ready", "4.1.8", "3.31", "3.12", "2.13", "2.26", "1.0", steps={"linker": "will change"})],
-    failures=[model.Failure("b", "engine / Build it", "make: *** [all] Error 1", "read the log")],
+    failures=[Problem("error", "make: *** [all] Error 1", "read the log", host="b", where="engine / Build it")],
     notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks", smoke_faults=["rank 1 did not take part"],
 )  # fmt: skip
-REMOVALS = [HostRemoval("a", "removed", removed=["the package x"], left=[{"what": "x", "why": "y"}], error="it failed", todo="again")]
-PROBLEMS = [Problem("error", "a", "its disk is full", "free it")]
+REMOVALS = [HostRemoval("a", "removed", removed=["the package x"], left=[{"what": "x", "why": "y"}], error="it failed", hint="again")]
+PROBLEMS = [Problem("error", "its disk is full", "free it", host="a")]
 
 
 @every_attack
@@ -131,11 +130,11 @@ def test_events_of_hosts(make: Callable[[Console], Progress], attack: str) -> No
 @every_attack
 def test_the_output_of_image_builds(attack: str) -> None:
     def go(console: Console) -> None:
-        view = View(None, console)
-        view.note(Step(1, 2, f"RUN {attack}"))
-        view.note(Line(attack))
-        view.line(attack)
-        console.print(view._table())
+        output = BuildOutput(io.StringIO(), console)
+        for line in (f"#5 [system 2/2] RUN {attack}", f"#5 0.1 {attack}", attack):
+            output.note(line)
+        output.remark(attack)
+        console.print(output._table())
 
     assert_harmless(shown_by(go))
 
@@ -195,7 +194,7 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
 @every_attack
 @pytest.mark.parametrize("debug", [False, True])
 def test_errors(attack: str, debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    for error in (ProvisionError(attack, where=attack, todo=attack), ValueError(attack)):
+    for error in (ProvisionError(attack, where=attack, hint=attack), ValueError(attack)):
 
         def fail(error: Exception = error) -> None:
             raise error
@@ -213,7 +212,7 @@ def test_names_of_hosts_in_an_inventory(attack: str, tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": {f"node1{attack}": {"ansible_host": "192.0.2.1"}}}}))
     with pytest.raises(inventory.InventoryError) as refused:
         inventory.load(str(tmp_path / "hosts.yml"))
-    about_it = [each for each in refused.value.findings if re.search("is not a name for a host|holds control characters", each.message)]
+    about_it = [each for each in refused.value.problems if re.search("is not a name for a host|holds control characters", each.what)]
     assert len(about_it) == (0 if "[" in attack else 1), "once each; to Ansible itself, what is in brackets is a range"
     assert not refused.value.where or refused.value.where.isprintable()
 

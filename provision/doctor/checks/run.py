@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from provision.base.problems import Problem
 from provision.diagnosis.findings import SEVERITIES, UNKNOWN, Finding, Severity
 from provision.diagnosis.logs import Scanner, judge
 from provision.diagnosis.signatures import LAYERS, Signature, all_signatures, conditions, harmless
 from provision.doctor.checks.model import CHECKS, Answer, Check, Seen
-from provision.facts import Facts, Problem, normalise
+from provision.facts import Facts, normalise
 
 LOGIN_FIX = (
     "provision up HOSTS   # lets every host into every other, with their host keys known",
@@ -63,9 +64,9 @@ def _of_check(check: Check, hosts: Mapping[str, Facts], answers: Mapping[str, An
 def _of_problem(problem: Problem) -> Finding:
     """A problem of the survey under the catalogue's id, if it has one: its own, or that of what ssh said."""
     quoted = (each.id for each in _explained(problem.said) if each.id != UNKNOWN)
-    name = problem.id or next(quoted, "host-not-usable" if problem.level == "error" else "host-warning")
-    fix = (problem.todo,) if problem.todo else ()
-    return _finding(entry_of(name), Seen(problem.what, "", fix), problem.host, problem.level)
+    name = problem.id or next(quoted, "host-not-usable" if problem.severity == "error" else "host-warning")
+    fix = (problem.hint,) if problem.hint else ()
+    return _finding(entry_of(name), Seen(problem.what, "", fix), problem.host, problem.severity)
 
 
 def _of_kernel_log(host: str, facts: Facts) -> Iterable[Finding]:
@@ -99,7 +100,7 @@ def entry_of(name: str) -> Signature:
     return all_signatures().get(name) or conditions()[name]
 
 
-def _finding(entry: Signature, seen: Seen, host: str, severity: Severity | None) -> Finding:
+def _finding(entry: Signature, seen: Seen, host: str | None, severity: Severity | None) -> Finding:
     return Finding(
         id=entry.id,
         layer=entry.layer,

@@ -69,14 +69,14 @@ class Bundle:
         for name, host in plan.hosts.items():
             made_for = self.hosts.get(name)
             if made_for is None:
-                raise UsageError(f"the bundle was not made for {name}", where=name, todo=AGAIN)
+                raise UsageError(f"the bundle was not made for {name}", where=name, hint=AGAIN)
             for what, now in machine_of(host).items():
                 if (then := made_for["machine"][what]) != now:
-                    raise UsageError(f"the bundle was made when its {what} was {then}, now it is {now}", where=name, todo=AGAIN)
+                    raise UsageError(f"the bundle was made when its {what} was {then}, now it is {now}", where=name, hint=AGAIN)
             lacking = sorted(set(requirements_of(host)) - set(made_for["requirements"]))
             if lacking:
-                todo = "give the options that it was made with, or " + AGAIN
-                raise UsageError(f"the bundle does not hold {', '.join(lacking)}", where=name, todo=todo)
+                hint = "give the options that it was made with, or " + AGAIN
+                raise UsageError(f"the bundle does not hold {', '.join(lacking)}", where=name, hint=hint)
 
     def must_complete(self, plan: Plan, there: Mapping[str, Collection[str]]) -> None:
         """Raise UsageError when the packages of a host's plan could not be installed with it; nothing has been touched then.
@@ -91,8 +91,8 @@ class Bundle:
             if lacking := sorted(needed - brought - set(there[name])):
                 listed = ", ".join(lacking[:8]) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
                 what = f"the bundle lacks packages that are not installed there: {listed}"
-                todo = "make a new one where there is a network, of this host as it is now: provision bundle HOSTS -o FILE"
-                raise UsageError(what, where=name, todo=todo)
+                hint = "make a new one where there is a network, of this host as it is now: provision bundle HOSTS -o FILE"
+                raise UsageError(what, where=name, hint=hint)
 
     def parcels(self, target: Path) -> dict[str, dict[str, str]]:
         """Host → {archive, sha256}: what goes to it, as one file, because a copy per file takes a second per file and host.
@@ -185,7 +185,7 @@ def unpack(path: Path, folder: Path) -> Bundle:
         _check(listing, folder)
         return Bundle(folder, listing["hosts"], lock_file.believed(listing["lock"]), listing["data"], listing["supplies"])
     except (OSError, tarfile.TarError) as error:
-        raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), todo=AGAIN) from error
+        raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), hint=AGAIN) from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _refused(path, f"its list is damaged ({type(error).__name__}: {error})") from error
 
@@ -228,16 +228,16 @@ def _listing(packed: tarfile.TarFile, path: Path) -> dict[str, Any]:
     fits = first is not None and first.name == LIST and is_plain(first) and first.size < _LIST_BYTES
     file = packed.extractfile(first) if first is not None and fits else None
     if file is None:
-        raise UsageError("is no bundle of provision", where=str(path), todo=AGAIN)
+        raise UsageError("is no bundle of provision", where=str(path), hint=AGAIN)
     listing: dict[str, Any] = json.loads(file.read())
     if listing["schema"] != SCHEMA:
-        raise UsageError(f"is a bundle of schema {listing['schema']!r}, this version reads {SCHEMA}", where=str(path), todo=AGAIN)
+        raise UsageError(f"is a bundle of schema {listing['schema']!r}, this version reads {SCHEMA}", where=str(path), hint=AGAIN)
     return listing
 
 
 def _refused(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"the bundle was damaged or changed: {why}; nothing of it was used", where=str(path), todo=f"copy it again, or {AGAIN}"
+        f"the bundle was damaged or changed: {why}; nothing of it was used", where=str(path), hint=f"copy it again, or {AGAIN}"
     )
 
 

@@ -57,7 +57,7 @@ class Apt:
     def __init__(self, arch: str, seen: str, work: Path, release: Release) -> None:
         if shutil.which("apt-get") is None:
             raise ProvisionError(
-                "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", todo="run it on one of them"
+                "packages for Debian and Ubuntu are gathered with apt-get, which is not on this machine", hint="run it on one of them"
             )
         self._root, self._archives = work / "host", work / "cache/archives"
         _unpack(seen, self._root)
@@ -136,7 +136,7 @@ class Apt:
         done = _call([*self._command, "update"], "apt could not read the package lists")
         said = _said(done)
         if wrong := aptsources.complaints(said, self._needed):
-            raise ProvisionError("apt could not read the package lists: " + "\n".join(wrong[-_SHOWN_LINES:]), todo=_TODO)
+            raise ProvisionError("apt could not read the package lists: " + "\n".join(wrong[-_SHOWN_LINES:]), hint=_TODO)
         return [line for line in said.splitlines() if re.match(r"[EW]: (The repository|Failed to fetch) ", line)][:_SHOWN_LINES]
 
 
@@ -149,7 +149,7 @@ def _keep(path: Path, folder: Path) -> None:
     target = folder / path.name
     if target.exists() and downloads.digest(target) != downloads.digest(path):
         what = f"its repositories have another {path.name} than those of a host before it"
-        raise ProvisionError(what, todo="make a bundle for each of them: --limit")
+        raise ProvisionError(what, hint="make a bundle for each of them: --limit")
     shutil.copyfile(path, target)
 
 
@@ -199,7 +199,7 @@ def _run(command: list[str], what: str, besides: Iterable[str] = ()) -> bytes:
     if done.returncode != 0:
         said = _said(done).splitlines()
         errors = [line for line in said if line.startswith("E:")] or said[:_SHOWN_LINES]
-        raise ProvisionError(f"{what}: " + "\n".join([*errors[-_SHOWN_LINES:], *besides]), todo=_TODO)
+        raise ProvisionError(f"{what}: " + "\n".join([*errors[-_SHOWN_LINES:], *besides]), hint=_TODO)
     return done.stdout
 
 

@@ -94,7 +94,7 @@ def _refuse(plan: Plan, folder: Path | None) -> None:
     for name, host in plan.hosts.items():
         if host.family != "debian":
             raise ProvisionError(
-                "packages of this kind of system are not gathered yet", where=name, todo=f"leave it out: --limit '!{name}'"
+                "packages of this kind of system are not gathered yet", where=name, hint=f"leave it out: --limit '!{name}'"
             )
         artifacts.torch_wheel(host, folder)  # of the user's: it must be at hand
 
@@ -122,7 +122,7 @@ def _packages(
             if nccl:
                 found["nccl_debs"] = apt.bring(nccl.packages, folder)
     except ProvisionError as error:
-        raise ProvisionError(error.what, where=host.name, todo=error.todo) from error
+        raise ProvisionError(error.what, where=host.name, hint=error.hint) from error
     return found
 
 

@@ -116,7 +116,7 @@ def _compare(found: Mapping[str, Path], locked: Sequence[Mapping[str, Any]]) -> 
     for name, path in found.items():
         if name in expected and (sha256 := downloads.digest(path)) not in expected[name]:
             said = f"{path.name} has checksum {sha256}, but provision.lock says {' or '.join(sorted(expected[name]))}"
-            raise ProvisionError(said, todo="if the index has a new file on purpose, take it with --upgrade")
+            raise ProvisionError(said, hint="if the index has a new file on purpose, take it with --upgrade")
 
 
 def _fits(wheel: Path, specifiers: Iterable[str]) -> bool:
@@ -146,10 +146,10 @@ def download(asked: list[str], target: Target, folder: Path, indexes: Mapping[st
     try:
         done = subprocess.run([*command, *asked], env=environment, capture_output=True, text=True, timeout=_PIP_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ProvisionError(f"pip did not finish in {_PIP_S:.0f} s", todo="look at the network, then run it again") from error
+        raise ProvisionError(f"pip did not finish in {_PIP_S:.0f} s", hint="look at the network, then run it again") from error
     if done.returncode != 0:
         errors = [line for line in (done.stderr + done.stdout).splitlines() if "ERROR" in line] or ["it said nothing"]
         raise ProvisionError(
             "pip could not bring the wheels: " + "\n".join(errors[-4:]),
-            todo="name an index that has them: --index-url, --torch-index, --wheels",
+            hint="name an index that has them: --index-url, --torch-index, --wheels",
         )

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import CHECKS, examine
 from provision.doctor.checks.run import entry_of
 from provision.doctor.hosts import with_logs
-from provision.facts import Problem
 from provision.facts import problems as problems_of
 from provision.facts.defaults import DEFAULTS
 from provision.inventory import Host
@@ -113,7 +113,7 @@ def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
     problems = [
         connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused"),
         *problems_of("b", {"package_manager": {"name": "apt", "lock": {"pid": 7}}}, needed_mb=0, prefix="/opt/provision"),
-        Problem("error", "c", "its architecture sparc is not supported", None),
+        Problem("error", "its architecture sparc is not supported", None, host="c"),
     ]
     found = {each.host: (each.id, each.severity) for each in examine({}, problems)}
     assert found == {
