@@ -1,4 +1,4 @@
-"""What images cost: rendering the whole matrix, an image's size beside that of its parts, a second build, and one with a changed engine.
+"""What images cost: rendering the whole matrix, an image's size next to that of its parts, a second build, and one with a changed engine.
 
 `python benchmarks/image.py --base IMAGE` needs a container engine and, for an empty cache, some minutes; without `--base` the catalogue's
 Debian 12 is pulled. The bars: matrix 5 s, nothing changed 3 s, a changed engine 60 s, size 1.15 × its parts. Exits 1 where one is not met.
@@ -22,8 +22,8 @@ import docker
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.image import build, targets
-from provision.image.asking import Asked
-from provision.plan.options import Options, wishes_of
+from provision.image.request import Asked
+from provision.plan.options import Options, requirements_of
 
 BAR_MATRIX_S, BAR_SAME_S, BAR_ENGINE_S, BAR_SIZE = 5.0, 3.0, 60.0, 1.15
 TAG = "provision-benchmark:cpu"
@@ -99,7 +99,7 @@ def main() -> int:
 
     engine = changed(engine_source.pack())
     options = Options()
-    target = targets.of_system("debian 12", None, wishes_of(options, engine), given=given.base)
+    target = targets.of_system("debian 12", None, requirements_of(options, engine), given=given.base)
     judged("build with a changed engine", build.build(Asked(target, engine), TAG, options).seconds, BAR_ENGINE_S, "s")
 
     client = docker.from_env()
@@ -108,7 +108,7 @@ def main() -> int:
     for name, size in found.items():
         print(f"  {size / 1e6:7.1f} MB  {name}")
     print(f"  {whole / 1e6:7.1f} MB  the image")
-    judged("size beside its parts", whole / sum(found.values()), BAR_SIZE, "×")
+    judged("size next to its parts", whole / sum(found.values()), BAR_SIZE, "×")
     return 0 if met else 1
 
 

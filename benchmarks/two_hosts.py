@@ -1,4 +1,4 @@
-"""The engine between two hosts, beside Open MPI, Gloo and what iperf3 moves both ways at once over the same link.
+"""The engine between two hosts, next to Open MPI, Gloo and what iperf3 moves both ways at once over the same link.
 
     sudo python3 benchmarks/two_hosts.py            # needs root, iperf3 and the engine's environment (make setup)
 

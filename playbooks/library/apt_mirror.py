@@ -2,7 +2,7 @@
 """Ansible module: what apt goes by, with the distribution's own archive at a mirror, for our calls alone. Python 3.7+, no libraries.
 
 The host's lists stay as they are: changed copies of them, and what apt fetches by these, lie in a folder of ours. apt reads them where
-APT_CONFIG names the configuration that lies there, too.
+APT_CONFIG names the configuration that is there, too.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def main():
         if rc != 0:
             said = [line for line in (out + "\n" + err).splitlines() if re.match(r"E:|dpkg: error| \S+ : ", line)] or out.splitlines()
             why = "\n".join(said[-SHOWN_LINES:])
-            module.fail_json(msg=f"the bundle's packages do not fit what is installed here by now; make it anew:\n{why}", rc=rc)
+            module.fail_json(msg=f"the bundle's packages do not fit what is installed here by now; make it again:\n{why}", rc=rc)
     module.exit_json(changed=bool(files), files=files)
 
 

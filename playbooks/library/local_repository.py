@@ -1,7 +1,7 @@
 #!/usr/bin/python
 """Ansible module: a repository that a package brings along as files (`nccl-local-repo-*.deb`). Python 3.7+, standard library only.
 
-Such a package unpacks to /var/nccl-local-repo-…, with a list for apt and a key beside the packages; the key must be put where the list
+Such a package unpacks to /var/nccl-local-repo-…, with a list for apt and a key next to the packages; the key must be put where the list
 says (signed-by), which the package leaves to people. Old ones have a list without signed-by and expect `apt-key`, which is gone: there the
 list is given a keyring of its own.
 """
@@ -17,7 +17,7 @@ author: [the provision authors]
 options:
   record: {description: The host's record; what is ours is noted there. Needed with C(package)., type: path}
   file_name: {description: "The package's file name, C(NAME_VERSION_ARCH.deb).", type: str, required: true}
-  package: {description: Where the file lies., type: path}
+  package: {description: Where the file is., type: path}
   package_sha256: {description: Its checksum; verified before anything of it is used., type: str}
 """
 

@@ -10,7 +10,7 @@ description:
   - What is noted may be replaced and removed as a whole, so nothing is noted that somebody else has made.
 author: [the provision authors]
 options:
-  prefix: {description: The folder; our record lies in it., type: path, required: true}
+  prefix: {description: The folder; our record is in it., type: path, required: true}
   contents: {description: Names of what will be made in it., type: list, elements: str, required: true}
 """
 
@@ -30,7 +30,7 @@ import os  # noqa: E402
 from ansible.module_utils import host_record  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-WAY_OUT = "Give this host another folder with provision_prefix, or move away what lies there."
+WAY_OUT = "Give this host another folder with provision_prefix, or move away what is there."
 
 
 def holds(path, keys):

@@ -293,7 +293,7 @@ class Build:
         self.pack(objects, given["taken"])
 
     def unpack(self, begin):
-        """Where the sources lie: beside ``begin``, the file that their building begins with."""
+        """Where the sources lie: next to ``begin``, the file that their building begins with."""
         with tarfile.open(self.given["tarball"]) as tar:
             if sys.version_info >= (3, 12):
                 tar.extractall(os.path.join(self.work, "source"), filter="data")

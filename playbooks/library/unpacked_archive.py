@@ -10,11 +10,11 @@ DOCUMENTATION = r"""
 module: unpacked_archive
 short_description: Keep a folder as an archive has it
 description:
-  - Without C(archive) it only tells whether the folder must be unpacked (anew).
+  - Without C(archive) it only tells whether the folder must be unpacked (again).
 author: [the provision authors]
 options:
   folder: {description: Where it is to lie; what is there is replaced as a whole., type: path, required: true}
-  key: {description: Names the content; another one is unpacked anew., type: str, required: true}
+  key: {description: Names the content; another one is unpacked again., type: str, required: true}
   archive: {description: The tar archive., type: path}
   archive_sha256: {description: Its checksum; verified before anything of it is used., type: str}
 """
@@ -70,7 +70,7 @@ def verify(module, path, expected):
 
 
 def unpack(archive, folder, key):
-    """Beside the old one first, so that the exchange takes a moment and an interrupted one is done again."""
+    """Next to the old one first, so that the exchange takes a moment and an interrupted one is done again."""
     new, old = folder + ".provision-new", folder + ".provision-old"
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)

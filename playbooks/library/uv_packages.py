@@ -269,7 +269,7 @@ class Uv:
         path = os.path.join(scratch, "uv.toml")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-        # A cache beside the environment: files are linked from one to the other and not copied.
+        # A cache next to the environment: files are linked from one to the other and not copied.
         own = {"TMPDIR": scratch, "UV_CACHE_DIR": os.path.join(scratch, "cache"), "UV_CONFIG_FILE": path, "NO_COLOR": "1"}
         self.environment = {**own, **variables}
 

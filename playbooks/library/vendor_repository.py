@@ -125,7 +125,7 @@ def main():
     key = None  # in a dry run nothing was brought yet
     if not module.check_mode or os.path.exists(given["keyring_package"]):
         key = key_of(module, given["keyring_package"], given["keyring_package_sha256"], given["keyring"])
-    # A keyring that lies there may be an old one: NVIDIA has changed its key before.
+    # A keyring that is there may be an old one: NVIDIA has changed its key before.
     if read(own) == text and os.path.exists(given["keyring"]) and key in (None, content(given["keyring"])):
         module.exit_json(changed=False, list=own)
     if not module.check_mode:

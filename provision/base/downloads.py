@@ -133,7 +133,7 @@ def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], N
         raise ProvisionError(f"{what} cannot be had: {error}; nothing of it was used", where=url, hint=hint) from error
     except OSError as error:
         raise ProvisionError(
-            f"cannot keep {what}: {error}", where=str(folder), hint="free or mend this folder, or set PROVISION_CACHE"
+            f"cannot keep {what}: {error}", where=str(folder), hint="free or fix this folder, or set PROVISION_CACHE"
         ) from error
     return path
 

@@ -1,6 +1,6 @@
 """Finds what travels with the toolkit: playbooks, the engine's sources, image templates, scripts for the hosts.
 
-In a checkout they lie beside the package, in an installed wheel inside it; nothing else needs to know which.
+In a checkout they lie next to the package, in an installed wheel inside it; nothing else needs to know which.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base import downloads, paths
-from provision.bench.measuring import SCHEMA
+from provision.bench.measurement import SCHEMA
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 

@@ -11,7 +11,7 @@ import jinja2
 
 from provision import __version__
 from provision.base.terminal import neutral
-from provision.bench.comparing import Change
+from provision.bench.comparison import Change
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 64, 40, 16
 COLOURS = ("#1f5f8b", "#c1571b", "#3d7a3d", "#7a3d74", "#8a6d1a", "#4a4a4a", "#1b8a8f", "#a8324a")

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from provision.catalog import reading, schemas
+from provision.catalog import parser, schemas
 
 
 @cache
@@ -17,7 +17,7 @@ def load(name: str) -> dict[str, Any]:
         CatalogError: the file is no YAML or does not hold to its schema; it names the line.
     """
     content = resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
-    return reading.read(content, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))
+    return parser.read(content, f"provision/catalog/{name}.yaml", schemas.FILES.get(name))
 
 
 def check() -> None:

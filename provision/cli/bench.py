@@ -12,7 +12,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.bench import comparing, history, measuring, page
+from provision.bench import comparison, history, measurement, page
 from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
 from provision.remote import progress
 
@@ -23,8 +23,8 @@ PAGE = "provision-bench.html"
 def bench(
     hosts: Hosts,
     limit: Limit = None,
-    sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measuring.Wanted.sizes,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds whose median counts.")] = measuring.Wanted.rounds,
+    sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measurement.Wanted.sizes,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds whose median counts.")] = measurement.Wanted.rounds,
     no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
     no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.", metavar="FILE", dir_okay=False)] = Path(PAGE),
@@ -36,13 +36,13 @@ def bench(
     if not re.fullmatch(r"\d+[KMG]?(,\d+[KMG]?)*", sizes, re.IGNORECASE):
         raise UsageError(f"--sizes {sizes}: these are no sizes", hint="write them like 4K,1M,16M")
     inventory = inventory_of(hosts, limit)
-    wanted = measuring.Wanted(sizes, not no_pairs, not no_training, rounds)
+    wanted = measurement.Wanted(sizes, not no_pairs, not no_training, rounds)
     before = history.last(inventory)
     if not os.access(out.absolute().parent, os.W_OK):  # known before hosts work for it, not after
         raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
     with progress.make() as shown:
-        document = measuring.measure(inventory, wanted, shown, passwords)
-    changes = comparing.changes(before, document) if before else []
+        document = measurement.measure(inventory, wanted, shown, passwords)
+    changes = comparison.changes(before, document) if before else []
     history.keep(inventory, document)
     try:
         out.write_text(page.render(document, changes), encoding="utf-8")

@@ -12,16 +12,12 @@ from typer.core import TyperGroup
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Hosts, Json, Limit, also, inventory_of
-from provision.cli.options import passwords as passwords_given
+from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
-from provision.doctor import bundle as bundling
-from provision.doctor import hosts as probing
-from provision.doctor import mend as mending
-from provision.doctor import show
+from provision.doctor import host_checks, remediation, show, support_archive
 from provision.doctor.checks import CHECKS
-from provision.doctor.hosts import Look
+from provision.doctor.host_checks import Look
 from provision.inventory import Inventory
 from provision.remote import progress
 from provision.remote.session import Session
@@ -38,19 +34,19 @@ class _LookByDefault(TyperGroup):
 
 app = App(
     cls=_LookByDefault,
-    help="Names known errors, on hosts and in logs, and says how to mend them: `provision doctor [HOSTS] [--log FILE] [--fix]`; "
+    help="Names known errors, on hosts and in logs, and says how to fix them: `provision doctor [HOSTS] [--log FILE] [--fix]`; "
     "all its options: `provision doctor look --help`.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.command()
-@also(passwords=passwords_given)
+@also(passwords=passwords)
 def look(
     hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be given again.", metavar="ID")] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Show what can be mended, ask, mend it and look again.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Show what can be fixed, ask, fix it and look again.")] = False,
     bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure how fast the hosts reach each other, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     limit: Limit = None,
@@ -66,7 +62,7 @@ def look(
         raise UsageError("--bandwidth needs HOSTS", hint="provision doctor hosts.ini --bandwidth")
     said = logs.read(log) if log else []
     if hosts is None:
-        found = Look({}, [], []) if log else probing.here()
+        found = Look({}, [], []) if log else host_checks.here()
         _print(_chosen(_together(found, said), wanted), json_, looked_at=_named(log) if log else "this machine")
         return
     inventory = inventory_of(hosts, limit)
@@ -74,10 +70,10 @@ def look(
         session = Session(inventory, shown, passwords)
         done = True
         try:
-            found = probing.everywhere(session, bandwidth=bandwidth)
+            found = host_checks.everywhere(session, bandwidth=bandwidth)
             if fix:
                 found.findings[:] = _chosen(found.findings, wanted)
-                found, done = _mended(inventory, session, found, passwords, yes)
+                found, done = _fixed(inventory, session, found, passwords, yes)
         finally:
             session.close()
     nobody = not found.facts
@@ -94,7 +90,7 @@ def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `pr
 
 
 @app.command()
-@also(passwords=passwords_given)
+@also(passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],
@@ -107,10 +103,10 @@ def bundle(
     with progress.make() as shown:
         session = Session(inventory_of(hosts, limit), shown, passwords)
         try:
-            found = probing.everywhere(session)
+            found = host_checks.everywhere(session)
         finally:
             session.close()
-    bundling.write(out, found, [Path(name) for name in log or ()])
+    support_archive.write(out, found, [Path(name) for name in log or ()])
     terminal.out().say(str(out))
 
 
@@ -134,13 +130,13 @@ def _print(found: list[Finding], as_json: bool, *, looked_at: str, look: Look | 
         raise typer.Exit(2 if failed else 1)
 
 
-def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mapping[str, str], yes: bool) -> tuple[Look, bool]:
-    """Ask, mend, look again: what is left, and whether all that was begun was done."""
-    made = mending.treatment(look)
+def _fixed(inventory: Inventory, session: Session, look: Look, passwords: Mapping[str, str], yes: bool) -> tuple[Look, bool]:
+    """Ask, fix, look again: what is left, and whether all that was begun was done."""
+    made = remediation.treatment(look)
     for finding in made.left:
         terminal.say(f"by hand: {finding.host}: {finding.title} [{finding.id}]")
     if not made.anything:
-        terminal.say("nothing of this can be mended automatically")
+        terminal.say("nothing of this can be fixed automatically")
         return look, True
     terminal.say("this will run:")
     for line in made.lines():
@@ -148,21 +144,21 @@ def _mended(inventory: Inventory, session: Session, look: Look, passwords: Mappi
     if not yes and not terminal.confirm("Run it?"):
         return look, True
     before = {(finding.id, finding.host) for finding in look.findings}
-    results = mending.mend(inventory, session, look, made, passwords)
+    results = remediation.fix(inventory, session, look, made, passwords)
     for result in results:
         terminal.say(f"{result.state}: {result.host or 'all hosts'}: {result.id}" + (f": {result.why}" if result.why else ""))
     fresh = Session(inventory, session.progress, passwords)  # connections of its own: limits and PATH are given at login
     try:
-        again = probing.everywhere(fresh)
+        again = host_checks.everywhere(fresh)
     finally:
         fresh.close()
     for name, host in sorted(before - {(finding.id, finding.host) for finding in again.findings}, key=str):
-        terminal.say(f"mended: {host}: {name}")
+        terminal.say(f"fixed: {host}: {name}")
     return again, all(result.state == "done" for result in results)
 
 
 def _together(look: Look, said: list[Finding]) -> list[Finding]:
-    return probing.with_logs(look.findings, said, {check.id for check in CHECKS}) if look.facts else [*said, *look.findings]
+    return host_checks.with_logs(look.findings, said, {check.id for check in CHECKS}) if look.facts else [*said, *look.findings]
 
 
 def _chosen(found: list[Finding], wanted: set[str]) -> list[Finding]:

@@ -12,18 +12,16 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, url, wishes
+from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, requirements, url
 from provision.cli.run_options import run_options
-from provision.image import asking, build, folder, labels, render, store
-from provision.image import run as running
-from provision.image import verify as verifying
+from provision.containers import container_engine, image_names
+from provision.image import build, folder, job, labels, render, request, store, verification
 from provision.image.recipe import LABEL
-from provision.launch.run import RunOptions
+from provision.launch.program import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.sandbox import bases, engine
 from provision.survey import collect, installed
 
 app = App(
@@ -50,7 +48,7 @@ def subject(
     cuda: Cuda = None,
     cpu: Cpu = None,
     base: Base = None,
-) -> asking.Subject:
+) -> request.Subject:
     """What the image is to be of. Raises UsageError for what contradicts itself."""
     of_hosts = hosts is not None or facts_file is not None
     if of_hosts and (system or cuda):
@@ -58,9 +56,9 @@ def subject(
     if cuda and cpu:
         raise UsageError("--cuda and --cpu exclude each other", hint="leave one of them out")
     if base is not None:
-        bases.checked(base)
+        image_names.checked(base)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
-    return asking.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
+    return request.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
 
 
 def _check_format(kind: str | None) -> None:
@@ -78,7 +76,7 @@ def _check_format(kind: str | None) -> None:
 
 
 @app.command("render")
-@also(subject=subject, options=wishes, passwords=passwords)
+@also(subject=subject, options=requirements, passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -88,7 +86,7 @@ def render_(
     buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
     kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
-    subject: asking.Subject,
+    subject: request.Subject,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
@@ -101,10 +99,10 @@ def render_(
             "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
         )
     if matrix:
-        made = asking.everything(options)
+        made = request.everything(options)
     else:
         with progress.make() as shown:
-            made, problems = asking.targets_of(subject, options, shown, passwords)
+            made, problems = request.targets_of(subject, options, shown, passwords)
         model.show_problems(problems, terminal.err())
     contexts = {each.target.name: render.context(each.target, each.engine, locked=each.locked) for each in made}
     if out is None:
@@ -117,7 +115,7 @@ def render_(
 
 
 @app.command("build")
-@also(subject=subject, options=wishes, passwords=passwords)
+@also(subject=subject, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
@@ -125,14 +123,14 @@ def build_(
     mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Take the distribution's packages from here.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
     *,
-    subject: asking.Subject,
+    subject: request.Subject,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
     wanted = build.checked_tag(tag) if tag else None
     with progress.make() as shown:
-        made, problems = asking.targets_of(subject, options, shown, passwords)
+        made, problems = request.targets_of(subject, options, shown, passwords)
     model.show_problems(problems, terminal.err())
     if wanted and len(made) > 1:
         raise UsageError(f"these hosts need {len(made)} images: --tag names one", hint="leave --tag out, or choose hosts: --limit")
@@ -153,7 +151,7 @@ def verify_(
 ) -> None:
     """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
     with progress.make() as shown:
-        verdict = verifying.verify(image, hosts, SmokeOptions(data=data), shown)
+        verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
         terminal.document(verdict.as_dict())
     else:
@@ -210,8 +208,8 @@ def run_(
     inventory = inventory_of(hosts, limit)
     training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
-        wanted = running.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
-        ended = running.run(inventory, image, wanted, shown, passwords)
+        wanted = job.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
+        ended = job.run(inventory, image, wanted, shown, passwords)
     console = terminal.out()
     if ended.summary:
         console.say(ended.summary)
@@ -230,7 +228,7 @@ def manifest() -> None:
 @app.command("ls")
 def ls(json_: Json = False) -> None:
     """The images that were made here: what they hold, and whether they are proven."""
-    client = engine.connect()
+    client = container_engine.connect()
     try:
         found = store.listed(client)
     finally:
@@ -262,7 +260,7 @@ def ls(json_: Json = False) -> None:
 @app.command("rm")
 def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
     """Take images off this machine; only those that provision made."""
-    client = engine.connect()
+    client = container_engine.connect()
     try:
         for name in images:
             store.remove(client, name)
@@ -277,7 +275,7 @@ def push(
     unproven: Annotated[bool, typer.Option("--unproven", help="Push it although it was not verified.")] = False,
 ) -> None:
     """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
-    client = engine.connect()
+    client = container_engine.connect()
     try:
         digest = store.push(client, image, unproven=unproven)
     finally:
@@ -296,7 +294,7 @@ def diff(
 ) -> None:
     """Where hosts, by what is installed there, and an image differ."""
     inventory = inventory_of(hosts, limit)
-    client = engine.connect()
+    client = container_engine.connect()
     try:
         told = store.get(client, image)
     finally:

@@ -16,10 +16,9 @@ from typer.core import TyperGroup
 from provision import __version__, sandbox
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError, told
+from provision.cli import doctor, image
 from provision.cli.bench import bench
-from provision.cli.doctor import app as doctor_app
 from provision.cli.help import App
-from provision.cli.image import app as image_app
 from provision.cli.options import (
     AptMirror,
     Cpu,
@@ -34,20 +33,19 @@ from provision.cli.options import (
     also,
     inventory_of,
     passwords,
+    requirements,
     url,
-    wishes,
 )
 from provision.cli.run_options import HostOptions, run_options
 from provision.commands import lifecycle, planning
 from provision.install import installer, removal
-from provision.launch import build_check, target_hosts
-from provision.launch import run as launching
+from provision.launch import build_check, program, target_hosts
 from provision.plan import decided, summary
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.survey import collect, given_facts
+from provision.survey import collect, saved_facts
 
 _Result = TypeVar("_Result")
 
@@ -71,8 +69,8 @@ app = App(
 )
 sandbox_app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
 app.add_typer(sandbox_app, name="sandbox")
-app.add_typer(doctor_app, name="doctor")
-app.add_typer(image_app, name="image")
+app.add_typer(doctor.app, name="doctor")
+app.add_typer(image.app, name="image")
 app.command()(bench)
 
 
@@ -87,7 +85,7 @@ def _root(
 
 
 @app.command()
-@also(options=wishes, passwords=passwords)
+@also(options=requirements, passwords=passwords)
 def up(
     hosts: Hosts,
     limit: Limit = None,
@@ -113,6 +111,9 @@ def up(
     passwords: Mapping[str, str],
 ) -> None:
     """The main job: survey, plan, install, and a training run over all hosts that proves it."""
+    if first_step == "cmake":
+        terminal.say("--from cmake is deprecated: cmake is installed by the step python; use --from python")
+        first_step = "python"
     installer.steps(first_step)  # a step that does not exist is said before anything is done
     mirror = url("--apt-mirror", apt_mirror)
     options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu)
@@ -149,7 +150,7 @@ def survey(
 
 
 @app.command()
-@also(options=wishes, passwords=passwords)
+@also(options=requirements, passwords=passwords)
 def plan(
     hosts: HostsOrNot = None,
     limit: Limit = None,
@@ -170,7 +171,7 @@ def plan(
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found, problems = given_facts.read(facts_file, inventory, limit)
+        inventory, found, problems = saved_facts.read(facts_file, inventory, limit)
         model.show_problems(problems, terminal.err())
     elif inventory is None:
         raise UsageError("nothing to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
@@ -199,7 +200,7 @@ def plan(
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
         raise ProvisionError(
-            f"no plan for {', '.join(absent)}: nothing is known of them", hint="mend what stands above, or leave them out: --limit"
+            f"no plan for {', '.join(absent)}: nothing is known of them", hint="fix what stands above, or leave them out: --limit"
         )
 
 
@@ -228,7 +229,7 @@ def smoke(
 def run(
     *,
     asked: HostOptions,
-    options: launching.RunOptions,
+    options: program.RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
@@ -259,12 +260,12 @@ def run(
     if not options.command:
         raise UsageError("no program to launch", hint="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
-        code = launching.run(inventory, options, shown, passwords)
+        code = program.run(inventory, options, shown, passwords)
     raise typer.Exit(code)
 
 
 @app.command()
-@also(options=wishes, passwords=passwords)
+@also(options=requirements, passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],

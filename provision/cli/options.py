@@ -55,7 +55,7 @@ AptMirror = Annotated[
 Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
 
 
-def wishes(
+def requirements(
     torch: Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
     torch_index: Annotated[str | None, typer.Option(help="A package index to take PyTorch from.", metavar="URL")] = None,
     index_url: Annotated[str | None, typer.Option(help="A package index for everything else.", metavar="URL")] = None,
@@ -89,7 +89,7 @@ def wishes(
     ] = None,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Resolve anew instead of keeping to provision.lock, and show what differs.")
+        bool, typer.Option("--upgrade", help="Resolve again instead of keeping to provision.lock, and show what differs.")
     ] = False,
 ) -> Options:
     """What the plan is to take into account. Raises UsageError for what cannot be meant."""
@@ -150,9 +150,9 @@ def inventory_of(hosts: str, limit: str | None) -> Inventory:
 
 
 def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
-    """Give a command the options of other functions: ``@also(options=wishes)`` calls ``wishes`` with its own and passes on what it returns.
+    """Give a command the options of other functions: ``@also(options=requirements)`` calls ``requirements`` with its own.
 
-    The command takes that as the keyword argument ``options``.
+    The command takes what it returns as the keyword argument ``options``.
     """
 
     def decorate(command: _Command) -> _Command:

@@ -16,10 +16,10 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import one_of
-from provision.launch import forwarded, horovod_config
+from provision.launch import forwarded_variables, horovod_config
 from provision.launch.jobs import Elastic
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
-from provision.launch.run import RunOptions
+from provision.launch.program import RunOptions
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _launcher(given: SimpleNamespace, configured: str | None, elastic: Elastic |
         what = f"--python {given.python}: this is no absolute path"
         raise UsageError(what, hint="write it as it is on every host: /path/to/bin/python")
     if given.python is not None and chosen == "mpi":
-        raise UsageError("--python: mpirun would have to be found beside it", hint="use our own launcher: --launcher own")
+        raise UsageError("--python: mpirun would have to be found next to it", hint="use our own launcher: --launcher own")
     if elastic is not None and chosen == "mpi":
         made_so = {"--min-np": given.min_np, "--max-np": given.max_np, "--host-discovery-script": given.host_discovery_script}
         names = " and ".join(name for name, value in made_so.items() if value is not None)
@@ -115,7 +115,7 @@ def _environment(given: SimpleNamespace, config: horovod_config.Config) -> dict[
             asked_for[option.horovod] = horovod_config.as_text(option, typed, option.names[0])
         elif option.engine:
             asked_for[option.engine] = str(int(value) if option.kind is bool else value)
-    inherited = forwarded.chosen(os.environ, given.env)
+    inherited = forwarded_variables.chosen(os.environ, given.env)
     if given.network_interfaces:
         inherited.pop("COLLECTIVE_NETWORK", None)
         inherited.pop("HOROVOD_GLOO_IFACE", None)

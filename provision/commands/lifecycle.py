@@ -22,8 +22,7 @@ from provision.install.bundle.gather import Places, gather
 from provision.install.installer import Sources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
-from provision.plan import decided, lock_file
-from provision.plan import lock as locking
+from provision.plan import cluster_lock, decided, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
@@ -124,7 +123,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
 
 _WITHOUT_RECORD = (
     "--from {step}: earlier steps were left out, so it is not written down that these hosts hold the plan, neither there nor in "
-    f"{locking.NAME}; a run without --from looks at all steps and does that"
+    f"{cluster_lock.NAME}; a run without --from looks at all steps and does that"
 )
 
 
@@ -164,14 +163,14 @@ def _make_ready(
                 foretell(host, result, rewritten=rewritten, drifted=bool(found.get("drift")))
     report.notes += done.stand_ins
     for name, packages in done.unlocked.items():
-        said = f"{locking.NAME} did not know {', '.join(packages)}"
+        said = f"{cluster_lock.NAME} did not know {', '.join(packages)}"
         report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")
     return done.files
 
 
 def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], report: Report) -> None:
     try:
-        lock_file.write(inventory, locking.of_plan(plan, files, decided.for_all(inventory), inventory))
+        lock_file.write(inventory, cluster_lock.of_plan(plan, files, decided.for_all(inventory), inventory))
     except OSError as error:
         report.notes.append(f"provision.lock could not be written: {error}")
 

@@ -11,11 +11,10 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.install.artifacts import Given, with_checksums
 from provision.install.installer import Sources
 from provision.inventory import Host, Inventory
-from provision.plan import decided, lock_file
-from provision.plan import lock as locking
+from provision.plan import cluster_lock, decided, lock_file
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan, Remedy
-from provision.plan.options import Options, wishes_of
-from provision.resolve import HostWishes, resolve
+from provision.plan.options import Options, requirements_of
+from provision.resolve import HostRequirements, resolve
 from provision.survey import collect, installed
 
 
@@ -27,14 +26,14 @@ def index_asked(options: Options) -> Literal["new", "all"] | None:
 
 
 def _index_counts(facts: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
-    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for anew."""
+    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for again."""
     offered: dict[str, list[str]] = {} if options.index_url else facts.get("wheel_candidates") or {}
     keeps = bool(facts.get("installed")) and not options.upgrade
     return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
 
 
 def make_plan(
-    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None = None
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: cluster_lock.Lock | None = None
 ) -> tuple[Plan, Sources]:
     """The plan for the hosts in ``known`` (their facts), and where its parts come from.
 
@@ -48,61 +47,61 @@ def make_plan(
 
 
 def _make_plan(
-    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: locking.Lock | None
+    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: cluster_lock.Lock | None
 ) -> tuple[Plan, Sources]:
     known = {name: {**each, "wheel_candidates": _index_counts(each, options)} for name, each in known.items()}
     source = engine_source.pack()
-    wishes = wishes_of(options, source)
+    requirements = requirements_of(options, source)
     asked_before = {option for host in installed.plans(known) for option in host.engine.options}  # of one host, all: they work together
     if options.horovod_names is None and HOROVOD_NAMES in asked_before:
-        wishes = replace(wishes, horovod_names=True)
+        requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in asked_before:
-        wishes = replace(wishes, cpu=True)
+        requirements = replace(requirements, cpu=True)
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
-    asked = {host.name: _host_wishes(host, known[host.name]) for host in inventory.hosts if host.name in known}
+    asked = {host.name: _host_requirements(host, known[host.name]) for host in inventory.hosts if host.name in known}
     kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
     if kept is None:
-        return resolve(known, wishes, asked), sources
-    filled = locking.fill_in(wishes, kept)
+        return resolve(known, requirements, asked), sources
+    filled = cluster_lock.fill_in(requirements, kept)
     builds = kept.builds(asked)
     plan = resolve(known, filled, {name: replace(each, builds=builds[name]) for name, each in asked.items()})
     name = kept.kept_to
     if plan.conflicts:
         limited = bool(decided.left_out(inventory))
-        return _without_lock(plan, resolve(known, wishes, asked), name, limited=limited), sources
-    plan = locking.applied(plan, kept)
-    differ = (f"{name} is {line}: all of these hosts get one, resolved anew" for line in decided.mixed(kept))
+        return _without_lock(plan, resolve(known, requirements, asked), name, limited=limited), sources
+    plan = cluster_lock.applied(plan, kept)
+    differ = (f"{name} is {line}: all of these hosts get one, resolved again" for line in decided.mixed(kept))
     plan = replace(plan, notes=(*plan.notes, *differ))
     if name == decided.LAST_RUN:
         plan = replace(plan, notes=(*plan.notes, f"versions are {name}, so that these hosts fit those that --limit leaves out"))
-    if wishes.torch and not filled.torch:
+    if requirements.torch and not filled.torch:
         plan = replace(plan, notes=(*plan.notes, f"PyTorch is left out, to keep to {name}: --torch VERSION or --upgrade brings it"))
-    if filled.torch_index and not wishes.torch_index:
+    if filled.torch_index and not requirements.torch_index:
         said = f"to keep to {name}; where it needs a login, give it again: --torch-index"
         plan = replace(plan, notes=(*plan.notes, f"PyTorch comes from {filled.torch_index}, {said}"))
     if locked is None or not locked.environments:
         return plan, sources
-    new = locking.unknown_environments(plan, locked)
-    notes = (f"{locking.NAME} has no files for {line}: they come as the index has them" for line in new)
-    return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=locking.files_for(plan, locked))
+    new = cluster_lock.unknown_environments(plan, locked)
+    notes = (f"{cluster_lock.NAME} has no files for {line}: they come as the index has them" for line in new)
+    return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=cluster_lock.files_for(plan, locked))
 
 
-def _host_wishes(host: Host, found: Mapping[str, Any]) -> HostWishes:
-    return HostWishes(host.slots, collect.prefix_of(host, found), host.interface)
+def _host_requirements(host: Host, found: Mapping[str, Any]) -> HostRequirements:
+    return HostRequirements(host.slots, collect.prefix_of(host, found), host.interface)
 
 
-def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> locking.Lock | None:
+def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> cluster_lock.Lock | None:
     """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
     there = {host.name: host for host in installed.plans(known)}
-    return replace(locking.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
+    return replace(cluster_lock.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
 
 
-def _without_lock(plan: Plan, anew: Plan, name: str, *, limited: bool) -> Plan:
+def _without_lock(plan: Plan, again: Plan, name: str, *, limited: bool) -> Plan:
     """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out."""
-    if anew.conflicts:
-        return anew
-    text = f"--upgrade{' without --limit' if limited else ''}, which resolves anew instead of keeping to {name}"
+    if again.conflicts:
+        return again
+    text = f"--upgrade{' without --limit' if limited else ''}, which resolves again instead of keeping to {name}"
     upgrade = Remedy(text, "options")
     conflicts = [replace(one, remedies=(upgrade, *one.remedies[:1])) for one in plan.conflicts]
     return replace(plan, conflicts=tuple(conflicts))
@@ -121,9 +120,9 @@ def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: 
     try:
         locked = lock_file.read(inventory)
     except UsageError as error:
-        return [f"{error.where}: {error.what}; --upgrade writes it anew"]
+        return [f"{error.where}: {error.what}; --upgrade writes it again"]
     before = locked or _as_installed(inventory, known)
     if before is None or plan.conflicts:
         return []
-    changes = locking.differences(plan, before) or [f"nothing: the plan is {before.kept_to}"]
+    changes = cluster_lock.differences(plan, before) or [f"nothing: the plan is {before.kept_to}"]
     return [f"upgrade: {line}" for line in changes]

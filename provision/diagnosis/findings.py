@@ -1,4 +1,4 @@
-"""What doctor says: one finding is one thing that is wrong, with where it was seen and how to mend it."""
+"""What doctor says: one finding is one thing that is wrong, with where it was seen and how to fix it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def entry(signature: Signature, console: Console, *, live: bool) -> None:
     console.say(signature.title)
     console.say(f"\n{signature.plain}")
     console.say(f"\nCause: {signature.cause}")
-    console.say("\nTo mend it:")
+    console.say("\nTo fix it:")
     for step in signature.fix:
         console.say(f"  {step}")
     if signature.probe:

@@ -113,7 +113,7 @@ def _python(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             "error",
             f"its Python is {newest}; {wanted} or later is needed",
-            "install a newer one beside it and name it: provision_python=/usr/bin/python3.11",
+            "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
         )
 
 
@@ -173,7 +173,7 @@ def _missing_packages(facts: Facts) -> Iterator[str]:
 
 
 def _room(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
-    full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever lies on it
+    full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever is on it
     for place, needed, said, elsewhere in (
         ("prefix", needed_mb, "", " with provision_prefix"),
         ("tmp", NEEDED_TMP_MB, " (temporary files)", " with TMPDIR"),
@@ -226,7 +226,7 @@ def _packages(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             "warning",
             f"packages are half installed: {names}",
-            "it is mended first; by hand: sudo dpkg --configure -a && sudo apt-get -f install",
+            "it is fixed first; by hand: sudo dpkg --configure -a && sudo apt-get -f install",
             id="apt-held-broken",
         )
 

@@ -129,7 +129,7 @@ def with_python(facts: Facts, path: str | None, where: str) -> Facts:
     named = re.search(r"/python(3\.\d+)$", full)
     version = known.get(full) or (named[1] if named else None)
     if version is None:
-        hint = "make the facts anew with this inventory: provision survey HOSTS --json"
+        hint = "make the facts again with this inventory: provision survey HOSTS --json"
         raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, hint=hint)
     return {**facts, "python": {**python, "asked_for": {"path": full, "version": version}}}
 

@@ -23,7 +23,7 @@ _REMEDIES: Mapping[Cause, str] = {
     "nouveau": "keep nouveau off on {host} (`blacklist nouveau` in /etc/modprobe.d, then update-initramfs -u, or dracut -f), install "
     "NVIDIA's driver, and reboot it",
     "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one still runs",
-    "nvml": f"mend the driver on {{host}} until nvidia-smi works there: {_LOOK}, or reboot it",
+    "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_LOOK}, or reboot it",
     "no-devices": f"power {{host}} off and on, or take the driver that its GPUs need: {_LOOK}",
     "silent": f"install the whole driver on {{host}}, with nvidia-smi and libcuda.so.1, until nvidia-smi works there: {_LOOK}",
 }

@@ -155,7 +155,7 @@ class Ranks:
     def all(self):
         """{"rank", "pid", "parent", "starter"} of each; of those that have ended "code", "at" and "orphaned", too.
 
-        The program's own files may lie beside them.
+        The program's own files may lie next to them.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if RANK.match(name))

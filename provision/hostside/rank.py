@@ -1,6 +1,6 @@
 """Runs one rank's program on a host and notes how it ended, whoever launches it. Python 3.6+, standard library only.
 
-mpirun says how a job ended in sentences; the note says it in numbers. It stands in the job's folder, where this file lies, as does the
+mpirun says how a job ended in sentences; the note says it in numbers. It stands in the job's folder, where this file is, as does the
 program (``program.json``): so its words stand on no command line but its own. The rank's number is the launcher's.
 """
 

@@ -60,7 +60,7 @@ class Listener:
     def __init__(self, order):
         self.key = bytes.fromhex(order["key"])
         self.me = order["me"].encode()
-        self.patience = order["flow_seconds"]
+        self.timeout = order["flow_seconds"]
         self.one_flow = threading.Lock()  # in or out: what fills a slow way out delays the receipts of what comes in
         self.last = FLOW if order["flow_seconds"] else CALL  # what each of the others calls for in the end
         self.awaited = {who(peer["name"]) for peer in order["peers"]}
@@ -113,7 +113,7 @@ class Listener:
 
     def wait(self, deadline):
         """Until everyone has called, or the deadline; who has called by then has time for its measurement."""
-        while time.monotonic() < deadline + self.patience:
+        while time.monotonic() < deadline + self.timeout:
             if all(time.monotonic() > deadline and not self.up[name].is_set() for name in self.awaited.copy()):
                 return
             time.sleep(0.05)
@@ -121,7 +121,7 @@ class Listener:
     def take_flow(self, link, challenge):
         with self.one_flow:
             link.sendall(proof(self.key, challenge, b"answer", self.me))
-            link.settimeout(self.patience)
+            link.settimeout(self.timeout)
             receive(link, len(READY))
             link.settimeout(LOGIN_S)
             count, began = 0, None

@@ -7,7 +7,7 @@ between two marker lines:
 
 Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
     record     the record to go by (see playbooks/module_utils/host_record.py); ~ is the user's home
-    prefix     the folder that the record lies in; what it says provision makes there goes as a whole. Empty: there is none
+    prefix     the folder that the record is in; what it says provision makes there goes as a whole. Empty: there is none
     dry_run    change nothing; "removed" is then what would go
 """
 

@@ -5,7 +5,7 @@
 
 Every rank trains on its share of the images, starts from rank 0's parameters and averages its gradients with the others after each
 batch. The job says at the end whether all of that happened: who took part, whether the parameters are the same bits on every rank,
-what test accuracy was reached, and how fast it was beside one rank alone.
+what test accuracy was reached, and how fast it was next to one rank alone.
 
 Exit codes: 0 parameters identical and accuracy at or above --bar · 1 not so, or something failed · 2 wrong usage or data.
 This file is self-contained and downloads nothing; it needs torch and collective_core, Python 3.8 or newer.

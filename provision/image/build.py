@@ -26,21 +26,20 @@ import docker.errors
 from docker import DockerClient
 
 from provision import catalog
-from provision.base import downloads, paths, signals
+from provision.base import aptsources, downloads, paths, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.diagnosis.logs.reading import explain
+from provision.containers import container_engine, controller_settings, image_names
+from provision.containers.controller_settings import Settings
+from provision.diagnosis.logs.explanation import explain
 from provision.image import labels
-from provision.image.asking import Asked
 from provision.image.output import BuildOutput
 from provision.image.recipe import recipe
 from provision.image.render import APT_SECRETS, File, context
+from provision.image.request import Asked
 from provision.install import artifacts
 from provision.install.bundle import wheels
 from provision.plan.options import Options
-from provision.sandbox import aptsources, bases, engine, hostfiles
-from provision.sandbox import settings as controller
-from provision.sandbox.settings import Settings
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 _LAST = 12  # lines of an error
@@ -69,17 +68,17 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
         ProvisionError: no engine, no BuildKit, no base, no wheel, a step that failed (with its last lines), a full disk.
     """
     began = time.monotonic()
-    settings = controller.read(os.environ, prefix=Path(sys.prefix))
+    settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     host = asked.target.host
     artifacts.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
-    client = engine.connect()
+    client = container_engine.connect()
     named = False
     try:
         command = buildkit()
         _refuse_other_processor(client, host.arch)
         with (
             signals.also_when_ended(),
-            engine.explained(f"building {tag}"),
+            container_engine.explained(f"building {tag}"),
             _log(asked.target.name) as (log, path),
             BuildOutput(log) as output,
             tempfile.TemporaryDirectory(prefix="provision-build-", ignore_cleanup_errors=True) as work,
@@ -130,7 +129,7 @@ def checked_tag(tag: str) -> str:
     """A name for an image, ``NAME:TAG`` (``:latest`` where there is none). Raises UsageError."""
     if "@" in tag:
         raise UsageError(f"'{tag}': an image that is made now cannot be named by a digest.", hint="Name it like mine:1.")
-    return bases.checked(tag)
+    return image_names.checked(tag)
 
 
 def _have_base(client: DockerClient, reference: str, output: BuildOutput) -> None:
@@ -239,7 +238,7 @@ def _reach(settings: Settings, asked: Asked, mirror: str | None, folder: Path) -
 def _apt(settings: Settings, asked: Asked, sources: str) -> dict[str, str]:
     """Secret → its text: apt's options, and the files that they name."""
     own_sources, certificates = (f"/run/secrets/{name}" for name in APT_SECRETS)
-    options, files = hostfiles.apt_conf(settings), {}
+    options, files = controller_settings.apt_conf(settings), {}
     if sources:
         options += f'Dir::Etc::sourcelist "{own_sources}";\n'
         nccl = asked.target.host.nccl
@@ -317,7 +316,7 @@ def _failure(said: Sequence[str], output: BuildOutput, log: Path) -> ProvisionEr
     lines = output.tail(output.failed) if output.failed else list(said)
     text = "\n".join([*lines, *said])
     if "no space left on device" in text.lower():
-        return engine.explain(docker.errors.APIError("no space left on device"), output.step)
+        return container_engine.explain(docker.errors.APIError("no space left on device"), output.step)
     known = explain(text, output.failed)
     advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
     what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"

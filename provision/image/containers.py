@@ -21,8 +21,8 @@ from docker.types import DeviceRequest
 from provision import catalog
 from provision.base import paths, signals
 from provision.base.errors import ProvisionError
+from provision.containers import ssh_keys
 from provision.image import mesh
-from provision.sandbox import keys
 
 LABEL = "org.provision.verify"  # its value is the process that runs them
 START_S = 60.0
@@ -54,9 +54,9 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
         with signals.held_back():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
-        controller = keys.make_pair(folder / "id_ed25519", "provision image verify")
-        theirs = {name: keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
-        own = {name: keys.make_pair(folder / f"{name}_host", name) for name in names}
+        controller = ssh_keys.make_pair(folder / "id_ed25519", "provision image verify")
+        theirs = {name: ssh_keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
+        own = {name: ssh_keys.make_pair(folder / f"{name}_host", name) for name in names}
         nodes = []
         for name in names:
             files = {

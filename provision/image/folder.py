@@ -13,7 +13,7 @@ from provision.image.render import RECORD, File
 
 
 def write(folder: Path, files: Mapping[str, File]) -> None:
-    """Lay the files into ``folder``, and a record (path → SHA-256) beside them, so that the next time they may be replaced or removed.
+    """Lay the files into ``folder``, and a record (path → SHA-256) next to them, so that the next time they may be replaced or removed.
 
     The record comes first, with what a file was and what it becomes: cut off at any moment, the folder is still known to be ours.
 

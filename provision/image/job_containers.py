@@ -18,6 +18,7 @@ from typing import Any
 from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError
+from provision.containers import ssh_keys
 from provision.image import mesh, remote_engines
 from provision.image.labels import Told
 from provision.image.remote_engines import Engine
@@ -25,7 +26,6 @@ from provision.inventory import Inventory
 from provision.plan.model import Plan
 from provision.remote.session import Session
 from provision.resolve import network
-from provision.sandbox import keys
 from provision.survey import installed
 
 START_S = 120.0
@@ -92,7 +92,7 @@ def up(
                 **({mesh.KEY: private[""]} if number == 0 else {}),
             }
             given[host] = mesh.archive(files)
-        answers = remote_engines.on_engines(session, scripts, stdin=given, patience=START_S)
+        answers = remote_engines.on_engines(session, scripts, stdin=given, timeout=START_S)
         ports, holdings = {}, {}
         for host, answer in answers.items():
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
@@ -118,7 +118,7 @@ def _keys(hosts: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         public, private = {}, {}
         for number, host in enumerate(["", *hosts]):
             file = Path(folder) / str(number)
-            public[host] = keys.make_pair(file, f"provision {host or 'run'}")
+            public[host] = ssh_keys.make_pair(file, f"provision {host or 'run'}")
             private[host] = file.read_text(encoding="utf-8")
         return private, public
 

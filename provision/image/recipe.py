@@ -120,7 +120,7 @@ def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(for the finished image, for where things are built), as the package manager is asked for them."""
     known, family = catalog.load("images"), host.family
     wanted = [*catalog.load("system_packages")[family], *known["packages"][family]]
-    own = host.python.packages  # of a Python beside the distribution's first one
+    own = host.python.packages  # of a Python next to the distribution's first one
     wanted += own or (known["interpreter"][family],)
     wanted.append(known["venv"][family].format(python=minor(host.python.version) if own else "3"))
     if host.openmpi.source == "distribution":

@@ -17,11 +17,11 @@ import docker.errors
 
 from provision.base import signals
 from provision.base.errors import ProvisionError
+from provision.containers import container_engine
 from provision.image import archive, labels
 from provision.image.archive import Archive
 from provision.remote import shell
 from provision.remote.session import Session
-from provision.sandbox import engine as own_engine
 from provision.survey import collect
 
 LABEL = "org.provision.run"  # of containers: the run that they belong to
@@ -80,12 +80,12 @@ def on_engines(
     scripts: Mapping[str, tuple[Engine, str]],
     *,
     stdin: shell.Input = b"",
-    patience: float = shell.PATIENCE_S,
+    timeout: float = shell.TIMEOUT_S,
 ) -> dict[str, shell.Answer]:
     """Scripts in which ``docker`` is each host's own way to call it. Raises Interrupted after Ctrl-C."""
     if not scripts:
         return {}
-    return shell.ask(session, {name: _calling(*each) for name, each in scripts.items()}, stdin=stdin, patience=patience)
+    return shell.ask(session, {name: _calling(*each) for name, each in scripts.items()}, stdin=stdin, timeout=timeout)
 
 
 def remove(session: Session, engines: Mapping[str, Engine], scripts: Mapping[str, Sequence[str]]) -> None:
@@ -95,7 +95,7 @@ def remove(session: Session, engines: Mapping[str, Engine], scripts: Mapping[str
         return
     # Each line counts for itself: one that fails does not keep the next ones from being tried.
     every = {name: "code=0\n" + "".join(f"{line} || code=1\n" for line in lines) + "exit $code" for name, lines in wanted.items()}
-    answers = shell.tidy(session, {name: _calling(engines[name], script) for name, script in every.items()}, patience=_REMOVE_S)
+    answers = shell.tidy(session, {name: _calling(engines[name], script) for name, script in every.items()}, timeout=_REMOVE_S)
     for name, answer in answers.items():
         if answer.code != 0:
             session.locks_left = True  # the note of this run stays, and the next one sweeps
@@ -149,11 +149,11 @@ def source(name: str) -> Source:
         labels.read(name, held.attributes)
         return Source(name, held.attributes, file=held)
     try:
-        client = own_engine.connect()
+        client = container_engine.connect()
     except ProvisionError:
         return Source(name)  # the hosts have engines; this machine needs none for pulling
     try:
-        with own_engine.explained(f"looking at {name}"):
+        with container_engine.explained(f"looking at {name}"):
             attributes = client.images.get(name).attrs
     except ProvisionError as refused:
         if isinstance(refused.__cause__, docker.errors.ImageNotFound):
@@ -222,7 +222,7 @@ def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
     names, reference = list(engines), wanted.digest if own and wanted.digest else wanted.name
     pulled: list[str] = []
     for some in [names] if "@" in reference else [names[:1], names[1:]]:
-        answers = on_engines(session, {name: (engines[name], _pulling(reference, ours)) for name in some}, patience=_COPY_S)
+        answers = on_engines(session, {name: (engines[name], _pulling(reference, ours)) for name in some}, timeout=_COPY_S)
         for name, answer in answers.items():
             if answer.code == 0:
                 pulled.append(name)
@@ -268,7 +268,7 @@ def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
             held.write(pipe, ours)
 
         scripts = {name: (engine, "docker load -q") for name, engine in engines.items()}
-        for name, answer in on_engines(session, scripts, stdin=write, patience=_COPY_S).items():
+        for name, answer in on_engines(session, scripts, stdin=write, timeout=_COPY_S).items():
             if answer.code != 0:
                 raise ProvisionError(f"it did not take the image: {answer.complaint}", where=name)
     finally:
@@ -277,9 +277,9 @@ def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
 
 def _save(wanted: Source, path: Path, session: Session) -> Path:
     session.progress.line(f"saving {wanted.name}")
-    client = own_engine.connect()
+    client = container_engine.connect()
     try:
-        with own_engine.explained(f"saving {wanted.name} to {path}"), path.open("wb") as file:
+        with container_engine.explained(f"saving {wanted.name} to {path}"), path.open("wb") as file:
             for chunk in client.images.get(str((wanted.attributes or {})["Id"])).save():
                 file.write(chunk)
     finally:

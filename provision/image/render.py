@@ -17,7 +17,7 @@ from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
 from provision.plan.model import without_credentials
 
-RECORD = ".provision-context.json"  # what `folder` keeps beside the files
+RECORD = ".provision-context.json"  # what `folder` keeps next to the files
 APT_CONF = "/etc/apt/apt.conf.d/99provision-build"  # where the secret `apt` is while packages are installed
 APT_SECRETS = ("sources", "certificates")  # below /run/secrets, for the settings in it
 

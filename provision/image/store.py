@@ -15,7 +15,6 @@ from provision.image import labels
 from provision.image.labels import Told
 from provision.image.recipe import LABEL, versions
 from provision.plan.model import HostPlan
-from provision.sandbox import engine
 
 # What must be the same on hosts and in images; what only builds is on hosts alone.
 _COMPARED = {"arch", "prefix", "python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "engine", "engine.sha256"}
@@ -25,7 +24,7 @@ _NOTHING = "nothing"
 
 def listed(client: DockerClient) -> list[Told]:
     """All images of ours that have a name, by it."""
-    with engine.explained("looking at the images"):
+    with client.explained("looking at the images"):
         found = []
         for each in client.api.images(filters={"label": LABEL}):
             with contextlib.suppress(docker.errors.ImageNotFound):  # gone since it was listed
@@ -36,7 +35,7 @@ def listed(client: DockerClient) -> list[Told]:
 
 def get(client: DockerClient, name: str) -> Told:
     """An image of ours by its name. Raises UsageError where there is none."""
-    with engine.explained(f"looking at {name}"):
+    with client.explained(f"looking at {name}"):
         try:
             return labels.read(name, client.images.get(name).attrs)
         except docker.errors.ImageNotFound as error:
@@ -46,7 +45,7 @@ def get(client: DockerClient, name: str) -> Told:
 def remove(client: DockerClient, name: str) -> None:
     """Take an image's name off, and the image with its last one. One that a container runs stays, and is said."""
     get(client, name)
-    with engine.explained(f"removing {name}"):
+    with client.explained(f"removing {name}"):
         try:
             client.images.remove(name)
         except docker.errors.APIError as failure:
@@ -70,7 +69,7 @@ def push(client: DockerClient, name: str, *, unproven: bool) -> str:
     repository, tag = labels.parted(name)
     digest = ""
     shown: dict[str, str] = {}
-    with engine.explained(f"pushing {name}"):
+    with client.explained(f"pushing {name}"):
         for entry in client.api.push(repository, tag, stream=True, decode=True):
             if "error" in entry:
                 hint = "see that the registry can be reached, and log in: docker login"

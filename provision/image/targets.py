@@ -15,7 +15,7 @@ from provision.base.versions import minor
 from provision.image import bases
 from provision.image.bases import Base
 from provision.plan.model import HostPlan, Plan
-from provision.plan.requirements import DEFAULT_PREFIX, Wishes
+from provision.plan.requirements import DEFAULT_PREFIX, Requirements
 from provision.resolve import resolve
 from provision.resolve.machine import machine
 
@@ -36,7 +36,7 @@ class Target:
         return self.base.name
 
 
-def of_system(system: str, cuda: str | None, wishes: Wishes, *, given: str | None = None) -> Target:
+def of_system(system: str, cuda: str | None, requirements: Requirements, *, given: str | None = None) -> Target:
     """An image of ``ubuntu 22.04``, for the CUDA ``12.4`` or None.
 
     Raises:
@@ -46,7 +46,7 @@ def of_system(system: str, cuda: str | None, wishes: Wishes, *, given: str | Non
     if cuda is not None and given is None:
         bases.for_cuda(system, cuda)  # what does not exist is said before anything is planned for it
     known = _invented(system, cuda)
-    plan = resolve({_INVENTED: known}, wishes, {})
+    plan = resolve({_INVENTED: known}, requirements, {})
     if plan.conflicts:
         first = plan.conflicts[0]
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]

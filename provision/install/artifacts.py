@@ -78,7 +78,7 @@ def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict
     """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
 
     Files of the user's go by their names in `Given`; ``openmpi_sources`` and ``nccl_sources`` are tarballs that were fetched. Finished
-    builds that are kept here are laid beside them, for `builds.adopt`: where there are all of them, nothing is fetched.
+    builds that are kept here are laid next to them, for `builds.adopt`: where there are all of them, nothing is fetched.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
         return None
     if folder is None or not (folder / torch.file).is_file():
         what = f"the plan takes PyTorch {torch.version} from {torch.file} (SHA-256 {torch.sha256}), which an earlier run was given"
-        hint = "give the folder that holds it: --wheels DIR, or resolve everything anew: --upgrade"
+        hint = "give the folder that holds it: --wheels DIR, or resolve everything again: --upgrade"
         raise ProvisionError(what, where=host.name, hint=hint)
     return folder / torch.file
 

@@ -1,6 +1,6 @@
 """What one host builds and the others of its kind get: made once per distribution and architecture, and kept on the controller.
 
-A build is named by everything that it depends on. Beside its file lies its checksum; a file that does not match is as good as none.
+A build is named by everything that it depends on. Next to its file is its checksum; a file that does not match is as good as none.
 """
 
 from __future__ import annotations

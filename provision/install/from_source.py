@@ -29,11 +29,11 @@ class Recipe:
     Attributes:
         kind: its builds; the kind's name is the component's.
         title: how people call it.
-        home: where it lies on a host.
+        home: where it is on a host.
         option: gives a tarball of the user's.
         instead: what else they can do where the tarball cannot be had.
         catalogue: the file whose ``tarball`` says the words for make.
-        depends: what a build depends on besides the sources, the system, where it lies and the words that it is built with.
+        depends: what a build depends on besides the sources, the system, where it is and the words that it is built with.
     """
 
     kind: builds.Kind
@@ -96,7 +96,7 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
         return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
     if wanted.url is None or wanted.sha256 is None:
         file = f"the plan takes {what} from {wanted.package}, of which it knows no address"
-        raise ProvisionError(file, where=host.name, hint=f"give the file: {recipe.option} FILE, or resolve everything anew: --upgrade")
+        raise ProvisionError(file, where=host.name, hint=f"give the file: {recipe.option} FILE, or resolve everything again: --upgrade")
     hint = f"fetch it elsewhere and give the file: {recipe.option} FILE, or {recipe.instead}"
     return downloads.fetch(wanted.url, wanted.sha256, what=what, hint=hint, say=say)
 

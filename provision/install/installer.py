@@ -13,18 +13,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from provision import __version__, catalog
-from provision.base import resources
+from provision.base import aptsources, resources
 from provision.base.engine_source import EngineSource, pack_horovod_names
 from provision.base.errors import UsageError
 from provision.install import artifacts, builds, from_source
 from provision.install.bundle.archive import Bundle
-from provision.install.members import Member, cluster_id, members, networks, remembered
+from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
 from provision.inventory import Inventory
 from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline
 from provision.remote.session import Session
-from provision.sandbox import aptsources
 
 # In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
 ROLES = (
@@ -70,7 +69,7 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
     """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
     host = plan.hosts[name].as_dict()
     for component in (host[name] for name in COMPONENTS if host[name] is not None):
-        component["why"], component["rejected"] = [], []  # reasons may be worded anew every time; they are in the run's plan
+        component["why"], component["rejected"] = [], []  # reasons may be worded again every time; they are in the run's plan
         component.pop("builders", None)  # not what this host holds
     host["hwloc"] = None  # taken off, not put there
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}

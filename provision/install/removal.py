@@ -1,4 +1,4 @@
-"""Takes off the hosts what earlier runs put there, by the record that lies on each of them. First a look, then, if wanted, the removal."""
+"""Takes off the hosts what earlier runs put there, by the record that is on each of them. First a look, then, if wanted, the removal."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.left += said["left"]
         if said["error"]:
             found.state, found.error = "failed", said["error"]
-            found.hint = "mend it, then run the same command again: what is gone stays gone"
+            found.hint = "fix it, then run the same command again: what is gone stays gone"
         elif not said["nothing"] and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
     if not answers and refusal is None:
@@ -109,13 +109,13 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
 
 
 def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_run: bool) -> None:
-    """Name what lies under other prefixes than the one that was looked at: as an error where it is there for lack of root.
+    """Name what is under other prefixes than the one that was looked at: as an error where it is there for lack of root.
 
     Args:
         seen: the host's survey.
     """
     for prefix in seen["installed"]["elsewhere"] if removal.error is None else ():
-        # Beside an installation of the user's own, one of root's is somebody else's.
+        # Next to an installation of the user's own, one of root's is somebody else's.
         is_ours = host.prefix is None and not seen["installed"].get("manifest")
         if is_ours and not seen["user"]["can_become"]:
             removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"

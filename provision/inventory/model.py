@@ -101,7 +101,7 @@ class Inventory:
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative to where they stand, when it lies below."""
+    """A path as the user would type it: relative to where they stand, when it is below."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:

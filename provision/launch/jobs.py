@@ -21,7 +21,7 @@ _LIMIT = (
     "from importlib.util import find_spec; from runpy import run_path; "
     "run_path(find_spec('collective_core').submodule_search_locations[0] + '/cores.py', run_name='__main__')"
 )
-#: What mpirun and its daemons leave behind when they are killed lies in the job's folders; the daemons carry the run's mark.
+#: What mpirun and its daemons leave behind when they are killed is in the job's folders; the daemons carry the run's mark.
 _PRIVATE_MPI = (
     *("--mca", "orte_tmpdir_base", "{job}"),
     *("--mca", "btl_vader_backing_directory", "{shm}"),
@@ -171,7 +171,7 @@ def mpi_job(
         as_root=where.as_root,
         binding=binding,
         more=[*_PRIVATE_MPI, *more],
-        oversubscribe=True,  # the inventory's slots are a wish; more of them than cores is slow, not wrong
+        oversubscribe=True,  # the inventory's slots are a requirement; more of them than cores is slow, not wrong
     )
     return Job(
         argv,

@@ -57,7 +57,7 @@ def command(
 
     Args:
         mpirun: path of mpirun on the first host.
-        prefix: where Open MPI lies on every host; empty for a distribution's, which is on PATH.
+        prefix: where Open MPI is on every host; empty for a distribution's, which is on PATH.
         hosts: (address, slots) as in the hostfile.
         hostfile: path on the first host of a file with :func:`hostfile_text`.
         np: number of ranks.

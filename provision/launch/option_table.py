@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from provision.launch import forwarded
+from provision.launch import forwarded_variables
 from provision.launch.jobs import LAUNCHERS
 
 HOSTS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Program and files", "Launching", "Output"
@@ -86,11 +86,11 @@ JOB_OPTIONS = (
     _ours(HOSTS, "--oversubscribe", bool, "Allow more ranks than slots."),
     _ours(HOSTS, "--network-interfaces --network-interface eth0,…", list[str], "What hosts use between them: interfaces, networks (CIDR)."),
     _ours(PROGRAM, "-x NAME[=VALUE]", list[str], "A variable for every rank; without a value, this shell's."),
-    _ours(PROGRAM, "--env", forwarded.CHOICES,
+    _ours(PROGRAM, "--env", forwarded_variables.CHOICES,
           "Which of this shell's variables travel without -x: `known` (the engine's, Horovod's, NCCL's, OpenMP's, CUDA's, PyTorch's, "
-          "Python's), `all`, `none`; never those whose names look secret.", default=forwarded.KNOWN),
+          "Python's), `all`, `none`; never those whose names look secret.", default=forwarded_variables.KNOWN),
     _ours(PROGRAM, "--bring PATH", list[Path], "A file or folder to bring along besides the program's file.", exists=True),
-    _ours(PROGRAM, "--modules/--no-modules", bool, "Bring the modules and packages beside the program's file (default).", default=True),
+    _ours(PROGRAM, "--modules/--no-modules", bool, "Bring the modules and packages next to the program's file (default).", default=True),
     _ours(PROGRAM, "--workdir DIR", str, "Run in this folder, which is there on every host; nothing is brought."),
     _ours(PROGRAM, "--restart-from DIR", str, "Go on from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).",
           engine="COLLECTIVE_RESTART_FROM"),

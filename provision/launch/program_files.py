@@ -1,4 +1,4 @@
-"""What goes to the hosts with a program of the user's: its file, the modules and packages beside it, and what was named besides."""
+"""What goes to the hosts with a program of the user's: its file, the modules and packages next to it, and what was named besides."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LEFT_OUT = {
 }
 _PLACE = "provision-run"  # in the login's home, on every host
 _BRING_S = 600.0  # a guard against what hangs; programs may bring folders with them
-#: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data beside it.
-MOST_BESIDE = 50 << 20
+#: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data next to it.
+MOST_NEIGHBOURS = 50 << 20
 
 
 class Packed(NamedTuple):
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
 def pack(command: Sequence[str], bring: Sequence[Path], *, modules: bool = True) -> Packed:
     """The program's file and what was named besides, and the command as it is there.
 
-    ``modules``: also what Python would import from beside the program (with ``-m``: from here), as it does on this machine.
+    ``modules``: also what Python would import from next to the program (with ``-m``: from here), as it does on this machine.
 
     Raises:
         UsageError: two have one name, or the modules are larger than code is.
@@ -68,12 +68,12 @@ def pack(command: Sequence[str], bring: Sequence[Path], *, modules: bool = True)
         )
     named = {_name(file) for file in files}
     try:
-        beside = [file for file in _beside(words, program) if file.name not in named] if modules else []
-        archive = _archive(files, beside)
+        neighbours = [file for file in _neighbours(words, program) if file.name not in named] if modules else []
+        archive = _archive(files, neighbours)
     except OSError as error:
-        hint = "leave the modules beside the program out with --no-modules, and name what it needs with --bring" if modules else None
+        hint = "leave the modules next to the program out with --no-modules, and name what it needs with --bring" if modules else None
         raise UsageError(f"it cannot be brought: {error.strerror}", where=str(error.filename), hint=hint) from error
-    names = [_name(file) for file in [*files, *beside]]
+    names = [_name(file) for file in [*files, *neighbours]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two of the files to bring have the same name: {', '.join(twice)}", hint="put them into a folder, and bring that")
@@ -93,14 +93,14 @@ def _is_python(word: str) -> bool:
 def ship(session: Session, packed: Packed, scripts: Mapping[str, str]) -> None:
     """Bring it to the hosts, on each by its script. Raises ProvisionError where one of them fails."""
     session.progress.stage(f"Bring {', '.join(packed.names) or 'nothing'} to ~/{packed.place}", list(scripts))
-    answers = shell.ask(session, scripts, stdin=packed.archive, patience=_BRING_S)
+    answers = shell.ask(session, scripts, stdin=packed.archive, timeout=_BRING_S)
     for host, answer in answers.items():
         if answer.code != 0:
             said = answer.err.strip() or f"exit code {answer.code}"
             raise ProvisionError("not done in time" if answer.code is None else said, where=f"{host}, bringing the program")
 
 
-def _beside(words: Sequence[str], program: Path | None) -> list[Path]:
+def _neighbours(words: Sequence[str], program: Path | None) -> list[Path]:
     """The modules and packages that the program could import from the folder that Python would look in first."""
     if words and _is_python(words[0]) and "-m" in takewhile(lambda word: word.startswith("-"), words[1:]):
         folder = Path.cwd()
@@ -113,10 +113,10 @@ def _beside(words: Sequence[str], program: Path | None) -> list[Path]:
     for path in found:
         for size in _sizes(path.resolve()):
             sizes[path] += size
-            if sum(sizes.values()) > MOST_BESIDE:
+            if sum(sizes.values()) > MOST_NEIGHBOURS:
                 largest = max(sizes, key=lambda each: sizes[each])
                 raise UsageError(
-                    f"the modules and packages beside the program are larger than {MOST_BESIDE >> 20} MB, most of it {largest.name}",
+                    f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it {largest.name}",
                     where=str(folder),
                     hint="leave them out with --no-modules and name what it needs with --bring; or --workdir with a folder of the hosts'",
                 )
@@ -141,12 +141,12 @@ def _sizes(path: Path) -> Iterator[int]:
         yield from _sizes(each)
 
 
-def _archive(files: Sequence[Path], beside: Sequence[Path]) -> bytes:
+def _archive(files: Sequence[Path], neighbours: Sequence[Path]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as packed:
         for file in files:
             packed.add(file.resolve(), _name(file), filter=_wanted)
-        for file in beside:
+        for file in neighbours:
             packed.add(file.resolve(), _name(file), filter=_wanted_unasked)
     return archive.getvalue()
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import inventory as inventories
 from provision.base.errors import UsageError
-from provision.inventory import Inventory, last_run
+from provision.inventory import Inventory, last_run, loading
 
 _SSH_PORT, _UNPRIVILEGED_PORT = 22, 1024
 _SCRIPT_S = 30.0  # horovodrun waits as long as it takes; a script that hangs would never be noticed
@@ -47,7 +46,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
         newer = f"; the newer run of {vain} made no host ready" if vain else ""
         say(f"no hosts are named: those of the last run that made hosts ready, {argument}{newer} (-H localhost:{np or 2} for this machine)")
     try:
-        known = inventories.load(argument) if argument is not None else None
+        known = loading.load(argument) if argument is not None else None
     except UsageError:
         if hosts or not entries:
             raise
@@ -68,7 +67,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
 
 
 def _of_entries(entries: Sequence[Entry]) -> Inventory:
-    found = inventories.load(",".join(name for name, _ in entries))
+    found = loading.load(",".join(name for name, _ in entries))
     hosts = [replace(host, slots=slots) for host, (_, slots) in zip(found.hosts, entries, strict=True)]
     known, way = _in_mesh(), {"ansible_ssh_common_args": f"-F {Path(_MESH).expanduser()}"}
     return replace(found, hosts=tuple(replace(host, variables={**host.variables, **way}) if host.name in known else host for host in hosts))

@@ -17,9 +17,8 @@ from packaging.version import Version
 from provision.base.errors import UsageError
 from provision.base.text import some
 from provision.inventory import Inventory, last_run
-from provision.plan import lock as locking
-from provision.plan import lock_file
-from provision.plan.lock import Lock
+from provision.plan import cluster_lock, lock_file
+from provision.plan.cluster_lock import Lock
 from provision.plan.model import Conflict, Plan, Remedy
 
 NOTE = "decided.json"
@@ -43,7 +42,7 @@ def note(inventory: Inventory, plan: Plan, failed: Collection[str], folder: Path
     before = _later(inventory, locked)
     had = {host for entries in before.components.values() for entry in entries for host in entry["hosts"]} if before else set()
     have = {name: host for name, host in plan.hosts.items() if name not in failed or name not in had}
-    components = locking.of_plan(Plan(have), {}, before, inventory).components
+    components = cluster_lock.of_plan(Plan(have), {}, before, inventory).components
     data = {"inventory": last_run.identity(inventory), "lock": _digest(locked), "components": components}
     (folder / NOTE).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
@@ -64,8 +63,8 @@ def to_keep(inventory: Inventory) -> Lock | None:
 
 def _as_outside(entries: list[dict[str, Any]], outside: set[str]) -> list[dict[str, Any]]:
     """The variants of a component in the releases that hosts outside ``--limit`` have; all of them where these have none."""
-    theirs = {locking.release(entry["version"]) for entry in entries if outside & {*entry["hosts"]}}
-    return [entry for entry in entries if not theirs or locking.release(entry["version"]) in theirs]
+    theirs = {cluster_lock.release(entry["version"]) for entry in entries if outside & {*entry["hosts"]}}
+    return [entry for entry in entries if not theirs or cluster_lock.release(entry["version"]) in theirs]
 
 
 def for_all(inventory: Inventory) -> Lock | None:
@@ -92,7 +91,7 @@ def mixed(lock: Lock) -> list[str]:
 
 def _conflicts(plan: Plan, decided: Lock, outside: set[str], upgrade: bool) -> Iterator[Conflict]:
     for name, (title, option) in _SAME_EVERYWHERE.items():
-        planned = {host.name: locking.release(component.version) for host in plan.hosts.values() if (component := getattr(host, name))}
+        planned = {host.name: cluster_lock.release(component.version) for host in plan.hosts.values() if (component := getattr(host, name))}
         theirs = _releases(decided, name, outside)
         differing = [host for host in planned if {planned[host]} != {*theirs}]
         if not theirs or not differing:
@@ -116,7 +115,7 @@ def _releases(lock: Lock, name: str, among: Collection[str] | None = None) -> di
     found: dict[str, list[str]] = {}
     for entry in lock.components.get(name, ()):
         if hosts := [host for host in entry["hosts"] if among is None or host in among]:
-            found.setdefault(locking.release(entry["version"]), []).extend(hosts)
+            found.setdefault(cluster_lock.release(entry["version"]), []).extend(hosts)
     return {release: sorted(hosts) for release, hosts in found.items()}
 
 

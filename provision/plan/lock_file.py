@@ -1,4 +1,4 @@
-"""``provision.lock``, beside the inventory file: every version, URL, checksum and reason of the last good run.
+"""``provision.lock``, next to the inventory file: every version, URL, checksum and reason of the last good run.
 
 With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then. Hosts that were named on the
 command line have no inventory file, and so no lock. Several inventories of one folder share the file, each with a section of its own.
@@ -27,21 +27,21 @@ from packaging.version import InvalidVersion, Version
 from provision.base.errors import UsageError
 from provision.facts.kinds import is_version
 from provision.inventory import Inventory
-from provision.plan.lock import NAME, Lock, digest
+from provision.plan.cluster_lock import NAME, Lock, digest
 from provision.plan.model import COMPONENTS
 
 SCHEMA = 1
 _LARGEST = 4 << 20  # letters of a section that came another way: about a thousand hosts have a tenth of it, and reading it takes a minute
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-WAY_OUT = "take it back from version control, or resolve everything anew: --upgrade"
+WAY_OUT = "take it back from version control, or resolve everything again: --upgrade"
 _HEAD = """\
 # Written by provision after a run that ended well. Keep it under version control: the next host and the next run get the same things.
-# Not for editing: ask for versions on the command line (--torch, --openmpi ...), or resolve everything anew with --upgrade.
+# Not for editing: ask for versions on the command line (--torch, --openmpi ...), or resolve everything again with --upgrade.
 """
 
 
 def path_of(inventory: Inventory) -> Path | None:
-    """Where an inventory's lock lies; None for hosts that were named on the command line."""
+    """Where an inventory's lock is; None for hosts that were named on the command line."""
     return inventory.source.parent / NAME if inventory.source else None
 
 

@@ -197,12 +197,12 @@ class HostPlan:
 
     @property
     def openmpi_home(self) -> str:
-        """Where this plan's Open MPI lies: ``bin``, ``lib`` and ``etc`` are below."""
+        """Where this plan's Open MPI is: ``bin``, ``lib`` and ``etc`` are below."""
         return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
 
     @property
     def nccl_home(self) -> str:
-        """Where an NCCL that was built from its sources lies: ``include`` and ``lib`` are below."""
+        """Where an NCCL that was built from its sources is: ``include`` and ``lib`` are below."""
         return f"{self.prefix}/nccl-built"
 
     @property

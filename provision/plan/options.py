@@ -8,7 +8,7 @@ from typing import Literal
 
 from provision.base import downloads, tarball
 from provision.base.engine_source import EngineSource
-from provision.plan.requirements import NcclSource, OpenMpiSource, Wishes
+from provision.plan.requirements import NcclSource, OpenMpiSource, Requirements
 
 DataSource = Literal["auto", "mnist", "digits"]
 
@@ -65,10 +65,10 @@ class Options:
     smoke: SmokeOptions | None = field(default_factory=SmokeOptions)
 
 
-def wishes_of(options: Options, engine: EngineSource) -> Wishes:
+def requirements_of(options: Options, engine: EngineSource) -> Requirements:
     """What the resolver is asked for, as the user wrote it."""
     sources = options.nccl_tarball
-    return Wishes(
+    return Requirements(
         torch=options.torch,
         torch_version=options.torch_version,
         torch_index=options.torch_index,

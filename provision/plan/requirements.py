@@ -14,7 +14,7 @@ OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Requirements:
     """What the user asked for beyond the facts.
 
     Attributes:
@@ -84,7 +84,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class HostWishes:
+class HostRequirements:
     """What concerns one host: its lines in the inventory, and ``builds``: (package, CUDA) of those that earlier runs took, to be kept."""
 
     slots: int | None = None

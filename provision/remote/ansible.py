@@ -173,7 +173,7 @@ def run(
     """Run ``playbook`` and return when it has ended.
 
     Args:
-        playbook: the file; roles and modules are looked for beside it.
+        playbook: the file; roles and modules are looked for next to it.
         inventory: what follows ``ansible-playbook -i``.
         workdir: Ansible's own artifacts (log, events) go here.
         run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.

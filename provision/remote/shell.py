@@ -24,7 +24,7 @@ from provision.remote.session import Session
 #: What scripts read: the same bytes everywhere, other ones on each host, or what a function writes to each of them.
 Input = bytes | Mapping[str, bytes] | Callable[[IO[bytes]], None]
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _MOST_AT_ONCE = 64
 _SSH_ITSELF = 255
 _POLL_S = 0.2  # how soon an interrupt is noticed
@@ -45,27 +45,27 @@ class Answer:
         return said or ("it was not done in time" if self.code is None else f"exit code {self.code}")
 
 
-def ask(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", patience: float = PATIENCE_S) -> dict[str, Answer]:
+def ask(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """Run scripts of /bin/sh, one for each host that is named.
 
     Args:
         stdin: what each of them reads.
-        patience: seconds after which an answer is no longer waited for.
+        timeout: seconds after which an answer is no longer waited for.
 
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
     with signals.noted() as interrupted:
-        answers = _all(session, scripts, stdin, patience, interrupted)
+        answers = _all(session, scripts, stdin, timeout, interrupted)
     if interrupted.is_set():
         session.abort()
     return answers
 
 
-def tidy(session: Session, scripts: Mapping[str, str], *, patience: float = PATIENCE_S) -> dict[str, Answer]:
+def tidy(session: Session, scripts: Mapping[str, str], *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """The same for what puts things away: no signal ends it half-way."""
     with signals.noted():
-        return _all(session, scripts, b"", patience, threading.Event())
+        return _all(session, scripts, b"", timeout, threading.Event())
 
 
 def _start(session: Session, name: str, script: str) -> subprocess.Popen[bytes]:
@@ -90,10 +90,10 @@ def _all(
     session: Session,
     scripts: Mapping[str, str],
     stdin: Input,
-    patience: float,
+    timeout: float,
     interrupted: threading.Event,
 ) -> dict[str, Answer]:
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
 
     def one(name: str) -> Answer:
         try:

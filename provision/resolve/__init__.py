@@ -1,4 +1,4 @@
-"""Facts of all hosts + catalogue + wishes → one plan. Pure: no network, no clock, no files; the same input gives the same plan.
+"""Facts of all hosts + catalogue + requirements → one plan. Pure: no network, no clock, no files; the same input gives the same plan.
 
 One NCCL, one Open MPI, one Python, one PyTorch release for the whole inventory; per host only what must differ (the build for its driver,
 its interface). What does not fit becomes a conflict that names the host; nothing is guessed. Hosts that agree in all that matters are one
@@ -17,13 +17,13 @@ from provision.base.text import some
 from provision.base.versions import key, minor
 from provision.facts import gpus
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Component, HostPlan, Network, Plan
-from provision.plan.requirements import DEFAULT_PREFIX, HostWishes, Wishes
+from provision.plan.requirements import DEFAULT_PREFIX, HostRequirements, Requirements
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, instead, leave_out, newer_drivers, other_pythons
 from provision.resolve.machine import Facts, Interpreter, Machine, for_cpus, machine, with_newest_driver
-from provision.resolve.ways_out import Trial, Trouble
+from provision.resolve.remedies import Trial, Trouble
 
-__all__ = ["DEFAULT_PREFIX", "HostWishes", "Wishes", "resolve"]
+__all__ = ["DEFAULT_PREFIX", "HostRequirements", "Requirements", "resolve"]
 
 # One line, type and base64: what a host says of its keys goes into other hosts' known_hosts.
 _HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
@@ -55,26 +55,26 @@ class _Shared:
     hwloc: Component
 
 
-def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> Plan:
+def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
     """The plan for all hosts in ``facts`` (normalised, see ``provision.facts``); its order is the inventory's."""
     kind_of = {name: machine(host, hosts[name].builds if name in hosts else ()) for name, host in facts.items()}
-    if wishes.cpu:
+    if requirements.cpu:
         kind_of = {name: for_cpus(kind) for name, kind in kind_of.items()}
     kinds: dict[Machine, list[str]] = {}
     for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
         kinds.setdefault(kind_of[name], []).append(name)
-    shared, trouble, notes = _shared(kinds, wishes)
+    shared, trouble, notes = _shared(kinds, requirements)
     networks: dict[str, Network] = {}
     for name, host in facts.items():
         try:
-            networks[name] = network.network(name, host, hosts.get(name, HostWishes()).interface, alone=len(facts) == 1)
+            networks[name] = network.network(name, host, hosts.get(name, HostRequirements()).interface, alone=len(facts) == 1)
         except Blocked as blocked:
             trouble[f"the network of {name}"] = blocked
-    trouble |= _different_prefixes(facts, hosts) | _beside_horovod(facts, wishes, hosts)
+    trouble |= _different_prefixes(facts, hosts) | _next_to_horovod(facts, requirements, hosts)
     if trouble:
-        return Plan(conflicts=tuple(Trial(kinds, wishes, trouble, lambda *other: _shared(*other)[1]).conflicts()))
+        return Plan(conflicts=tuple(Trial(kinds, requirements, trouble, lambda *other: _shared(*other)[1]).conflicts()))
     plans = {
-        name: _host_plan(name, host, kind_of[name], hosts.get(name, HostWishes()), networks[name], shared[kind_of[name]])
+        name: _host_plan(name, host, kind_of[name], hosts.get(name, HostRequirements()), networks[name], shared[kind_of[name]])
         for name, host in facts.items()
     }
     return Plan(
@@ -83,13 +83,15 @@ def resolve(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, Host
     )
 
 
-def _beside_horovod(facts: Mapping[str, Facts], wishes: Wishes, hosts: Mapping[str, HostWishes]) -> dict[Hashable, Blocked]:
+def _next_to_horovod(
+    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]
+) -> dict[Hashable, Blocked]:
     """Hosts whose environment has the real Horovod, whose files the names for the engine would overwrite."""
     found: dict[Hashable, Blocked] = {}
-    for name, host in facts.items() if wishes.horovod_names else ():
+    for name, host in facts.items() if requirements.horovod_names else ():
         version = ((host.get("installed") or {}).get("packages") or {}).get("horovod")
         if version:
-            venv = f"{hosts.get(name, HostWishes()).prefix}/venv"
+            venv = f"{hosts.get(name, HostRequirements()).prefix}/venv"
             ways = (Way(f"uninstall it there: {venv}/bin/pip uninstall horovod"), ask("leave --horovod-names out", horovod_names=False))
             found[f"Horovod on {name}"] = Blocked(
                 name, f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files", ways
@@ -133,23 +135,23 @@ def _supported() -> str:
     return "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in catalog.load("os")["distributions"].items())
 
 
-def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[Hashable, Blocked], list[str]]:
+def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Shared], dict[Hashable, Blocked], list[str]]:
     """(everything that is decided for all hosts at once, what does not work out of it, notes)"""
     trouble = dict(_unusable(kinds))
     kinds = {kind: names for kind, names in kinds.items() if kind not in trouble}
     openmpis, versions, nccls = None, None, None
     notes: list[str] = []
     try:
-        openmpis, said = openmpi.openmpi(kinds, wishes) if kinds else ({}, [])
+        openmpis, said = openmpi.openmpi(kinds, requirements) if kinds else ({}, [])
         notes += said
     except Blocked as blocked:
         trouble["Open MPI"] = blocked
     try:
-        versions = _python_and_torch(kinds, wishes) if kinds else None
+        versions = _python_and_torch(kinds, requirements) if kinds else None
     except Blocked as blocked:
         trouble["Python and PyTorch"] = blocked
     try:
-        nccls, said = nccl.nccl(kinds, wishes)
+        nccls, said = nccl.nccl(kinds, requirements)
         notes += said
     except Blocked as blocked:
         trouble["NCCL"] = blocked
@@ -161,12 +163,12 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
     mpi4py = _anywhere("mpi4py", "speaks the ABI of every Open MPI 4.x; finds the library at run time")
     cloudpickle = _anywhere("cloudpickle", "functions of Runner travel with it")
     engine = Component(
-        wishes.engine_version,
+        requirements.engine_version,
         "collective-core",
         "bundled",
         ("built on the host from the sources that this toolkit carries",),
-        sha256=wishes.engine_sha256,
-        options=(*([HOROVOD_NAMES] if wishes.horovod_names else []), *([CPU_ONLY] if wishes.cpu else [])),
+        sha256=requirements.engine_sha256,
+        options=(*([HOROVOD_NAMES] if requirements.horovod_names else []), *([CPU_ONLY] if requirements.cpu else [])),
     )
     equal: dict[Component, Component] = {}
 
@@ -193,10 +195,10 @@ def _shared(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, _Shared], dict[
     return shared, trouble, notes
 
 
-def _python_and_torch(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
+def _python_and_torch(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
     """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
     no_torch, no_python = None, None
-    liked = torch.pythons(wishes) if wishes.torch else catalog.load("python_packages")["numpy"]["by_python"]
+    liked = torch.pythons(requirements) if requirements.torch else catalog.load("python_packages")["numpy"]["by_python"]
     for pythons in python.possible(kinds, liked):  # at least one choice: each its own
         wrong = next(((kind, said) for kind, chosen in pythons.items() if (said := python.misfit(chosen))), None)
         if wrong:
@@ -205,7 +207,7 @@ def _python_and_torch(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Inter
             no_python = no_python or Blocked(kinds[kind][0], said, ways)
             continue
         try:
-            torches, notes = torch.torch(kinds, pythons, wishes) if wishes.torch else ({}, [])
+            torches, notes = torch.torch(kinds, pythons, requirements) if requirements.torch else ({}, [])
         except Blocked as blocked:
             no_torch = no_torch or blocked
         else:
@@ -213,7 +215,7 @@ def _python_and_torch(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Inter
     raise no_torch or no_python or RuntimeError("no Python was tried")
 
 
-def _host_plan(name: str, host: Facts, kind: Machine, asked: HostWishes, net: Network, shared: _Shared) -> HostPlan:
+def _host_plan(name: str, host: Facts, kind: Machine, asked: HostRequirements, net: Network, shared: _Shared) -> HostPlan:
     return HostPlan(
         name=name,
         hostname=str(host["hostname"] or name),
@@ -256,8 +258,8 @@ def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component, ncc
     return tuple(dict.fromkeys(wanted))
 
 
-def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostWishes]) -> dict[Hashable, Blocked]:
-    prefixes = {name: hosts.get(name, HostWishes()).prefix for name in facts}
+def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostRequirements]) -> dict[Hashable, Blocked]:
+    prefixes = {name: hosts.get(name, HostRequirements()).prefix for name in facts}
     counted = Counter(prefixes.values())
     if len(counted) <= 1:
         return {}

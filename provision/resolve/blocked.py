@@ -10,7 +10,7 @@ from provision import catalog
 from provision.base.text import some
 from provision.base.versions import key
 from provision.plan.model import Remedy
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve.machine import Interpreter, Machine, driver_for
 
 Kinds = Mapping[Machine, list[str]]
@@ -25,11 +25,11 @@ class Way:
         then: what the resolver is asked afterwards, so that it can be tried; None where nobody can say.
         sort: of several ways of one sort the first that works is enough.
         without: the hosts that it leaves out.
-        asks: the fields of ``Wishes`` that it changes.
+        asks: the fields of ``Requirements`` that it changes.
     """
 
     text: str
-    then: Callable[[Kinds, Wishes], tuple[Kinds, Wishes]] | None = None
+    then: Callable[[Kinds, Requirements], tuple[Kinds, Requirements]] | None = None
     sort: str = ""
     without: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
@@ -47,9 +47,9 @@ class Blocked(Exception):
         self.host, self.constraint, self.ways = host, constraint, ways
 
 
-def ask(text: str, **wishes: Any) -> Way:
-    """Ask for something else: the fields of ``Wishes`` that change."""
-    return Way(text, lambda kinds, asked: (kinds, replace(asked, **wishes)), asks=tuple(wishes))
+def ask(text: str, **requirements: Any) -> Way:
+    """Ask for something else: the fields of ``Requirements`` that change."""
+    return Way(text, lambda kinds, asked: (kinds, replace(asked, **requirements)), asks=tuple(requirements))
 
 
 def leave_out(names: Sequence[str]) -> Way:
@@ -68,7 +68,7 @@ def remaining(kinds: Kinds, gone: Collection[str]) -> Kinds:
 def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> Way:
     """Change hosts: every kind becomes what ``change`` makes of it."""
 
-    def then(kinds: Kinds, asked: Wishes) -> tuple[Kinds, Wishes]:
+    def then(kinds: Kinds, asked: Requirements) -> tuple[Kinds, Requirements]:
         changed: dict[Machine, list[str]] = {}
         for kind, names in kinds.items():
             changed.setdefault(change(kind), []).extend(names)

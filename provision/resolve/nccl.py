@@ -11,7 +11,7 @@ from provision import catalog
 from provision.base.text import some
 from provision.base.versions import key, troubles
 from provision.plan.model import Builder, Component, Rejected
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import nccl_sources, toolkits
 from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
@@ -34,7 +34,7 @@ class _Choice:
     builds: Mapping[Machine, Build]
 
 
-def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
+def nccl(kinds: Mapping[Machine, list[str]], requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
     """(NCCL for every kind of host that has a GPU and a driver, notes about where hosts and catalogue differ)
 
     Args:
@@ -45,19 +45,19 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
     """
     wanting = {kind: names for kind, names in kinds.items() if kind.cuda is not None}
     if not wanting:
-        return {}, _without_effect(wishes)
+        return {}, _without_effect(requirements)
     compilers = nccl_sources.compilers(wanting, _runs)
-    known = {kind: builds(kind, wishes, compilers[kind]) for kind in wanting}
-    fitting = {kind: _fitting(kind, wishes, compilers[kind]) for kind in wanting}
+    known = {kind: builds(kind, requirements, compilers[kind]) for kind in wanting}
+    fitting = {kind: _fitting(kind, requirements, compilers[kind]) for kind in wanting}
     choice = _choose(fitting)
     if choice is None:
-        raise _blocked(wanting, fitting, wishes, known)
+        raise _blocked(wanting, fitting, requirements, known)
     alone = {kind: {build.version for build in found} for kind, found in fitting.items()}
     everywhere = set.intersection(*alone.values())
     notes = [f"{some(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
-    if "nccl" in wishes.kept:
+    if "nccl" in requirements.kept:
         notes += [
-            f"NCCL {choice.version}, which an earlier run took, is known bad: {said}; --upgrade resolves anew"
+            f"NCCL {choice.version}, which an earlier run took, is known bad: {said}; --upgrade resolves again"
             for said in _known_bad(choice.version)
         ]
     notes += [
@@ -65,19 +65,21 @@ def nccl(kinds: Mapping[Machine, list[str]], wishes: Wishes) -> tuple[dict[Machi
         for kind, names in wanting.items()
         for package, now, then in downgrades(choice.builds[kind], kind)
     ]
-    return {kind: _component(kind, choice, known[kind][0], known[kind][1], wishes, everywhere, wanting, alone) for kind in wanting}, notes
+    return {
+        kind: _component(kind, choice, known[kind][0], known[kind][1], requirements, everywhere, wanting, alone) for kind in wanting
+    }, notes
 
 
-def _without_effect(wishes: Wishes) -> list[str]:
+def _without_effect(requirements: Requirements) -> list[str]:
     """What was asked for of NCCL where no host gets any; what a lock fills in nobody has asked for."""
-    if "nccl" in wishes.kept:
+    if "nccl" in requirements.kept:
         return []
-    asked = {"--nccl": wishes.nccl_version, "--nccl-local": wishes.nccl_local, "--nccl-tarball": wishes.nccl_tarball}
-    if not any(asked.values()) and wishes.nccl_source != "auto":
-        asked["--nccl-source"] = wishes.nccl_source
+    asked = {"--nccl": requirements.nccl_version, "--nccl-local": requirements.nccl_local, "--nccl-tarball": requirements.nccl_tarball}
+    if not any(asked.values()) and requirements.nccl_source != "auto":
+        asked["--nccl-source"] = requirements.nccl_source
     known = {".".join(map(str, key(revision))) for revision in catalog.load("nccl")["repository"]["builds"]}
     known |= {version for versions in catalog.load("nccl")["wheels"]["builds"].values() for version in versions}
-    unknown = wishes.nccl_version is not None and wishes.nccl_version not in known
+    unknown = requirements.nccl_version is not None and requirements.nccl_version not in known
     return [
         f"{option} {value} has no effect: none of these hosts has a GPU that is used"
         + ("; nor is any build of that version known" if option == "--nccl" and unknown else "")
@@ -99,10 +101,10 @@ class Misfit:
         return Rejected(build.name, self.cause, self.detail)
 
 
-def misfit(build: Build, kind: Machine, wishes: Wishes) -> Misfit | None:
+def misfit(build: Build, kind: Machine, requirements: Requirements) -> Misfit | None:
     """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
     known = catalog.load("nccl")
-    asked = build.version == _version_asked(wishes)
+    asked = build.version == _version_asked(requirements)
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
         return Misfit("driver", f"newer than the driver's CUDA {kind.cuda}")
     if not kind.root and build.source not in ("wheel", "source"):
@@ -110,30 +112,30 @@ def misfit(build: Build, kind: Machine, wishes: Wishes) -> Misfit | None:
     unfit = _wrong_gpu(build.cuda, kind) or _no_code(build, kind)
     if unfit:
         return unfit
-    if not wishes.allow_downgrade and (older := downgrades(build, kind)):
+    if not requirements.allow_downgrade and (older := downgrades(build, kind)):
         return Misfit("installed", f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it")
     bad = _known_bad(build.version)
-    if bad and not (asked and wishes.allows_bad("nccl")):
+    if bad and not (asked and requirements.allows_bad("nccl")):
         return Misfit("known bad", f"known bad: {bad[0]}")
-    if wishes.nccl_version is not None and not asked:
-        return Misfit("version", f"--nccl {wishes.nccl_version} was asked for")
-    if wishes.nccl_source != "auto" and build.source != _SOURCE_OF_WISH[wishes.nccl_source]:
-        return Misfit("source", f"--nccl-source {wishes.nccl_source} was asked for")
+    if requirements.nccl_version is not None and not asked:
+        return Misfit("version", f"--nccl {requirements.nccl_version} was asked for")
+    if requirements.nccl_source != "auto" and build.source != _SOURCE_OF_WISH[requirements.nccl_source]:
+        return Misfit("source", f"--nccl-source {requirements.nccl_source} was asked for")
     if key(build.version) > key(known["known_bad_covers"]) and not asked:
         covered = f"what the list of known bad releases covers ({known['known_bad_covers']})"
         return Misfit("too new", f"newer than {covered}; --nccl {build.version} takes it")
     return None
 
 
-@lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one wish changed
-def _fitting(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> list[Build]:
-    return [build for build in builds(kind, wishes, compilers)[0] if misfit(build, kind, wishes) is None]
+@lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one requirement changed
+def _fitting(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> list[Build]:
+    return [build for build in builds(kind, requirements, compilers)[0] if misfit(build, kind, requirements) is None]
 
 
-def _version_asked(wishes: Wishes) -> str | None:
+def _version_asked(requirements: Requirements) -> str | None:
     """The version that the user named, by itself or by giving a file."""
-    local = local_repository(wishes.nccl_local) if wishes.nccl_local else None
-    return wishes.nccl_version or wishes.nccl_tarball_version or (local.version if local else None)
+    local = local_repository(requirements.nccl_local) if requirements.nccl_local else None
+    return requirements.nccl_version or requirements.nccl_tarball_version or (local.version if local else None)
 
 
 def _runs(kind: Machine, cuda: str) -> bool:
@@ -216,7 +218,7 @@ def _component(
     choice: _Choice,
     known: list[Build],
     lost: list[Rejected],
-    wishes: Wishes,
+    requirements: Requirements,
     everywhere: set[str],
     wanting: Mapping[Machine, list[str]],
     alone: Mapping[Machine, set[str]],
@@ -230,14 +232,14 @@ def _component(
     if build.source == "source":
         sharing = {other: names for other, names in wanting.items() if _share(choice, kind, other)}
         builders = nccl_sources.builders(sharing, build.cuda, _runs)
-        why += _why_built(kind, build, sharing, builders, wishes)
+        why += _why_built(kind, build, sharing, builders, requirements)
     else:
         best = "is what an earlier run took" if _kept(build, kind) else "is the largest of it that fits"
         why.append(f"the build for CUDA {build.cuda} {best}" + (f" ({build.evidence})" if build.evidence else ""))
     if build.weak and not sharing:
         why.append("weak: not known for certain to exist; the host's package index decides")
     why += [f"known trouble, fixed only in newer ones: {said}" for said in _known_weak(choice.version)]
-    cause = "an earlier run took it" if "nccl" in wishes.kept else "of --allow-bad"
+    cause = "an earlier run took it" if "nccl" in requirements.kept else "of --allow-bad"
     why += [f"known bad, taken because {cause}: {said}" for said in _known_bad(choice.version)]
 
     def why_not(other: Build) -> str | None:
@@ -267,7 +269,9 @@ def _component(
         build.source,
         tuple(why),
         tuple(
-            _lost([other for other in known if other != build], lost, choice.version, lambda other: misfit(other, kind, wishes), why_not)
+            _lost(
+                [other for other in known if other != build], lost, choice.version, lambda other: misfit(other, kind, requirements), why_not
+            )
         ),
         cuda=build.cuda,
         packages=build.packages,
@@ -288,12 +292,14 @@ def _share(choice: _Choice, kind: Machine, other: Machine) -> bool:
     return nccl_sources.alike(other) == nccl_sources.alike(kind) and choice.builds[other] == choice.builds[kind]
 
 
-def _why_built(kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[Builder, ...], wishes: Wishes) -> Iterator[str]:
+def _why_built(
+    kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[Builder, ...], requirements: Requirements
+) -> Iterator[str]:
     names = [each.host for each in builders]
     on = f"one of {some(names)}" if len(names) > 1 else names[0]
     yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
     yield from toolkits.said(builders)
-    if wishes.nccl_tarball:
+    if requirements.nccl_tarball:
         official = catalog.load("nccl")["tarball"]["sha256"].get(build.version)
         same = {None: "no checksum of that release is known", build.sha256: "it is the official one"}
         yield f"from the file that was given; {same.get(official, 'its checksum is not that of the official one')}"
@@ -332,39 +338,41 @@ def _lost(
 _Known = Mapping[Machine, tuple[list[Build], list[Rejected], list[str]]]
 
 
-def _blocked(wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], wishes: Wishes, known: _Known) -> Blocked:
+def _blocked(
+    wanting: Mapping[Machine, list[str]], fitting: Mapping[Machine, list[Build]], requirements: Requirements, known: _Known
+) -> Blocked:
     """The conflict: the kind of host without which the others would have a version, else the one with the oldest driver."""
     order = sorted(wanting, key=lambda kind: (bool(fitting[kind]), len(wanting[kind]), key(kind.cuda or "0"), wanting[kind][0]))
     blocking = next((kind for kind in order if _works({other: fitting[other] for other in wanting if other != kind})), order[0])
     if not fitting[blocking] or len(wanting) == 1:
-        constraint = f"no build of NCCL fits {_described(blocking)}: {_main_reason(blocking, wishes, *known[blocking][:2])}"
+        constraint = f"no build of NCCL fits {_described(blocking)}: {_main_reason(blocking, requirements, *known[blocking][:2])}"
     else:
         others = {other: fitting[other] for other in wanting if other != blocking}
         rest = sorted({build.version for found in others.values() for build in found} & _shared(others), key=key)
         versions = {build.version for build in fitting[blocking]}
         theirs = f"the others need {rest[0]} to {rest[-1]}" if rest else "the others have none in common either"
         constraint = f"NCCL must be the same everywhere; {_described(blocking)} allows up to {max(versions, key=key)}, {theirs}"
-    return Blocked(wanting[blocking][0], constraint, _ways_out(blocking, wanting[blocking], wishes))
+    return Blocked(wanting[blocking][0], constraint, _ways_out(blocking, wanting[blocking], requirements))
 
 
-def _ways_out(blocking: Machine, names: list[str], wishes: Wishes) -> Iterator[Way]:
+def _ways_out(blocking: Machine, names: list[str], requirements: Requirements) -> Iterator[Way]:
     """Cheapest first: an option less, hosts less, a newer driver."""
     options = {
-        "--nccl": wishes.nccl_version,
-        "--nccl-source": wishes.nccl_source not in ("auto", "local") and not wishes.nccl_tarball,
-        "--nccl-local": wishes.nccl_local,
-        "--nccl-tarball": wishes.nccl_tarball,
+        "--nccl": requirements.nccl_version,
+        "--nccl-source": requirements.nccl_source not in ("auto", "local") and not requirements.nccl_tarball,
+        "--nccl-local": requirements.nccl_local,
+        "--nccl-tarball": requirements.nccl_tarball,
     }
     given = [option for option, value in options.items() if value]
     if given:
         text = f"leave {' and '.join(given)} out: the plan finds one that fits"
         yield ask(text, nccl_version=None, nccl_source="auto", nccl_local=None, nccl_tarball=None, nccl_tarball_version=None)
-    if wishes.nccl_source == "source":
+    if requirements.nccl_source == "source":
         yield from _able_to_build(blocking, names)
-    if wishes.nccl_source == "source" and wishes.nccl_version and not wishes.nccl_tarball:
-        name = f"nccl-{wishes.nccl_version}-1.tar.gz"
-        yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=wishes.nccl_version)
-    if (asked := _version_asked(wishes)) and not wishes.allow_bad:
+    if requirements.nccl_source == "source" and requirements.nccl_version and not requirements.nccl_tarball:
+        name = f"nccl-{requirements.nccl_version}-1.tar.gz"
+        yield ask(f"--nccl-tarball {name}, a file of yours", nccl_tarball=name, nccl_tarball_version=requirements.nccl_version)
+    if (asked := _version_asked(requirements)) and not requirements.allow_bad:
         yield ask(f"--allow-bad takes {asked} all the same", allow_bad=True)
     if blocking.own_nccl:
         replaced = " and ".join(f"{name} {version}" for name, version in blocking.own_nccl)
@@ -400,25 +408,25 @@ def _described(kind: Machine) -> str:
     return f"{kind.system} on {kind.arch} with a driver for CUDA {kind.cuda}{gpu}"
 
 
-def _main_reason(kind: Machine, wishes: Wishes, known: list[Build], lost: list[Rejected]) -> str:
+def _main_reason(kind: Machine, requirements: Requirements, known: list[Build], lost: list[Rejected]) -> str:
     """What stands in the way of the builds that the driver would run, of the newest first; without any, the driver itself."""
-    if wishes.nccl_source == "source":
+    if requirements.nccl_source == "source":
         if no_build := next((each.reason for each in lost if each.candidate == FROM_SOURCE), None):
             return no_build
         known = [build for build in known if build.source == "source"]
-    if wishes.nccl_version is not None:
-        known = [build for build in known if build.version == wishes.nccl_version]
+    if requirements.nccl_version is not None:
+        known = [build for build in known if build.version == requirements.nccl_version]
         if not known:
-            said = next((f": {each.reason}" for each in lost if each.candidate.endswith(f"=={wishes.nccl_version}")), "")
-            return f"no build of NCCL {wishes.nccl_version} is known for it{said}"
+            said = next((f": {each.reason}" for each in lost if each.candidate.endswith(f"=={requirements.nccl_version}")), "")
+            return f"no build of NCCL {requirements.nccl_version} is known for it{said}"
     if not known:
         return "; ".join(list(dict.fromkeys(each.reason for each in lost if each.candidate != FROM_SOURCE))[:3])
     newest: dict[str, str] = {}
     for build in sorted(known, key=lambda each: key(each.version), reverse=True):
-        if (unfit := misfit(build, kind, wishes)) and unfit.reason != "driver":
+        if (unfit := misfit(build, kind, requirements)) and unfit.reason != "driver":
             newest.setdefault(unfit.reason, f"{build.version} for CUDA {build.cuda}: {unfit.of(build).reason}")
     if newest:
         return "; ".join(list(newest.values())[:3])
     oldest = min((build.cuda for build in known), key=key)
-    of = f" of {wishes.nccl_version}" if wishes.nccl_version else ""
+    of = f" of {requirements.nccl_version}" if requirements.nccl_version else ""
     return f"the oldest build{of} is for CUDA {oldest}"

@@ -14,7 +14,7 @@ from provision import catalog
 from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
 from provision.plan.model import Rejected, Repository, Source
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import toolkits
 from provision.resolve.machine import Machine
 from provision.resolve.repositories import repository
@@ -79,7 +79,7 @@ def local_repository(name: str) -> LocalRepository | None:
 
 
 @lru_cache(maxsize=256)
-def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[list[Build], list[Rejected], list[str]]:
+def builds(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> tuple[list[Build], list[Rejected], list[str]]:
     """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)
 
     Args:
@@ -91,8 +91,8 @@ def builds(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> tuple[l
     own = list(_installed(kind))
     there = {each.package for each in own}  # surer than where else the same may come from
     repository = (each for each in _repository(kind, differences) if not (isinstance(each, Build) and each.package in there))
-    prebuilt = (*_wheels(kind, differences), *own, *repository, *_local(kind, wishes), *_distribution(kind))
-    for each in (*prebuilt, *_sources(kind, wishes, compilers)):
+    prebuilt = (*_wheels(kind, differences), *own, *repository, *_local(kind, requirements), *_distribution(kind))
+    for each in (*prebuilt, *_sources(kind, requirements, compilers)):
         if isinstance(each, Build):
             found.append(each)
         else:
@@ -233,25 +233,25 @@ def _first_cuda(kind: Machine) -> str | None:
     return first
 
 
-def _local(kind: Machine, wishes: Wishes) -> Iterator[Build | Rejected]:
-    if wishes.nccl_local is None:
+def _local(kind: Machine, requirements: Requirements) -> Iterator[Build | Rejected]:
+    if requirements.nccl_local is None:
         return
-    said = local_repository(wishes.nccl_local)
+    said = local_repository(requirements.nccl_local)
     if said is None:
-        yield Rejected(wishes.nccl_local, "its name is not that of one of NVIDIA's local repository packages")
+        yield Rejected(requirements.nccl_local, "its name is not that of one of NVIDIA's local repository packages")
     elif (said.system, said.arch) != (kind.repository, kind.arch):
         yield Rejected(
-            wishes.nccl_local, f"it is for {said.system} on {said.arch}, not for {kind.repository or kind.system} on {kind.arch}"
+            requirements.nccl_local, f"it is for {said.system} on {said.arch}, not for {kind.repository or kind.system} on {kind.arch}"
         )
     else:
         yield Build(
             said.version,
             said.cuda,
             "local_repository",
-            wishes.nccl_local,
+            requirements.nccl_local,
             "the file that was given",
             packages=_strings(kind, f"{said.version}-1+cuda{said.cuda}"),
-            sha256=wishes.nccl_local_sha256,
+            sha256=requirements.nccl_local_sha256,
         )
 
 
@@ -270,23 +270,23 @@ def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
     yield Build(number, entry["cuda"], "distribution", strings[0], "the distribution's list of files", weak=True, packages=strings)
 
 
-def _sources(kind: Machine, wishes: Wishes, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
+def _sources(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
     """What can be built: the release of the tarball that was given, else those whose tarball is known. Only where it was asked for."""
     if not compilers:
         yield Rejected(FROM_SOURCE, without_compiler(kind))
-    elif wishes.nccl_source != "source":
+    elif requirements.nccl_source != "source":
         yield Rejected(FROM_SOURCE, "it takes long, and is built only when asked for: --nccl-source source")
-    elif wishes.nccl_tarball and wishes.nccl_tarball_version:
+    elif requirements.nccl_tarball and requirements.nccl_tarball_version:
         for cuda in compilers:
-            yield _buildable(wishes.nccl_tarball_version, cuda, wishes.nccl_tarball, sha256=wishes.nccl_tarball_sha256)
+            yield _buildable(requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256=requirements.nccl_tarball_sha256)
     else:
         known = catalog.load("nccl")["tarball"]
         for version, checksum in known["sha256"].items():
             url = known["url"].format(version=version)
             for cuda in compilers:
                 yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256=checksum, url=url)
-        if wishes.nccl_version and wishes.nccl_version not in known["sha256"]:
-            yield Rejected(FROM_SOURCE, without_checksum(wishes.nccl_version))
+        if requirements.nccl_version and requirements.nccl_version not in known["sha256"]:
+            yield Rejected(FROM_SOURCE, without_checksum(requirements.nccl_version))
 
 
 def _buildable(version: str, cuda: str, name: str, *, sha256: str | None, url: str | None = None) -> Build:

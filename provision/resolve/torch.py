@@ -9,30 +9,30 @@ from typing import Any, NamedTuple
 from provision import catalog
 from provision.base.versions import key, minor
 from provision.plan.model import Component, Rejected, Source
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve.blocked import Blocked, Kinds, Way, ask, leave_out, newer_drivers, other_pythons
 from provision.resolve.machine import Interpreter, Machine
 
 CPU = "cpu"
 
 
-def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], wishes: Wishes) -> tuple[dict[Machine, Component], list[str]]:
+def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
     """(PyTorch for every kind of host, notes). Raises Blocked with the host that no release fits."""
-    misfits = {version: _misfit(version, kinds, pythons, wishes) for version in _candidates(wishes)}
+    misfits = {version: _misfit(version, kinds, pythons, requirements) for version in _candidates(requirements)}
     fitting = {
-        version: _same_nccl(version, {kind: next(iter(_tags(version, kind, wishes)), CPU) for kind in kinds}, wishes)
+        version: _same_nccl(version, {kind: next(iter(_tags(version, kind, requirements)), CPU) for kind in kinds}, requirements)
         for version, misfit in misfits.items()
         if misfit is None
     }
     if not fitting:
         # What tells the user most: that there is no build at all, before that there is no wheel for a Python.
         found = min((misfit for misfit in misfits.values() if misfit), key=lambda each: each.is_of_python)
-        raise Blocked(found.host, found.reason, _ways_out(found.host, kinds, wishes))
+        raise Blocked(found.host, found.reason, _ways_out(found.host, kinds, requirements))
     version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
     rejected = tuple(_lost(version, fitting, misfits))
     tags = fitting[version]
     made = {
-        kind: _component(version, tags[kind], kind, pythons[kind], wishes, (*_other_builds(version, tags[kind], kind), *rejected))
+        kind: _component(version, tags[kind], kind, pythons[kind], requirements, (*_other_builds(version, tags[kind], kind), *rejected))
         for kind in kinds
     }
     return made, _notes(version, kinds, tags)
@@ -54,16 +54,16 @@ def _lost(chosen: str, fitting: Mapping[str, Mapping[Machine, str]], misfits: Ma
         yield Rejected(f"torch=={version}", f"older than {chosen}, which fits every host")
 
 
-def pythons(wishes: Wishes) -> list[str]:
+def pythons(requirements: Requirements) -> list[str]:
     """The Pythons that the best release has wheels for; empty when the catalogue does not know it."""
-    release = catalog.load("pytorch")["releases"].get(_candidates(wishes)[0])
+    release = catalog.load("pytorch")["releases"].get(_candidates(requirements)[0])
     return list(release["pythons"]) if release else []
 
 
-def _candidates(wishes: Wishes) -> list[str]:
+def _candidates(requirements: Requirements) -> list[str]:
     """Releases, best first."""
-    if wishes.torch_version:
-        return [wishes.torch_version]
+    if requirements.torch_version:
+        return [requirements.torch_version]
     known = catalog.load("pytorch")
     return [known["default"], *sorted((v for v in known["releases"] if v != known["default"]), key=key, reverse=True)]
 
@@ -76,22 +76,24 @@ class _Misfit(NamedTuple):
     is_of_python: bool
 
 
-def _misfit(version: str, kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], wishes: Wishes) -> _Misfit | None:
+def _misfit(
+    version: str, kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter], requirements: Requirements
+) -> _Misfit | None:
     """Of the first host by name that the release does not fit."""
-    if wishes.torch_index and wishes.torch_version:
+    if requirements.torch_index and requirements.torch_version:
         return None  # the user says that it is there
     release = catalog.load("pytorch")["releases"].get(version)
     found = []
     for kind, names in kinds.items():
         python = minor(pythons[kind].version)
         if release is None:
-            given = f"{version}+{_tags(version, kind, wishes)[0]}"
-            there = _there(given, python, kind.arch, (*wishes.files, *kind.torch_wheels))
+            given = f"{version}+{_tags(version, kind, requirements)[0]}"
+            there = _there(given, python, kind.arch, (*requirements.files, *kind.torch_wheels))
             reason = None if there else f"the catalogue does not know PyTorch {version}"
         elif python not in release["pythons"]:
             reason = f"PyTorch {version} has no wheel for Python {python}"
         else:
-            reason = None if _tags(version, kind, wishes) else _no_build(version, kind)
+            reason = None if _tags(version, kind, requirements) else _no_build(version, kind)
         if reason:
             found.append(_Misfit(names[0], reason, release is not None and python not in release["pythons"]))
     return min(found, default=None)
@@ -105,7 +107,7 @@ def _no_build(version: str, kind: Machine) -> str:
     return f"no build of PyTorch {version} runs on a driver for CUDA {kind.cuda}"
 
 
-def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
+def _tags(version: str, kind: Machine, requirements: Requirements) -> list[str]:
     """The tags of the builds that this kind of host can use, best first: ``cpu``, or ``cu126``, …; empty when there is none.
 
     Best is: taken by an earlier run; of the driver's CUDA major, sure, run natively (largest first) and not by minor-version compatibility
@@ -116,7 +118,9 @@ def _tags(version: str, kind: Machine, wishes: Wishes) -> list[str]:
         return [CPU]
     release = catalog.load("pytorch")["releases"].get(version)
     if release is None:
-        named = re.findall(rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*wishes.files, *kind.torch_wheels)), re.MULTILINE)
+        named = re.findall(
+            rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*requirements.files, *kind.torch_wheels)), re.MULTILINE
+        )
         return sorted((tag for tag in set(named) if _runs_on_driver(_dotted(tag), kind)), key=_cuda, reverse=True) or [CPU]
     limit = key(kind.cuda)
 
@@ -148,12 +152,12 @@ def _has_code(compiled: list[str] | None, kind: Machine) -> bool:
     return compiled is not None and not kind.without_code(compiled)
 
 
-def _same_nccl(version: str, tags: dict[Machine, str], wishes: Wishes) -> dict[Machine, str]:
+def _same_nccl(version: str, tags: dict[Machine, str], requirements: Requirements) -> dict[Machine, str]:
     """Each build brings its own NCCL, and ranks with different ones refuse each other: where one build fits all GPU hosts, it is that."""
     gpus = {kind: tag for kind, tag in tags.items() if tag != CPU}
     if len(_nccls(version, tags)) <= 1:
         return tags
-    usable = [_tags(version, kind, wishes) for kind in gpus]
+    usable = [_tags(version, kind, requirements) for kind in gpus]
     common = [tag for tag in usable[0] if all(tag in each for each in usable)]
     if not common:
         return tags
@@ -216,7 +220,9 @@ def _cuda(tag: str) -> tuple[int, ...]:
     return key(_dotted(tag))
 
 
-def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishes: Wishes, rejected: tuple[Rejected, ...]) -> Component:
+def _component(
+    version: str, tag: str, kind: Machine, python: Interpreter, requirements: Requirements, rejected: tuple[Rejected, ...]
+) -> Component:
     known = catalog.load("pytorch")
     exact = f"{version}+{tag}"
     cuda = None if tag == CPU else _dotted(tag)
@@ -235,15 +241,15 @@ def _component(version: str, tag: str, kind: Machine, python: Interpreter, wishe
         why.append(f"weak: {weak}")
     source: Source
     index, sha256 = None, None
-    file = _there(exact, minor(python.version), kind.arch, wishes.files)
+    file = _there(exact, minor(python.version), kind.arch, requirements.files)
     if file:
-        source, sha256 = "folder", None if file in wishes.wheels else dict(wishes.wheels_kept)[file]
+        source, sha256 = "folder", None if file in requirements.wheels else dict(requirements.wheels_kept)[file]
         why.append("the wheel is in the wheel folder that was given" if sha256 is None else f"{file}, which an earlier run was given")
     elif _there(exact, minor(python.version), kind.arch, kind.torch_wheels):
         source = "host"
         why.append("the wheel is in a wheel folder that the host's pip knows")
-    elif wishes.torch_index:
-        source, index, exact = "index", wishes.torch_index, version
+    elif requirements.torch_index:
+        source, index, exact = "index", requirements.torch_index, version
         why.append("the index that was asked for")
     else:
         source, index = "index", known["index"].format(tag=tag)
@@ -258,10 +264,10 @@ def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> str |
     return next((wheel for wheel, parts in named if len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch)), None)
 
 
-def _ways_out(host: str, kinds: Kinds, wishes: Wishes) -> Iterator[Way]:
+def _ways_out(host: str, kinds: Kinds, requirements: Requirements) -> Iterator[Way]:
     """Cheapest first: an option less, another Python, hosts less, a newer driver, no PyTorch."""
     kind, names = next((kind, names) for kind, names in kinds.items() if host in names)
-    if wishes.torch_version:
+    if requirements.torch_version:
         yield ask("leave --torch out: the plan finds one that fits", torch_version=None)
         yield ask("--torch-index URL of an index that has it", torch_index="https://index.example/simple")
     known = catalog.load("pytorch")["releases"].values()

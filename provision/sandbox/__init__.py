@@ -4,7 +4,7 @@
 behalf of the sandbox, and the sandbox installs nothing that a bare host would not have.
 """
 
-from provision.sandbox.engine import engine_available
+from provision.containers.container_engine import engine_available
 from provision.sandbox.lifecycle import down, status, up
 from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from provision.base.errors import UsageError
+from provision.containers import image_names
 
 DEFAULT = "debian:12"
 
@@ -22,26 +23,6 @@ DEBIAN_SUITES = {
 }
 
 _DEBIAN = re.compile(r"(?:library/)?debian:([a-z0-9.-]+)")
-_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_REFERENCE = re.compile(
-    rf"(?:[a-zA-Z0-9.-]+(?::[0-9]+)?/)?{_COMPONENT}(?:/{_COMPONENT})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
-)
-
-
-def checked(base: str) -> str:
-    """The base with its tag spelt out (``:latest`` where there is none).
-
-    Raises:
-        UsageError: not the name of an image.
-    """
-    if not _REFERENCE.fullmatch(base):
-        slip = re.fullmatch(r"debian[-_ ]?(\d+)", base.strip().lower())
-        hint = f"Did you mean debian:{slip.group(1)}?" if slip else "Name an image such as debian:12, debian:13 or ubuntu:24.04."
-        raise UsageError(f"'{base}' is not the name of an image.", hint=hint)
-    if slip := re.fullmatch(r"debian(1[0-9])", base):
-        raise UsageError(f"'{base}' is not the name of a base.", hint=f"Did you mean debian:{slip.group(1)}?")
-    tagged = "@" in base or ":" in base.rsplit("/", 1)[-1]
-    return base if tagged else f"{base}:latest"
 
 
 def assign(count: int, base: str | Sequence[str] | None) -> list[str]:
@@ -59,7 +40,7 @@ def assign(count: int, base: str | Sequence[str] | None) -> list[str]:
     asked = [base] if isinstance(base, str) else list(base or [DEFAULT])
     if len(asked) > count:
         raise UsageError(f"{len(asked)} bases for {count} host(s).", hint=f"Ask for as many hosts: provision sandbox up -n {len(asked)}")
-    named = [checked(one) for one in asked]
+    named = [image_names.checked(one) for one in asked]
     return [named[i % len(named)] for i in range(count)]
 
 

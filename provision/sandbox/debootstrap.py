@@ -14,8 +14,8 @@ from pathlib import Path
 
 from provision.base import paths, process_locks
 from provision.base.errors import ProvisionError
+from provision.containers.controller_settings import Settings
 from provision.sandbox import hostfiles, names
-from provision.sandbox.settings import Settings
 
 #: A slow mirror takes minutes, a dead one fails by itself: the lock is waited for at least as long as another run may need.
 LOCK_SECONDS = 1800
@@ -115,9 +115,7 @@ def _run(suite: str, settings: Settings) -> None:
     if process.returncode != 0:
         tail = " / ".join(line for line in output.splitlines()[-4:] if line.strip())
         full = "no space left on device" in output.lower()
-        hint = (
-            f"Free some space where {paths.cache()} lies." if full else "See that apt's mirror answers (`apt-get update`), then try again."
-        )
+        hint = f"Free some space where {paths.cache()} is." if full else "See that apt's mirror answers (`apt-get update`), then try again."
         raise ProvisionError("The disk is full." if full else f"debootstrap failed: {tail}", where=f"making Debian {suite}", hint=hint)
     (work / "base.tar").replace(kept(suite))
 

@@ -10,8 +10,10 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from importlib import resources
 
-from provision.sandbox import aptsources, names
-from provision.sandbox.settings import BUNDLE_VARIABLES, PROXY_VARIABLES, Settings
+from provision.base import aptsources
+from provision.containers import controller_settings
+from provision.containers.controller_settings import BUNDLE_VARIABLES, PROXY_VARIABLES, Settings
+from provision.sandbox import names
 
 FOLDER = "etc/provision-sandbox"
 BUILD_FOLDER = "provision-build"
@@ -46,14 +48,6 @@ def pip_conf(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def apt_conf(settings: Settings) -> str:
-    """apt's own settings, with the proxies it would otherwise not see: ``sudo apt-get`` drops the environment."""
-    proxies = settings.proxies or {}
-    options = {f"Acquire::{scheme}::Proxy": url for scheme in ("http", "https") if (url := proxies.get(f"{scheme}_proxy"))}
-    options |= settings.apt or {}
-    return "".join(f'{option} "{value}";\n' for option, value in options.items())
-
-
 def sudoers(sudo: str) -> str:
     """Who may become root, and which settings sudo must not drop on the way: proxies and the trust store count for root too."""
     kept = [spelt for name in PROXY_VARIABLES for spelt in (name, name.upper())] + list(BUNDLE_VARIABLES)
@@ -80,7 +74,7 @@ def start_files(
         "authorized_keys": public_key,
         "environment": environment(settings, hosts),
         "pip.conf": pip_conf(settings),
-        "apt.conf": apt_conf(settings),
+        "apt.conf": controller_settings.apt_conf(settings),
     }
     files |= {f"certificates/provision-{i:03}.crt": cert for i, cert in enumerate(settings.own_certificates)}
     if sudo != "none":
@@ -95,7 +89,7 @@ def start_files(
 def build_files(settings: Settings, release: Mapping[str, str]) -> dict[str, str]:
     """What a builder finds in ``BUILD_FOLDER``. The folder is gone before the image is made: proxies may hold passwords."""
     sources = sources_for(settings, release)
-    options = apt_conf(settings)
+    options = controller_settings.apt_conf(settings)
     if sources:
         options += f'Dir::Etc::sourcelist "/{BUILD_FOLDER}/sources.list";\nDir::Etc::sourceparts "/dev/null";\n'
     if settings.bundle:  # a minimal base trusts no one yet, and the mirror may speak https

@@ -1,6 +1,6 @@
 """The image that a base's hosts run: the base is found, pulled or made, then gets what a host has and a minimal base may lack.
 
-Every image made here bears the sandbox's label and lies under the sandbox's repository name, so that `down` finds it.
+Every image made here bears the sandbox's label and is under the sandbox's repository name, so that `down` finds it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from docker.models.containers import Container
 
 from provision.base import process_locks, signals
 from provision.base.errors import ProvisionError
+from provision.containers.container_engine import explained
+from provision.containers.controller_settings import Settings, parse_os_release
 from provision.sandbox import bases, debootstrap, hostfiles, names
-from provision.sandbox.engine import explained
-from provision.sandbox.settings import Settings, parse_os_release
 
 Say = Callable[[str], None]
 

@@ -20,8 +20,8 @@ from docker.types import Mount
 
 from provision.base import process_locks, signals, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.sandbox import bases, engine, hostfiles, images, inventory, keys, names, sweep
-from provision.sandbox import settings as controller
+from provision.containers import container_engine, controller_settings, ssh_keys
+from provision.sandbox import bases, hostfiles, images, inventory, names, sweep
 from provision.sandbox.model import Sandbox, SandboxHost, SudoMode
 
 Say = Callable[[str], None]
@@ -77,7 +77,7 @@ def status(name: str = "default") -> Sandbox | None:
         ProvisionError: no engine answers, or its keys and inventory lie in another state folder.
     """
     names.checked(name)
-    with _engine() as client, engine.explained(f"looking at sandbox {name}"):
+    with _engine() as client, container_engine.explained(f"looking at sandbox {name}"):
         found = [_host(container) for container in sweep.hosts(client, name)]
         folder = sweep.folder(client, name)
     if found and folder is not None and folder.resolve() != names.folder(name).resolve():
@@ -98,7 +98,7 @@ def down(name: str = "default", say: Say = terminal.say) -> list[str]:
         ProvisionError: no engine answers, so that containers may still be there; or another process works on the sandbox.
     """
     names.checked(name)
-    with _only_one(name), _engine() as client, engine.explained(f"removing sandbox {name}"):
+    with _only_one(name), _engine() as client, container_engine.explained(f"removing sandbox {name}"):
         return sweep.sweep(client, name, say)
 
 
@@ -106,27 +106,27 @@ def _undo(client: DockerClient, name: str, say: Say) -> None:
     """Removes what a failed ``up`` made; that the cleaning fails too must not hide why it was needed."""
     say("removing what was made so far")
     try:
-        with engine.explained(f"removing sandbox {name}"):
+        with container_engine.explained(f"removing sandbox {name}"):
             sweep.sweep(client, name, lambda _line: None)
     except ProvisionError as failure:
         say(f"not all could be removed ({failure.what}): run `provision sandbox down` later")
 
 
 def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:
-    settings = controller.read(os.environ, prefix=Path(sys.prefix))
+    settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     for warning in settings.warnings:
         say(f"warning: {warning}")
 
     folder = names.folder(name)
     password = secrets.token_urlsafe(12) if sudo == "password" else None
-    with engine.explained(f"writing {folder}"):
+    with container_engine.explained(f"writing {folder}"):
         folder.mkdir(parents=True, mode=0o700)
-        public_key = keys.make_pair(folder / "id_ed25519", comment=f"provision sandbox {name}")
+        public_key = ssh_keys.make_pair(folder / "id_ed25519", comment=f"provision sandbox {name}")
         if password:
             _write_private(folder / "become_password", password + "\n")
 
     distinct = list(dict.fromkeys(wanted))
-    with engine.explained("making the hosts' network"), signals.held_back():
+    with container_engine.explained("making the hosts' network"), signals.held_back():
         pulls = ",".join(base for base in distinct if images.absent(client, base))
         client.networks.create(
             names.network(name), driver="bridge", labels={names.LABEL: name, names.PULLS: pulls, names.FOLDER: str(folder)}
@@ -137,7 +137,7 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
     containers = []
     hosts = [f"node{number}" for number in range(1, len(wanted) + 1)]
     for host, base in zip(hosts, wanted, strict=True):
-        with engine.explained(f"starting {host}"):
+        with container_engine.explained(f"starting {host}"):
             container = _create(client, name, host, base, image_of[base], sudo, settings)
             files = hostfiles.start_files(settings, images.release_of(container), public_key, sudo, password, hosts)
             container.put_archive("/", hostfiles.archive(hostfiles.FOLDER, files))
@@ -149,7 +149,7 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
     public = {container.labels[names.HOST]: _host_keys(container, deadline) for container in containers}
     sandbox = _sandbox(name, [_host(container) for container in containers])
     sandbox.known_hosts.write_text(
-        keys.known_hosts({(host.name, host.address): public[host.name] for host in sandbox.hosts}), encoding="utf-8"
+        ssh_keys.known_hosts({(host.name, host.address): public[host.name] for host in sandbox.hosts}), encoding="utf-8"
     )
     sandbox.inventory.write_text(inventory.render(sandbox, slots), encoding="utf-8")
     for made, container in zip(sandbox.hosts, containers, strict=True):
@@ -157,7 +157,9 @@ def _make(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, sl
     return sandbox
 
 
-def _create(client: DockerClient, name: str, host: str, base: str, image: str, sudo: SudoMode, settings: controller.Settings) -> Container:
+def _create(
+    client: DockerClient, name: str, host: str, base: str, image: str, sudo: SudoMode, settings: controller_settings.Settings
+) -> Container:
     network = names.network(name)
     with signals.held_back():
         return client.containers.create(
@@ -179,7 +181,7 @@ def _create(client: DockerClient, name: str, host: str, base: str, image: str, s
 def _host_keys(container: Container, deadline: float) -> str:
     """The host's public keys, asked for through the engine: whoever sits on the network cannot forge them."""
     host = container.labels[names.HOST]
-    with engine.explained(f"starting {host}"):
+    with container_engine.explained(f"starting {host}"):
         while True:
             _fail_if_stopped(container)
             try:
@@ -211,7 +213,7 @@ def _wait_for_login(sandbox: Sandbox, host: SandboxHost, container: Container, d
             ) from failure
         if tried.returncode == 0:
             return
-        with engine.explained(f"starting {host.name}"):
+        with container_engine.explained(f"starting {host.name}"):
             _fail_if_stopped(container)
         if time.monotonic() > deadline:
             raise ProvisionError(
@@ -235,7 +237,7 @@ def _last_lines(container: Container) -> str:
 
 def _as_it_is(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:
     """The sandbox that is already there, if it is the one that was asked for and it is well."""
-    with engine.explained(f"looking at sandbox {name}"):
+    with container_engine.explained(f"looking at sandbox {name}"):
         containers = sweep.hosts(client, name)
         sandbox = _sandbox(name, [_host(container) for container in containers])
         same = [host.base for host in sandbox.hosts] == wanted and all(one.labels.get(names.SUDO) == sudo for one in containers)
@@ -252,7 +254,7 @@ def _as_it_is(client: DockerClient, name: str, wanted: list[str], sudo: SudoMode
 
 
 def _exists(client: DockerClient, name: str) -> bool:
-    with engine.explained(f"looking for sandbox {name}"):
+    with container_engine.explained(f"looking for sandbox {name}"):
         label = f"{names.LABEL}={name}"
         networks = client.networks.list(filters={"label": label})
         containers = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
@@ -288,7 +290,7 @@ def _write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def _engine() -> Iterator[DockerClient]:
-    client = engine.connect()
+    client = container_engine.connect()
     try:
         yield client
     finally:

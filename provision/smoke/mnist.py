@@ -42,7 +42,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error)  # what a file that is not there, 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file to push to the hosts: its name there, where it lies here, its size and SHA-256."""
+    """One file to push to the hosts: its name there, where it is here, its size and SHA-256."""
 
     name: str
     path: Path
@@ -142,7 +142,7 @@ def obtain(
         return _digits(cache / "digits")
     except OSError as error:
         raise ProvisionError(
-            f"the cache of data sets cannot be used: {error}", where=str(cache), hint="free or mend this folder, or set PROVISION_HOME"
+            f"the cache of data sets cannot be used: {error}", where=str(cache), hint="free or fix this folder, or set PROVISION_HOME"
         ) from error
 
 
@@ -188,7 +188,7 @@ def _fetch(file: DataFile, usable: list[str], tried: list[str], say: Say) -> byt
 
 
 def _digits(folder: Path) -> Dataset:
-    """The digits that provision ships, as MNIST's four files in ``folder``: what lies there already is used only where it is the same."""
+    """The digits that provision ships, as MNIST's four files in ``folder``: what is there already is used only where it is the same."""
     known = catalog.load("mnist")["digits"]
     table = b""
     with contextlib.suppress(*_UNREADABLE):
@@ -235,7 +235,7 @@ def enlarge(pixels: Sequence[int]) -> bytes:
 
 
 _UNIT = 2 * DRAWN_SIDE
-# Per drawn pixel: the source pixel left of its centre, and how far right of that one's centre it lies, in 1/_UNIT; edges are repeated.
+# Per drawn pixel: the source pixel left of its centre, and how far right of that one's centre it is, in 1/_UNIT; edges are repeated.
 _TAPS = [divmod(min(max((2 * at + 1) * DIGIT_SIDE - DRAWN_SIDE, 0), (DIGIT_SIDE - 1) * _UNIT), _UNIT) for at in range(DRAWN_SIDE)]
 
 

@@ -34,7 +34,7 @@ class NothingInstalled(ProvisionError):
     """No run of ours has come to its end on a host."""
 
 
-def find(session: Session, python: str | None, patience: float = shell.PATIENCE_S) -> Plan | str:
+def find(session: Session, python: str | None, timeout: float = shell.TIMEOUT_S) -> Plan | str:
     """What a job can run with: the plan of what is installed, or the path of a Python that has the engine.
 
     That is ``python`` where it is given; where nothing is installed and all hosts are this machine, that of its active environment.
@@ -43,10 +43,10 @@ def find(session: Session, python: str | None, patience: float = shell.PATIENCE_
         NothingInstalled, ProvisionError: as `look` does.
     """
     if python is not None:
-        check(session, python, patience)
+        check(session, python, timeout)
         return python
     try:
-        return look(session, patience)
+        return look(session, timeout)
     except NothingInstalled as error:
         if any(host.connection != "local" for host in session.inventory.hosts):
             raise NothingInstalled(error.what, where=error.where, hint=f"{error.hint}; or --python PATH of one with the engine") from None
@@ -70,14 +70,14 @@ def _has_engine(python: str) -> bool:
     return subprocess.run([python, "-c", _FIND], capture_output=True, cwd="/", check=False).returncode == 0
 
 
-def look(session: Session, patience: float = shell.PATIENCE_S) -> Plan:
+def look(session: Session, timeout: float = shell.TIMEOUT_S) -> Plan:
     """What is installed on the session's hosts, by one command each and without a survey.
 
     Raises:
         NothingInstalled: there is nothing on a host.
-        ProvisionError: a host cannot be reached, does not answer in ``patience`` seconds, or does not hold what a job needs.
+        ProvisionError: a host cannot be reached, does not answer in ``timeout`` seconds, or does not hold what a job needs.
     """
-    answers = shell.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, patience=patience)
+    answers = shell.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, timeout=timeout)
     again = f"provision up {session.inventory.argument}"
     for host in session.inventory.hosts:
         _complain(host, answers[host.name], again)
@@ -88,16 +88,16 @@ def look(session: Session, patience: float = shell.PATIENCE_S) -> Plan:
     return plan(session.inventory, found)
 
 
-def check(session: Session, python: str, patience: float = shell.PATIENCE_S) -> None:
+def check(session: Session, python: str, timeout: float = shell.TIMEOUT_S) -> None:
     """Whether ``python`` has the engine on all hosts. Raises ProvisionError as `look` does."""
     script = f"python={shlex.quote(python)}; {_TEST}"
-    answers = shell.ask(session, {host.name: script for host in session.inventory.hosts}, patience=patience)
+    answers = shell.ask(session, {host.name: script for host in session.inventory.hosts}, timeout=timeout)
     for host in session.inventory.hosts:
         _complain(host, answers[host.name], f"install the engine there, from the sources: {python} -m pip install ./collective_core")
 
 
 def _script(host: Host) -> str:
-    """Prints the manifest. With and without root it lies elsewhere; where there are both, the later installation counts."""
+    """Prints the manifest. With and without root it is elsewhere; where there are both, the later installation counts."""
     places = [f"{folder}/manifest.json" for folder in ([host.prefix] if host.prefix else [DEFAULT_PREFIX, HOME_PREFIX])]
     newest = f"$(ls -t {shlex.join(places)} 2>/dev/null | head -n 1)"
     show = f'cd; echo; echo {_MARK}; manifest="{newest}"; [ -n "$manifest" ] || exit 0; cat "$manifest"'

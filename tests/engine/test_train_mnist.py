@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "provision/hostside/train_mnist.py"
 sys.path.insert(0, str(REPOSITORY))
 
-from provision.launch import mpirun  # noqa: E402 (this environment holds the engine, not the toolkit)
+from provision.launch import mpirun  # noqa: E402 (this forwarded_variables holds the engine, not the toolkit)
 from provision.smoke import evaluation  # noqa: E402
 
 # Runs the training script after the sentence of sabotage given first.

@@ -144,7 +144,7 @@ def keyring_package(folder: Path, work: Path, key: Key) -> Path:
 
 
 def local_repository(folder: Path, work: Path, key: Key, system: str, full: str, *, signed_by: bool = True) -> Path:
-    """nccl-local-repo-SYSTEM-VERSION-cudaX.Y_1.0-1_amd64.deb: a repository as files, its list, and its key beside it."""
+    """nccl-local-repo-SYSTEM-VERSION-cudaX.Y_1.0-1_amd64.deb: a repository as files, its list, and its key next to it."""
     number, cuda = full.split("-")[0], full.rpartition("+")[2]
     name = f"nccl-local-repo-{system}-{number}-{cuda}"
     tree = work / name

@@ -68,16 +68,16 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     assert [host["changed"] for host in whole["hosts"]] == [0, 0]
 
 
-def test_what_was_changed_behind_our_back_is_noticed_and_mended(closed, bundle):
+def test_what_was_changed_behind_our_back_is_noticed_and_fixed(closed, bundle):
     one, two = closed.hosts
     root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
     engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")
     root(two, f"printf x | dd of={engine} bs=1 seek=4096 conv=notrunc 2>/dev/null")
-    mended = good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json"))
-    assert "node1: package g++ is gone; /etc/ld.so.conf.d/00-provision.conf was changed" in mended.stderr
-    assert f"node2: {engine} has other content" in mended.stderr
-    assert {host["state"] for host in report(mended)["hosts"]} == {"ready"}
-    assert all(host["changed"] > 0 for host in report(mended)["hosts"])
+    fixed = good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json"))
+    assert "node1: package g++ is gone; /etc/ld.so.conf.d/00-provision.conf was changed" in fixed.stderr
+    assert f"node2: {engine} has other content" in fixed.stderr
+    assert {host["state"] for host in report(fixed)["hosts"]} == {"ready"}
+    assert all(host["changed"] > 0 for host in report(fixed)["hosts"])
 
 
 def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ssh):

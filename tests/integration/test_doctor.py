@@ -1,4 +1,4 @@
-"""Things that are broken for real on real hosts: doctor finds them, mends what it can, and sees that they are gone."""
+"""Things that are broken for real on real hosts: doctor finds them, fixes what it can, and sees that they are gone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_limit_of_open_files_is_raised_and_seen_to_be(cluster):
     result = provision("doctor", str(cluster.inventory), "--only", "too-many-open-files", "--fix", "--yes", "--json")
     assert json.loads(result.stdout)["findings"] == [], result.stderr
     assert result.returncode == 0
-    assert "mended: node1: too-many-open-files" in result.stderr
+    assert "fixed: node1: too-many-open-files" in result.stderr
 
 
 def test_without_consent_nothing_is_run(cluster):
@@ -52,7 +52,7 @@ def test_without_consent_nothing_is_run(cluster):
     assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "644"
 
 
-def test_wrong_modes_of_ssh_files_are_found_and_mended(cluster):
+def test_wrong_modes_of_ssh_files_are_found_and_fixed(cluster):
     root(cluster.hosts[0], OPEN_KEY)
     assert hosts_of(doctor(cluster), "ssh-permission-denied") == {"node1"}
     good(provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", "--yes"))
@@ -67,7 +67,7 @@ def test_keys_that_sshd_refuses_are_named_as_such(cluster):
         root(cluster.hosts[1], "chmod 600 /home/trainer/.ssh/authorized_keys")
 
 
-def test_a_name_that_means_the_host_itself_is_found_and_mended(cluster):
+def test_a_name_that_means_the_host_itself_is_found_and_fixed(cluster):
     # In place: the container engine mounts the file.
     root(cluster.hosts[0], "sed 's/.*[[:space:]]node1.*/127.0.1.1 node1/' /etc/hosts > /tmp/h && cat /tmp/h > /etc/hosts")
     assert hosts_of(doctor(cluster), "hostname-loopback-mpi") == {"node1"}
@@ -194,14 +194,14 @@ def installed(sandbox_factory) -> Sandbox:
     return made
 
 
-def mended(cluster: Sandbox, *names: str) -> None:
-    """Doctor finds them, mends them, looks again and finds them no more."""
+def fixed(cluster: Sandbox, *names: str) -> None:
+    """Doctor finds them, fixes them, looks again and finds them no more."""
     only = [word for name in names for word in ("--only", name)]
     found = doctor(cluster, *only)
     assert {name: hosts_of(found, name) for name in names} == {name: {"node1"} for name in names}
     result = good(provision("doctor", str(cluster.inventory), *only, "--fix", "--yes"))
     for name in names:
-        assert f"mended: node1: {name}" in result.stderr
+        assert f"fixed: node1: {name}" in result.stderr
 
 
 def test_hosts_that_can_run_a_job_reach_each_other(installed):
@@ -212,19 +212,19 @@ def test_hosts_that_can_run_a_job_reach_each_other(installed):
 def test_libraries_that_the_linker_does_not_know(installed):
     host = installed.hosts[0]
     root(host, "rm /etc/ld.so.conf.d/00-provision.conf && ldconfig")
-    mended(installed, "libopen-rte-missing")
+    fixed(installed, "libopen-rte-missing")
     assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
 
 
 def test_another_open_mpi_in_front_of_ours(installed, ssh):
     host = installed.hosts[0]
     root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")
-    mended(installed, "mpi-lib-mixed")
+    fixed(installed, "mpi-lib-mixed")
     assert ssh(installed, host, "command -v mpirun").stdout.strip() == "/opt/provision/venv/bin/mpirun"
 
 
 def test_an_engine_that_was_built_for_another_python_and_host_keys_that_changed(installed):
-    """Two faults that one installation mends."""
+    """Two faults that one installation fixes."""
     host = installed.hosts[0]
     root(
         host,
@@ -233,7 +233,7 @@ def test_an_engine_that_was_built_for_another_python_and_host_keys_that_changed(
         " && cd /home/trainer/.ssh && ssh-keygen -q -t ed25519 -N '' -f /tmp/other"
         ' && sed -i "s|ssh-ed25519 .*|$(cut -d" " -f1,2 /tmp/other.pub)|" provision_known_hosts',
     )
-    mended(installed, "engine-other-python", "ssh-host-key-changed")
+    fixed(installed, "engine-other-python", "ssh-host-key-changed")
     root(host, "/opt/provision/venv/bin/python -c 'import collective_core'")
 
 

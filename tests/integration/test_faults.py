@@ -1,4 +1,4 @@
-"""What goes wrong while bare hosts are being installed, done for real: and that the next run mends it.
+"""What goes wrong while bare hosts are being installed, done for real: and that the next run fixes it.
 
 The hosts get no PyTorch here (``--without-torch``), because the faults are the same without and the engine's own check ends the job.
 """
@@ -194,7 +194,7 @@ def test_a_package_that_was_cut_off_while_it_was_unpacked_is_brought_again(guard
         assert root(host, f"dpkg --audit; ls {library}") == library
 
 
-def test_a_full_disk_in_the_middle_is_named_and_the_next_run_mends_what_was_cut_off(guarded):
+def test_a_full_disk_in_the_middle_is_named_and_the_next_run_fixes_what_was_cut_off(guarded):
     host, word = guarded.hosts[0], ("--become-password-file", str(guarded.become_password))
     root(host, "rm -rf /opt/provision")
     pid = container(host).attrs["State"]["Pid"]  # a container may not mount for itself

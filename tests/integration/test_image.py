@@ -33,12 +33,11 @@ from registry import Registry
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
-from provision.image import containers, job_containers, labels, remote_engines
-from provision.image import verify as verifying
+from provision.containers import controller_settings
+from provision.image import containers, job_containers, labels, remote_engines, verification
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
-from provision.sandbox import settings as controller
 
 BASE = f"{PREFIX}-image/base"
 IMAGE = f"{PREFIX}-image/cpu:1"
@@ -51,7 +50,7 @@ def provision(*words: str) -> int:
 @pytest.fixture(scope="module")
 def base(engine: docker.DockerClient) -> Iterator[str]:
     """Debian 12 with sources that do not exist: packages come from where this machine takes its own from."""
-    tar = debootstrap.make("bookworm", controller.read(os.environ, prefix=Path(sys.prefix)), print)
+    tar = debootstrap.make("bookworm", controller_settings.read(os.environ, prefix=Path(sys.prefix)), print)
     engine.api.import_image(str(tar), f"{BASE}", "bare")
     sources = "deb http://archive.example/debian bookworm main\\ndeb http://archive.example/debian-security bookworm-security main\\n"
     dockerfile = f'FROM {BASE}:bare\nRUN printf "{sources}" > /etc/apt/sources.list\n'
@@ -85,12 +84,12 @@ def secrets(company: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("company")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=Company CA"]
     subprocess.run([*command, "-keyout", str(folder / "key"), "-out", str(folder / "ca.pem")], check=True, capture_output=True)
-    own = controller.read(os.environ, prefix=Path(sys.prefix))
+    own = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     (folder / "bundle.pem").write_text(own.bundle + (folder / "ca.pem").read_text())
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy"):
             patch.setenv(name, company.url)
-        for name in controller.BUNDLE_VARIABLES:
+        for name in controller_settings.BUNDLE_VARIABLES:
             patch.setenv(name, str(folder / "bundle.pem"))
         yield {
             "password": company.password,
@@ -240,7 +239,7 @@ def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, im
         assert labels.read(broken, claimed.attrs).ready
         assert provision("verify", str(claimed.id)) == 2  # an id can carry no label
         with pytest.raises(ProvisionError, match="the name went to another image"):
-            verifying._label(engine, broken, labels.read(image, engine.images.get(image).attrs), "", "")
+            verification._label(engine, broken, labels.read(image, engine.images.get(image).attrs), "", "")
         capsys.readouterr()
         assert provision("verify", broken) == 1
         assert "is not ready" in capsys.readouterr().out

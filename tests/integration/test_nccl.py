@@ -30,7 +30,7 @@ CHOSEN = "2.21.5-1+cuda12.4"
 OLDER = "2.20.5-1+cuda12.4"
 HIGHER_CUDA = "2.21.5-1+cuda13.1"
 OF_THE_DISTRIBUTION = "2.22.3-1-1"
-WISHES = ("--nccl", "2.21.5", "--nccl-source", "repository")
+REQUIREMENTS = ("--nccl", "2.21.5", "--nccl-source", "repository")
 
 # What nvidia-smi prints of a host with one A100 and a driver for CUDA 12.4, as far as anybody asks.
 NVIDIA_SMI = r"""#!/bin/sh
@@ -119,10 +119,10 @@ def provision(nvidia, distribution) -> Command:
 
 @pytest.fixture
 def book(host, provision, tmp_path) -> Command:
-    """The playbook of a plan, to be run by hand: ``book(*wishes)`` returns what runs NCCL's part of it."""
+    """The playbook of a plan, to be run by hand: ``book(*requirements)`` returns what runs NCCL's part of it."""
 
-    def render(*wishes: str) -> Command:
-        good(provision("plan", str(host.inventory), "--without-torch", *wishes, "--out", str(tmp_path / "book")))
+    def render(*requirements: str) -> Command:
+        good(provision("plan", str(host.inventory), "--without-torch", *requirements, "--out", str(tmp_path / "book")))
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "site.yml", "-e", "@vars.json"]
         command += ["--tags", "nccl,linker"]
         return lambda: subprocess.run(command, cwd=tmp_path / "book", capture_output=True, text=True, timeout=RUN_S, check=False)
@@ -133,7 +133,7 @@ def book(host, provision, tmp_path) -> Command:
 @pytest.fixture
 def play(book) -> Command:
     """Plan and run in one."""
-    return lambda *wishes: book(*wishes)()
+    return lambda *requirements: book(*requirements)()
 
 
 def state(host: Sandbox) -> dict[str, tuple[str, str]]:
@@ -170,7 +170,7 @@ def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_hos
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     changes = {name: value.format(address=nvidia.address) for name, value in wrong.items()}
     bare = root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l")
-    result = provision("up", str(host.inventory), "--without-torch", *WISHES, catalogue=nvidia.catalogue(**changes))
+    result = provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS, catalogue=nvidia.catalogue(**changes))
     assert result.returncode == 1
     assert reason in result.stderr
     assert "the key of the repository" in result.stderr
@@ -183,11 +183,11 @@ def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_hos
 
 def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_holds_it(host, provision):
     root(host.hosts[0], f"apt-get -q -y install --no-install-recommends libnccl2={OF_THE_DISTRIBUTION}")  # its owner's
-    refused = provision("up", str(host.inventory), "--without-torch", *WISHES)
+    refused = provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS)
     assert refused.returncode == 1
     assert f"libnccl2 {OF_THE_DISTRIBUTION} is installed there, which is newer; --allow-downgrade" in " ".join(refused.stdout.split())
     assert root(host.hosts[0], "dpkg-query -W -f '${Version} ${db:Status-Want}' libnccl2") == f"{OF_THE_DISTRIBUTION} install"
-    document = report(good(provision("up", str(host.inventory), "--without-torch", *WISHES, "--allow-downgrade", "--json")))
+    document = report(good(provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS, "--allow-downgrade", "--json")))
     assert document["ok"]
     assert document["hosts"][0]["nccl"] == "2.21.5"
     assert state(host) == HELD
@@ -210,7 +210,7 @@ def test_the_repository_is_believed_by_its_own_key_alone(host, nvidia):
 
 def test_a_second_run_changes_nothing_and_a_dry_run_says_so(host, provision):
     for words in ((), ("--check",)):
-        document = report(good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", *WISHES, "--json", *words)))
+        document = report(good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", *REQUIREMENTS, "--json", *words)))
         assert [entry["changed"] for entry in document["hosts"]] == [0]
     assert state(host) == HELD
 
@@ -218,7 +218,7 @@ def test_a_second_run_changes_nothing_and_a_dry_run_says_so(host, provision):
 @pytest.mark.parametrize("version", [HIGHER_CUDA, OLDER, OF_THE_DISTRIBUTION])
 def test_a_held_wrong_version_is_replaced_whether_it_is_older_or_newer(version, host, play):
     put(host, version)
-    done = play(*WISHES, "--allow-downgrade")
+    done = play(*REQUIREMENTS, "--allow-downgrade")
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
 
@@ -227,7 +227,7 @@ def test_with_a_mirror_of_the_distribution_nvidias_repository_is_still_where_it_
     put(host, OLDER)
     mirror = root(host.hosts[0], "awk '$1 == \"deb\" {print $2; exit}' /etc/apt/sources.list")
     root(host.hosts[0], "cp -p /etc/apt/sources.list /var/tmp && sed -i 's,//[^/]*,//archive.invalid,' /etc/apt/sources.list")
-    done = play(*WISHES, "--apt-mirror", mirror)
+    done = play(*REQUIREMENTS, "--apt-mirror", mirror)
     root(host.hosts[0], "mv /var/tmp/sources.list /etc/apt")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "Look at the mirror" in done.stdout
@@ -236,7 +236,7 @@ def test_with_a_mirror_of_the_distribution_nvidias_repository_is_still_where_it_
 
 def test_a_version_that_went_away_since_the_plan_is_one_clear_error_and_what_was_held_stays(host, nvidia, book, tmp_path):
     put(host, OLDER)
-    run = book(*WISHES)
+    run = book(*REQUIREMENTS)
     nccl_packages.withdraw(nvidia.repository, [CHOSEN], tmp_path / "away")
     nccl_packages.index(nvidia.repository, nvidia.key)
     try:
@@ -257,7 +257,7 @@ def test_a_repository_whose_signature_is_wrong_is_not_believed(host, nvidia, pla
     stranger = nccl_packages.Key(nvidia.work / "stranger")
     nccl_packages.index(nvidia.repository, stranger)
     try:
-        done = play(*WISHES)
+        done = play(*REQUIREMENTS)
     finally:
         stranger.close()
         nccl_packages.index(nvidia.repository, nvidia.key)
@@ -301,7 +301,7 @@ def test_a_repository_that_the_host_knows_already_is_used_and_no_key_is_fetched(
     (nvidia.work / "site/mirror").symlink_to(nvidia.repository)
     line = f"deb [trusted=yes] {nvidia.address}/mirror/ /"
     root(host.hosts[0], f"echo '{line}' > /etc/apt/sources.list.d/cuda-mirror.list && apt-get -q update")
-    done = play(*WISHES)
+    done = play(*REQUIREMENTS)
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
     assert json.loads((tmp_path / "book/vars.json").read_text())["provision_repository_keys"] == {}
@@ -326,14 +326,14 @@ def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_p
 def test_a_local_repository_package_is_installed_its_key_put_in_place_and_nccl_taken_from_it(signed_by, host, nvidia, play, tmp_path):
     clean(host)
     file = nccl_packages.local_repository(tmp_path, tmp_path / "work", nvidia.key, "debian12", CHOSEN, signed_by=signed_by)
-    wishes = ("--nccl-local", str(file), "--nccl-source", "local")
-    done = play(*wishes)
+    requirements = ("--nccl-local", str(file), "--nccl-source", "local")
+    done = play(*requirements)
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
     assert "file:/var/nccl-local-repo-debian12-2.21.5-cuda12.4" in root(host.hosts[0], "apt-cache policy libnccl2")
     assert "trusted=yes" not in root(host.hosts[0], "cat /etc/apt/sources.list.d/nccl-local-*.list")
     assert root(host.hosts[0], "ls /opt/provision/repositories") in ("", "cuda-debian12-x86_64-keyring.deb")
-    again = play(*wishes)
+    again = play(*requirements)
     assert "changed=0" in again.stdout, again.stdout[-3000:]
 
 
@@ -399,7 +399,7 @@ def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host,
     root(host.hosts[0], "dpkg --purge --force-hold libnccl2 libnccl-dev && rm -rf /opt/provision/nccl")
     assert "file:///var/nccl-local-repo-" in root(host.hosts[0], "cat /etc/apt/sources.list.d/nccl-local-*.list")
     bundle = tmp_path / "hosts.bundle"
-    words = ("--without-torch", *WISHES)
+    words = ("--without-torch", *REQUIREMENTS)
     good(provision("bundle", str(host.inventory), *words, "--out", str(bundle)))
     no_way_out(host.hosts[0])
     root(host.hosts[0], "rm -f /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
@@ -423,7 +423,7 @@ PUT = ("/usr/local/cuda", "/usr/local/cuda/bin", "/usr/local/cuda/bin/nvcc")
 
 
 def test_held_packages_the_repository_its_key_and_the_local_one_go_and_nothing_else(host, before, play, provision):
-    done = play(*WISHES)
+    done = play(*REQUIREMENTS)
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
     there = {line.split()[0] for line in hosts.state(host.hosts[0])}

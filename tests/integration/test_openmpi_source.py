@@ -26,7 +26,8 @@ from hosts import RUN_S, Running, good, marked_processes, report, root
 
 from provision import catalog
 from provision.base import paths
-from provision.sandbox import Sandbox, settings
+from provision.containers import controller_settings
+from provision.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def tarball(own_state, tmp_path_factory) -> Path:
     path = paths.cache() / f"openmpi-{VERSION}.tar.xz"
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != TARBALL_SHA256:
         work = tmp_path_factory.mktemp("apt")
-        mirror = settings.read(os.environ, prefix=Path(sys.prefix)).mirror
+        mirror = controller_settings.read(os.environ, prefix=Path(sys.prefix)).mirror
         assert mirror is not None, "this machine's apt has no mirror of Debian to take the sources of Open MPI from"
         key = "/usr/share/keyrings/debian-archive-keyring.gpg"
         (work / "sources.list").write_text(f"deb-src [signed-by={key}] {mirror.archive} bookworm main\n")
@@ -266,8 +267,8 @@ def test_sources_are_fetched_and_a_host_that_cannot_build_gets_what_another_one_
         "sha256": {"4.1.6": {"ending": "gz", "value": hashlib.sha256(path.read_bytes()).hexdigest()}},
     }
     book = tmp_path / "book"
-    wishes = ("--openmpi", "source", "--openmpi-version", "4.1.6")
-    good(provision("plan", str(cluster.inventory), *LEAN, *wishes, "--out", str(book), **official))
+    requirements = ("--openmpi", "source", "--openmpi-version", "4.1.6")
+    good(provision("plan", str(cluster.inventory), *LEAN, *requirements, "--out", str(book), **official))
     path.unlink()
     one, two = cluster.hosts
     words = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(cluster.inventory), "site.yml", "-e", "@vars.json"]

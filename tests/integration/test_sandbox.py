@@ -26,7 +26,8 @@ from hosts import images_of_image_tests
 from provision import sandbox as sandboxes
 from provision.base import paths
 from provision.base.errors import ProvisionError, UsageError
-from provision.sandbox import Sandbox, debootstrap, images, names, settings
+from provision.containers import controller_settings
+from provision.sandbox import Sandbox, debootstrap, images, names
 
 BASES = ["debian:12", "debian:13"]
 CODENAMES = {"debian:12": "bookworm", "debian:13": "trixie"}
@@ -370,7 +371,7 @@ def name(request) -> Iterator[str]:
 
 @pytest.fixture
 def world(engine, own_state, name):
-    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests make beside is left out."""
+    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests make next to is left out."""
 
     def foreign(labels: dict[str, str] | None) -> bool:
         if names.LABEL in (labels or {}):
@@ -506,7 +507,7 @@ def cold_cache(engine, monkeypatch, tmp_path) -> Path:
     """A cache that holds the base and not the finished host: `up` has to build."""
     suite = "bookworm"
     if not debootstrap.kept(suite).exists():
-        debootstrap.make(suite, settings.read(os.environ), print)
+        debootstrap.make(suite, controller_settings.read(os.environ), print)
     source = debootstrap.kept(suite)
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     debootstrap.kept(suite).parent.mkdir(parents=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from provision import facts
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes, resolve
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements, resolve
 
-WISHES = Wishes(engine_version="0.1.0", engine_sha256="0" * 64)
+REQUIREMENTS = Requirements(engine_version="0.1.0", engine_sha256="0" * 64)
 
-FROM_SOURCE = Wishes(nccl_source="source")
+FROM_SOURCE = Requirements(nccl_source="source")
 
 TOOLKITS = {
     "toolkits": [
         {"path": "/home/me/cuda", "version": "11.8", "nvcc": True, "headers": True, "found": "CUDA_HOME names it"},
-        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
-        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "headers": True, "found": "it lies in a usual place"},
-        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "headers": False, "found": "it lies in a usual place"},
+        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "headers": True, "found": "it is in a usual place"},
+        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "headers": True, "found": "it is in a usual place"},
+        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "headers": False, "found": "it is in a usual place"},
     ],
     "nvcc": None,
 }
@@ -67,5 +67,5 @@ def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) 
     return facts.normalise({**known, "cuda": found, "missing": [part for part in known["missing"] if part != "cuda"]})
 
 
-def plan_for(hosts: dict[str, facts.Facts], wishes: Wishes = WISHES, **asked: HostWishes) -> Any:
-    return resolve(hosts, wishes, asked)
+def plan_for(hosts: dict[str, facts.Facts], requirements: Requirements = REQUIREMENTS, **asked: HostRequirements) -> Any:
+    return resolve(hosts, requirements, asked)

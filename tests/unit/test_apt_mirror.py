@@ -21,12 +21,12 @@ from rendered import variables_in
 from test_remove_script import ROOT, load_module
 
 from provision import facts, inventory
+from provision.base import aptsources
 from provision.base.errors import UsageError
 from provision.cli.options import url as address
 from provision.commands import planning
 from provision.install import installer
 from provision.plan.options import Options
-from provision.sandbox import aptsources
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt is on Debian and Ubuntu")
 

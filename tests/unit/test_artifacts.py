@@ -14,11 +14,11 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.install import artifacts, builds, from_source
 from provision.install.artifacts import Given
 from provision.plan.model import Plan, Repository
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 
 TARBALL = b"sources"
-WISHES = Wishes(
+REQUIREMENTS = Requirements(
     torch=False,
     openmpi="source",
     openmpi_tarball="openmpi-4.1.6.tar.gz",
@@ -35,14 +35,14 @@ def host(system: str, version: str, arch: str = "x86_64", *, gpu: bool = False) 
     return found
 
 
-def planned(wishes: Wishes = WISHES, **hosts: dict[str, Any]) -> Plan:
+def planned(requirements: Requirements = REQUIREMENTS, **hosts: dict[str, Any]) -> Plan:
     network = {
         "network": {
             "interfaces": [{"name": "eth0", "addresses": ["192.0.2.1/24"], "up": True}],
             "ssh_connection": {"interface": "eth0"},
         }
     }
-    plan = resolve({name: facts.normalise({**network, **known}) for name, known in hosts.items()}, wishes, {})
+    plan = resolve({name: facts.normalise({**network, **known}) for name, known in hosts.items()}, requirements, {})
     assert not plan.conflicts, plan.conflicts
     return plan
 
@@ -157,7 +157,7 @@ def with_gpu(cuda: str, capability: str = "8.0", toolkit: str | None = None) -> 
     return {**found, "cuda": {"toolkits": toolkits, "nvcc": None}}
 
 
-NCCL = Wishes(
+NCCL = Requirements(
     torch=False,
     nccl_source="source",
     nccl_tarball="mine.tar.gz",
@@ -200,8 +200,8 @@ def test_nccl_is_built_once_per_cuda_by_hosts_with_a_compiler(tmp_path: Path, nc
 def test_open_mpi_for_gpus_is_told_each_builders_toolkit(tmp_path: Path, tarball: Path) -> None:
     other = with_gpu("12.4", toolkit="12.4")
     other["cuda"]["toolkits"][0]["path"] = "/opt/cuda"
-    wishes = replace(WISHES, openmpi_cuda=True)
-    plan = planned(wishes, a=with_gpu("12.4", toolkit="12.4"), b=other, cpu=host("debian", "12"))
+    requirements = replace(REQUIREMENTS, openmpi_cuda=True)
+    plan = planned(requirements, a=with_gpu("12.4", toolkit="12.4"), b=other, cpu=host("debian", "12"))
     found = openmpi(gather(plan, tmp_path / "supplies", tarball))
     assert found["build_of"]["a"] == found["build_of"]["b"] != found["build_of"]["cpu"]  # the same for both
     assert found["words"] == {"a": ["--with-cuda=/usr/local/cuda"], "b": ["--with-cuda=/opt/cuda"]}
@@ -237,7 +237,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
 
 def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalog.load("nccl")["tarball"], "url", "http://127.0.0.1:1/v{version}-1.tar.gz")
-    plan = planned(Wishes(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
+    plan = planned(Requirements(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
     with pytest.raises(ProvisionError, match=r"NCCL 2\.27\.5 cannot be had") as error:
         nccl(plan, tmp_path / "one")
     assert "--nccl-tarball FILE, or take a prebuilt one" in str(error.value)
@@ -246,11 +246,13 @@ def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monke
 def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: Path) -> None:
     package = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
     package.write_bytes(b"packages")
-    wishes = Wishes(torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest())
-    needed = planned(wishes, a=host("debian", "12", gpu=True))
+    requirements = Requirements(
+        torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest()
+    )
+    needed = planned(requirements, a=host("debian", "12", gpu=True))
     carried = artifacts.carry(needed, tmp_path / "one", Given(nccl_local=package))
     assert (tmp_path / "one" / carried["nccl_local"]).read_bytes() == b"packages"
-    without = planned(wishes, a=host("debian", "12"))
+    without = planned(requirements, a=host("debian", "12"))
     assert artifacts.carry(without, tmp_path / "two", Given(nccl_local=package)) == {}
 
 
@@ -270,7 +272,7 @@ RPM_KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Li
 
 
 def with_repository(**changes: Any) -> Plan:
-    plan = planned(Wishes(torch=False, nccl_source="wheel"), a=host("debian", "12", gpu=True))
+    plan = planned(Requirements(torch=False, nccl_source="wheel"), a=host("debian", "12", gpu=True))
     values = {"kind": "rpm", "name": "cuda-rhel9-x86_64", "url": "u", "entry": "e", "key_url": "http://127.0.0.1:1/key", "keyring": "/k"}
     a = plan.hosts["a"]
     assert a.nccl is not None
@@ -297,5 +299,5 @@ def test_a_key_that_cannot_be_had_and_one_without_a_checksum_are_refused(tmp_pat
 
 
 def test_a_tarball_that_is_given_is_built_although_the_distribution_has_the_same_version() -> None:
-    wishes = replace(WISHES, openmpi="auto", openmpi_tarball="openmpi-4.1.4.tar.gz")
-    assert planned(wishes, a=host("debian", "12")).hosts["a"].openmpi.source == "source"
+    requirements = replace(REQUIREMENTS, openmpi="auto", openmpi_tarball="openmpi-4.1.4.tar.gz")
+    assert planned(requirements, a=host("debian", "12")).hosts["a"].openmpi.source == "source"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision import inventory
-from provision.bench import comparing, experiments, history, measuring, page
+from provision.bench import comparison, experiments, history, measurement, page
 from provision.bench.experiments import Experiment
 from provision.cli.bench import tables
 
@@ -50,14 +50,14 @@ def test_what_is_kept_of_the_engines_own_document() -> None:
     one = {"engine": "collective_core", "bytes": 4096, "op": "allreduce", "np": 2}
     arena = {**one, "memory": "arena", "median_us": 5.0, "busbw_gbs": 0.8}
     said = {"limit_gbs": 3.0, "results": [arena, {**one, "memory": "ordinary", "median_us": 9.0, "busbw_gbs": 0.4}]}
-    kept = measuring.entry(Experiment("pair", (("a", 1), ("b", 1))), said)
+    kept = measurement.entry(Experiment("pair", (("a", 1), ("b", 1))), said)
     assert kept == {"hosts": ["a", "b"], "limit_gbs": 3.0, "results": [{"bytes": 4096, "median_us": 5.0, "busbw_gbs": 0.8}]}
     speeds = [{"engine": "collective_core", "samples_per_second": 90.0}, {"engine": "none", "samples_per_second": 100.0}]
-    assert measuring.entry(Experiment("training", (("a", 2),)), {"results": speeds})["efficiency"] == 0.9
+    assert measurement.entry(Experiment("training", (("a", 2),)), {"results": speeds})["efficiency"] == 0.9
 
 
 def test_the_page_opens_from_disk_and_shows_the_slow_link() -> None:
-    text = page.render(document(), comparing.changes(document(4.0), document(2.0)))
+    text = page.render(document(), comparison.changes(document(4.0), document(2.0)))
     assert not re.findall(r"(?:src|href)=|https?://|<script", text), "nothing is fetched and nothing runs"
     assert "<c>" not in text
     assert "&lt;c&gt;" in text
@@ -86,9 +86,9 @@ def test_the_run_before_is_kept_and_compared(tmp_path: Path, monkeypatch: pytest
     history.keep(hosts, document())
     assert history.last(hosts) == document()
     assert history.last(inventory.load(str(tmp_path / "hosts.ini"), limit="a")) is None, "two hosts are not compared with one"
-    found = comparing.changes(document(2.0), document(2.1))
+    found = comparison.changes(document(2.0), document(2.1))
     assert found == [], "5 % is noise"
-    slower = comparing.changes(document(2.0), document(1.0))
+    slower = comparison.changes(document(2.0), document(1.0))
     assert [change.what.split(",")[0] for change in slower] == ["a – b", "2 ranks", "4 ranks", "5 ranks"]
     assert all(change.better == 0.5 for change in slower)
     next((tmp_path / "state/bench").iterdir()).write_text("{")

@@ -19,10 +19,10 @@ from provision import facts
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install.bundle import archive, gather, wheels
-from provision.plan.lock import Lock
+from provision.plan.cluster_lock import Lock
 from provision.plan.model import Plan
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes, resolve
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements, resolve
 
 OUTSIDE = "wheels/../../evil"
 DATA = Path(__file__).parents[1] / "data"
@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 def plan() -> Plan:
     known = facts.load_file(DATA / "lint-facts.json")
-    return resolve(known, Wishes(), {name: HostWishes() for name in known})
+    return resolve(known, Requirements(), {name: HostRequirements() for name in known})
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def bring(tmp_path: Path, target: wheels.Target, *pins: str, locked: Sequence[Ma
 
 def test_nccls_wheel_is_brought_beside_the_one_that_pytorch_pins(tmp_path: Path) -> None:
     known = facts.load_file(DATA / "lint-facts.json")
-    host = resolve(known, Wishes(nccl_source="wheel"), {}).hosts["gpu1"]
+    host = resolve(known, Requirements(nccl_source="wheel"), {}).hosts["gpu1"]
     assert host.nccl is not None
     assert host.torch is not None
     pins = gather._pins(host)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from provision.base import aptsources
 from provision.base.errors import ProvisionError
 from provision.install.bundle import debs
-from provision.sandbox import aptsources
 
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="apt is on Debian and Ubuntu")
 

@@ -94,7 +94,7 @@ def test_what_is_there_in_that_version_or_a_newer_one_stays(install: Any, deb: A
 def test_what_would_be_half_installed_is_refused_as_a_whole(install: Any, deb: Any) -> None:
     files = [deb("pvtop", "1.0", "pvunder (= 1.0)"), deb("pvunder", "1.0")]
     assert install({}, *files)[0] == ["pvtop_1.0_all.deb", "pvunder_1.0_all.deb"]
-    with pytest.raises(Failed, match=r"do not fit what is installed here by now; make it anew:\n.*pvtop : Depends: pvunder \(= 1\.0\)"):
+    with pytest.raises(Failed, match=r"do not fit what is installed here by now; make it again:\n.*pvtop : Depends: pvunder \(= 1\.0\)"):
         install({"pvunder": "1.1"}, *files)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from provision import catalog
 from provision.base.versions import key, matches
-from provision.catalog import architectures, reading, schemas
+from provision.catalog import architectures, parser, schemas
 
 FILES = sorted(file.name.removesuffix(".yaml") for file in resources.files("provision.catalog").iterdir() if file.name.endswith(".yaml"))
 
@@ -106,8 +106,8 @@ def test_what_the_sources_do_not_confirm_says_so() -> None:
 def test_a_typo_is_one_error_that_names_the_line(name: str, right: str, wrong: str, said: str) -> None:
     broken = text_of(name).replace(right, wrong, 1)
     assert broken != text_of(name)
-    with pytest.raises(reading.CatalogError) as caught:
-        reading.read(broken.encode(), f"{name}.yaml", schemas.FILES[name])
+    with pytest.raises(parser.CatalogError) as caught:
+        parser.read(broken.encode(), f"{name}.yaml", schemas.FILES[name])
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
     place, _, line = str(caught.value.where).partition(":")
@@ -122,8 +122,8 @@ def test_a_typo_is_one_error_that_names_the_line(name: str, right: str, wrong: s
 def test_bytes_that_are_no_text_are_one_error_that_names_the_line(wrong: bytes, said: str) -> None:
     content = text_of("nccl").encode()
     broken = content.replace(b"what:", wrong, 1)
-    with pytest.raises(reading.CatalogError, match=re.escape(said)) as caught:
-        reading.read(broken, "nccl.yaml", schemas.FILES["nccl"])
+    with pytest.raises(parser.CatalogError, match=re.escape(said)) as caught:
+        parser.read(broken, "nccl.yaml", schemas.FILES["nccl"])
     assert caught.value.where == f"nccl.yaml:{content[: content.index(b'what:')].count(10) + 1}"
 
 

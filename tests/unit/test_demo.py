@@ -28,7 +28,7 @@ def demo(tmp_path: Path):
     return run
 
 
-@pytest.mark.parametrize("environment", [{}, {"HOSTS": "localhost"}], ids=["nothing is said", "a variable of the shell is no wish"])
+@pytest.mark.parametrize("environment", [{}, {"HOSTS": "localhost"}], ids=["nothing is said", "a variable of the shell is no requirement"])
 def test_without_a_container_engine_it_installs_nowhere_and_says_what_to_do(demo, environment: dict[str, str]) -> None:
     done, calls = demo(**environment)
     assert done.returncode != 0

@@ -12,11 +12,11 @@ import pytest
 from provision import facts as reading
 from provision.base import paths
 from provision.base.errors import UsageError
-from provision.install import drift, installer, members
+from provision.install import drift, installer, ssh_mesh
 from provision.inventory import Inventory, last_run, load
 from provision.plan.model import HostPlan, Plan
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes, resolve
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements, resolve
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
@@ -28,7 +28,7 @@ def inventory() -> Inventory:
 
 
 def plan_of(facts: dict[str, Any]) -> Plan:
-    made = resolve(facts, Wishes(), {name: HostWishes() for name in facts})
+    made = resolve(facts, Requirements(), {name: HostRequirements() for name in facts})
     assert not made.conflicts
     return made
 
@@ -102,15 +102,15 @@ def test_what_is_missing_or_changed_is_noticed(inventory: Inventory, done: dict[
 def test_hosts_outside_the_limit_stay_members(done: dict[str, dict[str, Any]]) -> None:
     limited = load(str(DATA / "lint.ini"), limit="node1")
     only = {"node1": done["node1"]}
-    assert set(members.members(plan_of(only), limited, only)) == {"node1", "gpu1"}
-    assert members.cluster_id(limited) == members.cluster_id(load(str(DATA / "lint.ini")))
+    assert set(ssh_mesh.members(plan_of(only), limited, only)) == {"node1", "gpu1"}
+    assert ssh_mesh.cluster_id(limited) == ssh_mesh.cluster_id(load(str(DATA / "lint.ini")))
     assert reasons(limited, only) == {"node1": None}
 
 
 def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, done: dict[str, dict[str, Any]]) -> None:
     (tmp_path / "hosts.ini").write_text((DATA / "lint.ini").read_text().replace("gpu1", "gpu9"))
     only = {"node1": done["node1"]}
-    assert set(members.members(plan_of(only), load(str(tmp_path / "hosts.ini"), limit="node1"), only)) == {"node1"}
+    assert set(ssh_mesh.members(plan_of(only), load(str(tmp_path / "hosts.ini"), limit="node1"), only)) == {"node1"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, do
 )
 def test_a_manifest_cannot_smuggle_lines_into_other_hosts_files(done: dict[str, dict[str, Any]], field: str, value: Any) -> None:
     done["node1"]["installed"]["manifest"]["members"]["gpu1"][field] = value
-    assert "gpu1" not in members.remembered(done["node1"])
+    assert "gpu1" not in ssh_mesh.remembered(done["node1"])
 
 
 def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from provision.facts import gpus
 from provision.facts.defaults import DEFAULTS
 from provision.facts.document import defused
 from provision.inventory import Host
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import collect
 
@@ -280,7 +280,7 @@ def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytes
         return
     assert set(loaded) == {"a"}
     if not document.get("missing_python"):
-        assert resolve(loaded, Wishes(), {})
+        assert resolve(loaded, Requirements(), {})
 
 
 # ----------------------------------------------------------------------------------------------------------- problems

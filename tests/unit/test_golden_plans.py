@@ -1,6 +1,6 @@
 """Plans of real-looking inventories, as people read them: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan).
 
-A change of the catalogue or the resolver shows in them. To write them anew after looking at the difference:
+A change of the catalogue or the resolver shows in them. To write them again after looking at the difference:
 `python tests/unit/test_golden_plans.py`, then `git diff tests/data/plans`.
 """
 
@@ -15,7 +15,7 @@ import pytest
 from provision import facts
 from provision.base.terminal import Console
 from provision.plan import summary
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
@@ -33,8 +33,10 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    wishes = Wishes(engine_version="0.0.0", **ASKED.get(known.stem, {}))  # the engine's own version has nothing to do with these
-    summary.show(resolve(facts.load_file(known), wishes, {}), Console(file=text, width=100, color_system=None))
+    requirements = Requirements(
+        engine_version="0.0.0", **ASKED.get(known.stem, {})
+    )  # the engine's own version has nothing to do with these
+    summary.show(resolve(facts.load_file(known), requirements, {}), Console(file=text, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 

@@ -21,11 +21,11 @@ from provision.base.errors import UsageError
 from provision.cli import options
 from provision.cli.main import app
 from provision.commands import planning
-from provision.image import asking
+from provision.image import request
 from provision.install import installer
 from provision.plan.model import HOROVOD_NAMES, Plan
 from provision.plan.options import Options
-from provision.plan.requirements import HostWishes, Wishes
+from provision.plan.requirements import HostRequirements, Requirements
 
 ROLE = Path(__file__).parents[2] / "playbooks/roles/engine/tasks/main.yml"
 
@@ -42,7 +42,7 @@ def named(plan: Plan) -> dict[str, bool]:
 def test_their_sources_are_an_archive_of_their_own() -> None:
     names = engine_source.pack_horovod_names()
     assert {"pyproject.toml", "backend/refusing.py", "src/horovod/torch/__init__.py"} <= inner(names)
-    assert not any("horovod/" in name for name in inner(engine_source.pack())), "a change of the names must not build the engine anew"
+    assert not any("horovod/" in name for name in inner(engine_source.pack())), "a change of the names must not build the engine again"
 
 
 def test_the_playbook_gets_them_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_role_installs_them_last_and_takes_them_off_where_they_are_not_wante
 def test_they_are_refused_beside_the_real_horovod() -> None:
     both = {"a": host(), "b": host("10.0.0.2", installed={"packages": {"horovod": "0.28.1"}})}
     assert plan_for(both).hosts
-    (conflict,) = plan_for(both, Wishes(horovod_names=True, torch=False)).conflicts
+    (conflict,) = plan_for(both, Requirements(horovod_names=True, torch=False)).conflicts
     assert conflict.host == "b"
     assert conflict.constraint == "Horovod 0.28.1 is in /opt/provision/venv, and --horovod-names would overwrite its files"
     assert set(conflict.ways_out) == {
@@ -109,10 +109,10 @@ def test_they_stay_from_run_to_run_and_come_to_new_hosts(tmp_path: Path) -> None
 
 def test_images_are_made_without_them() -> None:
     with pytest.raises(UsageError, match="without Horovod's names"):
-        asking.everything(Options(horovod_names=True))
+        request.everything(Options(horovod_names=True))
 
 
 def test_a_host_may_have_another_prefix() -> None:
     there = {"a": host(installed={"packages": {"horovod": "0.28.1"}})}
-    (conflict,) = plan_for(there, Wishes(horovod_names=True, torch=False), a=HostWishes(prefix="/srv/p")).conflicts
+    (conflict,) = plan_for(there, Requirements(horovod_names=True, torch=False), a=HostRequirements(prefix="/srv/p")).conflicts
     assert "in /srv/p/venv" in conflict.constraint

@@ -12,10 +12,9 @@ from click import Context
 from typer.testing import CliRunner
 
 from provision.cli import main
-from provision.launch import jobs
-from provision.launch import run as launching
+from provision.launch import jobs, program
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
-from provision.launch.run import RunOptions
+from provision.launch.program import RunOptions
 
 #: As it is typed → variables of the ranks.
 VARIABLES = {
@@ -96,7 +95,7 @@ def launched(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -
         seen[:] = inventory, options
         return 0
 
-    monkeypatch.setattr(launching, "run", run)
+    monkeypatch.setattr(program, "run", run)
     done = CliRunner().invoke(main.app, ["run", *words, "python", "train.py", "--lr", "1"])
     assert done.exit_code == code, done.output + repr(done.exception)
     return seen[0], seen[1], done.output
@@ -168,7 +167,7 @@ def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--mpi --max-np 2": "--max-np: mpirun ends a job",
     }.items():
         seen: list[Any] = []
-        monkeypatch.setattr(launching, "run", lambda *given, seen=seen: seen.append(given))
+        monkeypatch.setattr(program, "run", lambda *given, seen=seen: seen.append(given))
         done = CliRunner().invoke(main.app, ["run", "-H", "a:2", *shlex.split(typed), "python", "train.py"])
         assert says in str(done.exception)
         assert seen == []

@@ -22,19 +22,21 @@ from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
-from provision.image import asking, folder, recipe, render, targets
+from provision.image import folder, recipe, render, request, targets
 from provision.image.render import File
 from provision.image.targets import Target
 from provision.install.installer import build_packages
 from provision.plan.options import Options
-from provision.plan.requirements import Wishes
-from provision.survey import given_facts
+from provision.plan.requirements import Requirements
+from provision.survey import saved_facts
 
 DATA = Path(__file__).parents[1] / "data"
 IMAGES = DATA / "images"
 ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)  # the engine's own version has nothing to do with these
-WISHES = Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
-FROM_THE_REPOSITORY = Wishes(nccl_source="repository", nccl_version="2.21.5", engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
+REQUIREMENTS = Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
+FROM_THE_REPOSITORY = Requirements(
+    nccl_source="repository", nccl_version="2.21.5", engine_version=ENGINE.version, engine_sha256=ENGINE.sha256
+)
 
 LOCKED = {
     "venv": [{"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"}],
@@ -54,12 +56,12 @@ def dockerfile(target: Target, **options: Any) -> str:
 
 def golden() -> dict[str, str]:
     """One of each kind: both families, oldest and newest, NCCL as wheel, deb and rpm, and as `build` makes it."""
-    made = {name: dockerfile(targets.of_system(system, cuda, WISHES)) for name, (system, cuda) in LOOKED_AT.items()}
+    made = {name: dockerfile(targets.of_system(system, cuda, REQUIREMENTS)) for name, (system, cuda) in LOOKED_AT.items()}
     for system in ("ubuntu 22.04", "rocky 9"):
         target = targets.of_system(system, "12.4", FROM_THE_REPOSITORY)
         made[f"{target.name}-nccl-package"] = dockerfile(target)
-    made["rocky8"] = dockerfile(targets.of_system("rocky 8", None, WISHES))
-    made["debian12-fetched"] = dockerfile(targets.of_system("debian 12", None, WISHES), locked=LOCKED, fetched=True)
+    made["rocky8"] = dockerfile(targets.of_system("rocky 8", None, REQUIREMENTS))
+    made["debian12-fetched"] = dockerfile(targets.of_system("debian 12", None, REQUIREMENTS), locked=LOCKED, fetched=True)
     return made
 
 
@@ -68,9 +70,9 @@ def every() -> dict[str, tuple[Target, str]]:
     """Every Dockerfile that can be rendered of the catalogue's bases: by name, what it is of and its text."""
     made = {}
     for system, cuda in targets.matrix():
-        for nccl, wishes in (("", WISHES), ("-nccl-package", FROM_THE_REPOSITORY)):
+        for nccl, requirements in (("", REQUIREMENTS), ("-nccl-package", FROM_THE_REPOSITORY)):
             try:
-                target = targets.of_system(system, cuda, wishes)
+                target = targets.of_system(system, cuda, requirements)
             except ProvisionError:
                 assert nccl, f"{system}, CUDA {cuda}: no plan fits"  # NVIDIA has no packages of this version for some
                 continue
@@ -152,7 +154,7 @@ def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None
 
 def test_what_builds_stays_out_of_the_finished_image() -> None:
     for system in ("debian 12", "ubuntu 22.04", "rocky 9"):
-        files = render.context(targets.of_system(system, None, WISHES), ENGINE)
+        files = render.context(targets.of_system(system, None, REQUIREMENTS), ENGINE)
         text = files["Dockerfile"].content.decode()
         stages = {part.split("\n")[0].rpartition(" AS ")[2]: part for part in text.split("\nFROM ")[1:-1]}
         finished = stages["system"] + text.rpartition("\nFROM ")[2] + str(files.get("packages/system.txt", ""))
@@ -165,7 +167,7 @@ def test_what_builds_stays_out_of_the_finished_image() -> None:
 
 
 def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
-    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     plan, sources = planning.make_plan(inventory, known, Options())
     made = {target.hosts: target for target in targets.of_hosts(plan, known)}
     gpu = made[("gpu1",)]
@@ -180,7 +182,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
 
 
 def test_nccl_from_source_is_for_hosts_alone() -> None:
-    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": {**known["gpu1"], "cuda": toolkit}}
     plan, sources = planning.make_plan(inventory, known, Options(nccl_source="source"))
@@ -190,7 +192,7 @@ def test_nccl_from_source_is_for_hosts_alone() -> None:
 
 
 def test_hosts_of_one_kind_share_an_image() -> None:
-    inventory, known, _ = given_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     twice = {**known, "gpu2": {**known["gpu1"], "hostname": "gpu2"}}
     plan, _sources = planning.make_plan(inventory, known, Options())
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
@@ -206,7 +208,7 @@ def test_uv_takes_the_wheels_of_a_lock() -> None:
         ],
         "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
     }
-    target = targets.of_system("ubuntu 22.04", "12.4", replace(WISHES, nccl_source="wheel"))
+    target = targets.of_system("ubuntu 22.04", "12.4", replace(REQUIREMENTS, nccl_source="wheel"))
     files = render.context(target, ENGINE, locked=locked)
     constraints = {path: file.content.decode() for path, file in files.items() if path.endswith("constraints.txt")}
     assert constraints == {
@@ -233,7 +235,7 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
     for wrong in (None, "pvdemo-part", "pvdemo-app"):
         entries = [{"name": name, "version": "1.0", "sha256": "0" * 64 if name == wrong else known} for name, known in sums.items()]
-        files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE, locked={"venv": entries}, fetched=True)
+        files = render.context(targets.of_system("debian 12", None, REQUIREMENTS), ENGINE, locked={"venv": entries}, fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
         (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())
         words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
@@ -244,7 +246,7 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
-    files = render.context(targets.of_system("debian 12", None, WISHES), ENGINE)
+    files = render.context(targets.of_system("debian 12", None, REQUIREMENTS), ENGINE)
     said = json.loads(files["files/opt/provision/manifest.json"].content)
     assert said["schema"] == 2
     assert targets.HostPlan.from_dict(said["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
@@ -278,7 +280,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
 def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
     options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
-    (asked,), _ = asking.targets_of(asking.Subject(cpu=True), options, nobody, {})
+    (asked,), _ = request.targets_of(request.Subject(cpu=True), options, nobody, {})
     files = render.context(asked.target, asked.engine)
     assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
     assert any(b"https://index.example/cpu" in file.content for file in files.values())

@@ -14,7 +14,7 @@ from provision import facts
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.doctor.checks import examine
-from provision.image import archive, job_containers, labels, remote_engines, verify
+from provision.image import archive, job_containers, labels, remote_engines, verification
 from provision.image.remote_engines import Engine
 from provision.remote.shell import Answer
 
@@ -106,9 +106,11 @@ def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> N
     host["limits"] = {"memlock": {"soft": 64 << 10, "hard": 64 << 10}}
     faults = [finding.id for finding in examine({"node1": host}, {}, {}) if finding.severity == "error"]
     assert {"libcuda-missing", "rm-init-adapter-failed"} <= set(faults), "doctor says so of a host"
-    assert [finding.id for finding in examine({"node1": verify.of_container(host)}, {}, {}) if finding.layer in ("driver", "nccl")] == []
+    assert [
+        finding.id for finding in examine({"node1": verification.of_container(host)}, {}, {}) if finding.layer in ("driver", "nccl")
+    ] == []
     given = {**host, "gpus": [{"name": "A100"}]}
-    assert verify.of_container(given)["driver"] == host["driver"]
+    assert verification.of_container(given)["driver"] == host["driver"]
 
 
 @pytest.mark.parametrize(

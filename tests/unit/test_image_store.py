@@ -14,10 +14,10 @@ from provision.base.errors import UsageError
 from provision.cli import main
 from provision.image import build, labels, recipe, store, targets
 from provision.image.output import BuildOutput
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
-TARGET = targets.of_system("debian 12", None, Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
+TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
 LABELS = recipe.recipe(TARGET, ENGINE).labels
 
 

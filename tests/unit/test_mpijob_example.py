@@ -18,13 +18,13 @@ from provision.cli import main
 from provision.image import mesh, render, targets
 from provision.launch import jobs, mpirun
 from provision.plan.model import Plan
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = yaml.safe_load((ROOT / "tests/data/mpijob-v2beta1.yaml").read_text(encoding="utf-8"))
 JOB: dict[str, Any] = yaml.safe_load((ROOT / "examples/mpijob.yaml").read_text(encoding="utf-8"))
 ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)
-IMAGE = targets.of_system("debian 12", None, Wishes(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
+IMAGE = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
 HOSTFILE = "/etc/mpi/hostfile"  # where the operator mounts it
 
 

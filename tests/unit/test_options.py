@@ -14,14 +14,14 @@ from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import options
-from provision.plan.options import wishes_of
+from provision.plan.options import requirements_of
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 
 
 def refused(**given: Any) -> str:
     with pytest.raises(UsageError) as error:
-        options.wishes(**given)
+        options.requirements(**given)
     return str(error.value)
 
 
@@ -40,7 +40,7 @@ def test_a_tarball_whose_checksum_is_known_must_have_it(name: str, tmp_path: Pat
     given.write_bytes(b"junk")
     assert "it is damaged, or not what its name says" in refused(openmpi_tarball=given)
     other = given.rename(tmp_path / "openmpi-4.1.5.tar.gz")
-    assert options.wishes(openmpi_tarball=other).openmpi_tarball == other  # no checksum of that one is known: it is the user's
+    assert options.requirements(openmpi_tarball=other).openmpi_tarball == other  # no checksum of that one is known: it is the user's
 
 
 def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,13 +48,13 @@ def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypat
     given.write_bytes(b"the official one")
     known = {"4.1.8": {"ending": "gz", "value": hashlib.sha256(b"the official one").hexdigest()}}
     monkeypatch.setitem(catalog.load("openmpi")["tarball"], "sha256", known)
-    assert options.wishes(openmpi_tarball=given).openmpi_tarball == given
+    assert options.requirements(openmpi_tarball=given).openmpi_tarball == given
 
 
 def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) -> None:
     given = tmp_path / LOCAL
     given.touch()
-    assert options.wishes(nccl_local=given, nccl_source="local").nccl_local == given
+    assert options.requirements(nccl_local=given, nccl_source="local").nccl_local == given
     assert "exclude each other" in refused(nccl_local=given, nccl_source="wheel")
     assert "give it: --nccl-local FILE" in refused(nccl_source="local")
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
@@ -63,10 +63,10 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
 
 def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
     given = nccl_sources(tmp_path / "sources.tar.gz")
-    made = wishes_of(options.wishes(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
+    made = requirements_of(options.requirements(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
     assert made.nccl_tarball_sha256 == hashlib.sha256(given.read_bytes()).hexdigest()
-    named = options.wishes(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball
+    named = options.requirements(nccl_tarball=given, nccl_source="source", nccl="2.22.3").nccl_tarball
     assert named is not None
     assert named.path == given
     assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
@@ -80,9 +80,9 @@ def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_fo
 def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = nccl_sources(tmp_path / "sources.tar.gz")
-    asked = options.wishes(nccl_tarball=Path("sources.tar.gz"))
+    asked = options.requirements(nccl_tarball=Path("sources.tar.gz"))
     given.unlink()  # whoever looks again finds nothing
-    made = wishes_of(asked, EngineSource(b"", "0.1.0", "0" * 64))
+    made = requirements_of(asked, EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_tarball, made.nccl_tarball_version) == ("sources.tar.gz", "2.22.3")
 
 
@@ -102,5 +102,5 @@ def test_versions_are_releases_and_indexes_are_addresses(given: dict[str, str], 
 
 
 def test_good_ones_go_through() -> None:
-    made = options.wishes(torch="2.13.0", torch_index="file:///srv/simple", index_url="https://me:secret@index.example/simple")
+    made = options.requirements(torch="2.13.0", torch_index="file:///srv/simple", index_url="https://me:secret@index.example/simple")
     assert (made.torch_version, made.torch_index) == ("2.13.0", "file:///srv/simple")

@@ -24,7 +24,7 @@ def test_a_known_error_comes_with_its_way_out() -> None:
 def test_an_unknown_error_is_quoted_and_not_explained() -> None:
     failure = failure_of(HOST, failed("the frobnicator is out of plumbus"))
     assert failure.what == "the frobnicator is out of plumbus"
-    assert failure.hint == "mend it, then run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
+    assert failure.hint == "fix it, then run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
 
 
 def test_a_lost_connection_is_told_as_one() -> None:

@@ -56,7 +56,7 @@ def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
     return Job(argv, hosts=["other"], ssh=[sys.executable, "-c", OTHER_HOST, before], **more)
 
 
-#: Of this process alone: what carries it is ended at the end of a job, and tests run beside each other.
+#: Of this process alone: what carries it is ended at the end of a job, and tests run next to each other.
 RUN_ID = f"unit-remote-{os.getpid()}"
 
 
@@ -311,7 +311,7 @@ def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_
         killed.kill()
         for pid in marked("unit-killed"):  # the guard as well, before it can act
             os.kill(pid, signal.SIGKILL)
-        run(Job(["true"]))  # unless a job of another test that runs beside this one was faster
+        run(Job(["true"]))  # unless a job of another test that runs next to this one was faster
         assert not any(folder.exists() for folder in left)
         assert all(folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 for folder in kept)
     finally:
@@ -423,7 +423,7 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
 
 
 def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers begin anew at 300 after the highest one, so a child may have the smaller."""
+    """Numbers begin again at 300 after the highest one, so a child may have the smaller."""
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     found = {}
     for name in ("parent", "child"):

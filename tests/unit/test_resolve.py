@@ -9,8 +9,8 @@ from invented_hosts import gpu, host, plan_for
 
 from provision import facts
 from provision.plan.model import HostPlan
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements
 
 
 def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
@@ -44,12 +44,12 @@ def test_the_ssh_port_is_the_one_that_was_used() -> None:
 
 
 def test_different_prefixes_are_a_conflict() -> None:
-    made = plan_for({"a": host(), "b": host("10.0.0.2")}, b=HostWishes(prefix="/srv/provision"))
+    made = plan_for({"a": host(), "b": host("10.0.0.2")}, b=HostRequirements(prefix="/srv/provision"))
     assert "/srv/provision on b" in made.conflicts[0].constraint
 
 
 def test_an_interface_without_an_address_is_a_conflict() -> None:
-    made = plan_for({"a": host(interfaces=[ETH0, {"name": "ib0", "addresses": [], "up": True}])}, a=HostWishes(interface="ib0"))
+    made = plan_for({"a": host(interfaces=[ETH0, {"name": "ib0", "addresses": [], "up": True}])}, a=HostRequirements(interface="ib0"))
     assert "no IPv4 address" in made.conflicts[0].constraint
 
 
@@ -86,8 +86,8 @@ def test_mpi_gets_the_interface_that_carried_our_connection() -> None:
 
 def test_the_inventorys_interface_wins_and_a_wrong_one_is_a_conflict() -> None:
     facts_of_a = {"a": host(interfaces=[ETH0, IB0])}
-    assert plan_for(facts_of_a, a=HostWishes(interface="ib0")).hosts["a"].network.interface == "ib0"
-    assert "eth1" in plan_for(facts_of_a, a=HostWishes(interface="eth1")).conflicts[0].constraint
+    assert plan_for(facts_of_a, a=HostRequirements(interface="ib0")).hosts["a"].network.interface == "ib0"
+    assert "eth1" in plan_for(facts_of_a, a=HostRequirements(interface="eth1")).conflicts[0].constraint
 
 
 def test_docker0_and_loopback_are_never_taken() -> None:
@@ -101,7 +101,7 @@ def test_gpus_without_a_driver_are_a_conflict_unless_the_cpu_build_is_meant() ->
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
     assert (conflict.host, conflict.constraint) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
     assert [way.partition(" ")[0] for way in conflict.ways_out] == ["install", "--cpu:"]
-    meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Wishes(cpu=True))
+    meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
     assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was asked for; --no-cpu takes it back",)
     assert plan_for({"b": host()}).notes == ()
@@ -159,7 +159,7 @@ def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -
 
 
 def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() -> None:
-    made = plan_for({"a": gpu("12.4"), "b": host("10.0.0.2", system=("ubuntu", "22.04"))}, Wishes(nccl_source="repository"))
+    made = plan_for({"a": gpu("12.4"), "b": host("10.0.0.2", system=("ubuntu", "22.04"))}, Requirements(nccl_source="repository"))
     text = "".join(made.json())
     assert json.loads(text) == made.as_dict()
     assert HostPlan.from_dict(json.loads(text)["hosts"]["a"]).as_dict() == made.hosts["a"].as_dict()

@@ -10,11 +10,11 @@ from invented_hosts import gpu, host, plan_for
 
 from provision import facts
 from provision.plan.model import Component
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 
 def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:
-    made = plan_for({"a": gpu("12.4")}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    made = plan_for({"a": gpu("12.4")}, Requirements(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
     assert made.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
     assert made.repository.key_url.endswith("/ubuntu2204/x86_64/cuda-keyring_1.1-1_all.deb")
     assert "signed-by=" + made.repository.keyring in made.repository.entry
@@ -22,7 +22,7 @@ def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() 
 
 def test_rpm_strings_and_repository() -> None:
     rhel = facts.normalise({**gpu("12.4"), "os": {"id": "rocky", "version": "9.4"}})
-    made = plan_for({"a": rhel}, Wishes(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
+    made = plan_for({"a": rhel}, Requirements(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
     assert made.packages == ("libnccl-2.21.5-1+cuda12.4", "libnccl-devel-2.21.5-1+cuda12.4")
     assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64" in made.repository.entry
 
@@ -31,25 +31,25 @@ LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 
 
 def test_a_local_repository_package_says_what_it_is_by_its_name() -> None:
-    wishes = Wishes(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
-    made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, wishes).hosts["b"].nccl
+    requirements = Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
+    made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, requirements).hosts["b"].nccl
     assert (made.source, made.package, made.version, made.cuda) == ("local_repository", LOCAL, "2.21.5", "12.4")
     assert (made.packages[0], made.sha256) == ("libnccl2=2.21.5-1+cuda12.4", "1" * 64)
 
 
 def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
-    wishes = Wishes(nccl_source="local", nccl_local=LOCAL)
-    made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, wishes)
+    requirements = Requirements(nccl_source="local", nccl_local=LOCAL)
+    made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, requirements)
     assert [conflict.host for conflict in made.conflicts] == ["old"]
     assert "newer than the driver's CUDA 12.2" in made.conflicts[0].constraint or "12.2" in made.conflicts[0].constraint
     assert made.conflicts[0].ways_out == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
 
 
 def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
-    refused = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1"))
+    refused = plan_for({"a": gpu("12.0")}, Requirements(nccl_version="2.17.1"))
     assert "known bad: hang in alltoallv" in refused.conflicts[0].constraint
     assert "--allow-bad" in " ".join(refused.conflicts[0].ways_out)
-    taken = plan_for({"a": gpu("12.0")}, Wishes(nccl_version="2.17.1", allow_bad=True)).hosts["a"].nccl
+    taken = plan_for({"a": gpu("12.0")}, Requirements(nccl_version="2.17.1", allow_bad=True)).hosts["a"].nccl
     assert taken.version == "2.17.1"
     assert any("--allow-bad" in why for why in taken.why)
 
@@ -59,7 +59,7 @@ def local(version: str) -> str:
 
 
 def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_allowed() -> None:
-    given = Wishes(nccl_source="local", nccl_local=local("2.17.1"))
+    given = Requirements(nccl_source="local", nccl_local=local("2.17.1"))
     (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
     assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.constraint
     assert refused.ways_out == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
@@ -68,34 +68,34 @@ def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_al
 
 
 def test_a_local_repository_package_newer_than_the_list_of_bad_ones_was_asked_for_by_giving_it() -> None:
-    made = plan_for({"a": gpu("12.0")}, Wishes(nccl_source="local", nccl_local=local("2.99.1")))
+    made = plan_for({"a": gpu("12.0")}, Requirements(nccl_source="local", nccl_local=local("2.99.1")))
     assert made.hosts["a"].nccl.version == "2.99.1"
 
 
 def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_cuda() -> None:
     focal = facts.normalise({**gpu("13.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
-    wishes = Wishes(nccl_source="repository", nccl_version="2.28.9", torch=False)
-    made = plan_for({"a": focal}, wishes).hosts["a"].nccl
+    requirements = Requirements(nccl_source="repository", nccl_version="2.28.9", torch=False)
+    made = plan_for({"a": focal}, requirements).hosts["a"].nccl
     assert made.packages[0] == "libnccl2=2.28.9-1+cuda12.9"
     assert any(lost.candidate == "libnccl2=2.28.9-1+cuda13.0" and "ends with CUDA 12.9" in lost.reason for lost in made.rejected)
-    assert plan_for({"a": gpu("13.0")}, wishes).hosts["a"].nccl.cuda == "13.0"
+    assert plan_for({"a": gpu("13.0")}, requirements).hosts["a"].nccl.cuda == "13.0"
     offers = facts.normalise({**focal, "candidates": {"libnccl2": ["2.28.9-1+cuda13.0"]}})
-    assert plan_for({"a": offers}, wishes).hosts["a"].nccl.cuda == "13.0", "what the host's own index offers counts"
+    assert plan_for({"a": offers}, requirements).hosts["a"].nccl.cuda == "13.0", "what the host's own index offers counts"
 
 
 @pytest.mark.parametrize(
     ("version", "said"), [("2.99.1", "no build of NCCL 2.99.1 is known"), ("2.31.2", "the oldest build of 2.31.2 is for CUDA 12.9")]
 )
 def test_a_version_that_cannot_be_had_is_a_conflict_about_that_version(version: str, said: str) -> None:
-    made = plan_for({"a": gpu("12.2")}, Wishes(nccl_version=version))
+    made = plan_for({"a": gpu("12.2")}, Requirements(nccl_version=version))
     assert said in made.conflicts[0].constraint
 
 
 def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> None:
     focal = facts.normalise({**gpu("12.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
-    wishes = Wishes(nccl_source="repository", nccl_version="2.19.3")
-    assert plan_for({"a": focal}, wishes).hosts["a"].nccl.cuda == "12.0"
-    made = plan_for({"a": gpu("12.0")}, wishes).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
+    requirements = Requirements(nccl_source="repository", nccl_version="2.19.3")
+    assert plan_for({"a": focal}, requirements).hosts["a"].nccl.cuda == "12.0"
+    made = plan_for({"a": gpu("12.0")}, requirements).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
     assert made.cuda == "11.0"
     assert any(lost.candidate == "libnccl2=2.19.3-1+cuda12.0" and "does not exist" in lost.reason for lost in made.rejected)
 
@@ -110,7 +110,7 @@ def test_what_a_host_offers_wins_over_the_catalogue_and_the_difference_is_told()
 def test_where_the_host_knows_a_repository_with_the_build_it_is_not_told_of_nvidias() -> None:
     version = "2.21.5-1+cuda12.4"
     offers = {name: [version, "2.18.3-1+cuda12.2"] for name in ("libnccl2", "libnccl-dev")}
-    asked = Wishes(nccl_source="repository")
+    asked = Requirements(nccl_source="repository")
 
     def taken(**elsewhere: list[str]) -> Component | None:
         return plan_for({"a": gpu("12.4", candidates=offers, candidates_elsewhere=elsewhere)}, asked).hosts["a"].nccl
@@ -132,7 +132,7 @@ def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distributio
     assert (made.source, made.cuda) == ("wheel", "11.0")
     lost = next(lost for lost in made.rejected if lost.candidate == "libnccl2=2.19.3-1+cuda12.0")
     assert lost.reason.startswith("weak: known from builds for other systems")
-    asked = plan_for({"a": known}, Wishes(nccl_source="repository")).hosts["a"].nccl
+    asked = plan_for({"a": known}, Requirements(nccl_source="repository")).hosts["a"].nccl
     assert any(why.startswith("weak:") for why in asked.why)
 
 
@@ -154,7 +154,7 @@ def test_a_gpu_is_told_the_cuda_that_the_newest_of_its_demands_needs() -> None:
     ],
 )
 def test_a_build_holds_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
-    made = plan_for({"a": gpu(cuda, capability)}, Wishes(torch=False, **asked))
+    made = plan_for({"a": gpu(cuda, capability)}, Requirements(torch=False, **asked))
     assert (made.hosts["a"].nccl.version if made.hosts else None) == version
     assert version or f"compute capability {capability}" in made.conflicts[0].constraint
 
@@ -167,17 +167,17 @@ OF_AN_EARLIER_RUN = {
 
 
 def test_a_newer_nccl_of_the_hosts_own_is_not_replaced_by_an_older_one_without_a_word() -> None:
-    older = Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5")
+    older = Requirements(torch=False, nccl_source="repository", nccl_version="2.21.5")
     theirs = gpu("12.4", packages=NEWER)
     unfit = gpu("12.4", packages={"libnccl2": "2.29.7-1+cuda13.2"})
-    assert plan_for({"a": unfit}, Wishes(torch=False)).hosts["a"].nccl.source == "wheel", "which lies in the prefix"
+    assert plan_for({"a": unfit}, Requirements(torch=False)).hosts["a"].nccl.source == "wheel", "which is in the prefix"
     (conflict,) = plan_for({"a": theirs}, older).conflicts
     assert "libnccl2 2.27.3-1+cuda12.4 is installed there, which is newer" in conflict.constraint
     assert any(way.startswith("--allow-downgrade") for way in conflict.ways_out)
     told = plan_for({"a": theirs}, replace(older, allow_downgrade=True))
     assert told.hosts["a"].nccl.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
     assert any("libnccl2 2.27.3-1+cuda12.4 is replaced by the older 2.21.5-1+cuda12.4" in note for note in told.notes)
-    kept = plan_for({"a": theirs}, Wishes(torch=False, nccl_source="repository")).hosts["a"].nccl
+    kept = plan_for({"a": theirs}, Requirements(torch=False, nccl_source="repository")).hosts["a"].nccl
     assert (kept.packages, kept.repository) == (("libnccl2=2.27.3-1+cuda12.4", "libnccl-dev=2.27.3-1+cuda12.4"), None)
 
 
@@ -186,13 +186,13 @@ def test_an_nccl_of_an_earlier_run_is_replaced_unless_somebody_has_brought_anoth
     packages = dict.fromkeys(NEWER, version)
     made = plan_for(
         {"a": gpu("12.4", packages=packages, installed=OF_AN_EARLIER_RUN)},
-        Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5"),
+        Requirements(torch=False, nccl_source="repository", nccl_version="2.21.5"),
     )
     assert bool(made.hosts) == ours
 
 
 def test_the_same_release_for_a_larger_cuda_is_newer_too_and_one_for_a_smaller_is_not() -> None:
-    asked = Wishes(torch=False, nccl_source="repository", nccl_version="2.21.5")
+    asked = Requirements(torch=False, nccl_source="repository", nccl_version="2.21.5")
     assert plan_for({"a": gpu("12.4", packages={"libnccl2": "2.21.5-1+cuda13.1"})}, asked).conflicts
     assert not plan_for({"a": gpu("12.4", packages={"libnccl2": "2.21.5-1+cuda12.2"})}, asked).conflicts
 
@@ -214,4 +214,6 @@ NO_GPU = "none of these hosts has a GPU that is used"
     ],
 )
 def test_what_is_asked_of_nccl_is_told_to_have_no_effect_without_gpus(asked: dict[str, Any], said: str | None) -> None:
-    assert [note for note in plan_for({"a": host()}, Wishes(torch=False, **asked)).notes if "no effect" in note] == ([said] if said else [])
+    assert [note for note in plan_for({"a": host()}, Requirements(torch=False, **asked)).notes if "no effect" in note] == (
+        [said] if said else []
+    )

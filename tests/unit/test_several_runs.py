@@ -23,7 +23,7 @@ from provision.cli.options import inventory_of
 from provision.commands import lifecycle, planning
 from provision.install import installer
 from provision.inventory import Inventory, last_run
-from provision.plan import lock, lock_file
+from provision.plan import cluster_lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options
 from provision.remote.ansible import Event, HostResult, Outcome, Step
@@ -38,7 +38,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
 
 
 class Hosts:
-    """Two hosts, of which ``b`` has the newer driver: alone it would get a newer NCCL than beside ``a``."""
+    """Two hosts, of which ``b`` has the newer driver: alone it would get a newer NCCL than next to ``a``."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "hosts.ini"
@@ -103,7 +103,7 @@ class Hosts:
     def nccl(self) -> dict[str, str | None]:
         """The NCCL that hosts hold."""
         held = {name: (each["installed"]["manifest"] or {}).get("host") for name, each in self.facts.items()}
-        return {name: lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
+        return {name: cluster_lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
     theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
-    lock_file.write(hosts.inventory(), lock.of_plan(theirs, {}, None, hosts.inventory()))
+    lock_file.write(hosts.inventory(), cluster_lock.of_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["b"] == "2.21.5"
@@ -327,18 +327,18 @@ def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
-    lock_file.write(hosts.inventory(), lock.of_plan(both, {}, None, hosts.inventory()))
-    told = "what provision.lock says is NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one, resolved anew"
+    lock_file.write(hosts.inventory(), cluster_lock.of_plan(both, {}, None, hosts.inventory()))
+    told = "what provision.lock says is NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one, resolved again"
     assert told in hosts.up().notes
     assert hosts.nccl()["a"] == hosts.nccl()["b"]
-    assert not any("resolved anew" in note for note in hosts.up().notes)
+    assert not any("resolved again" in note for note in hosts.up().notes)
 
 
 def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all(hosts: Hosts) -> None:
     hosts.facts["a"]["driver"]["cuda"] = "12.9"
     assert hosts.up(limit="b").ok
     hosts.facts["a"]["driver"]["cuda"] = "12.2"
-    assert "--upgrade without --limit, which resolves anew" in only(hosts.up(limit="a"))
+    assert "--upgrade without --limit, which resolves again" in only(hosts.up(limit="a"))
     assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
 
 

@@ -37,12 +37,12 @@ def test_every_host_gets_its_script_and_the_input_and_all_answers_come_back(sess
 
 
 def test_who_begins_to_read_late_gets_all_of_its_own_input(session: Session) -> None:
-    answers = shell.ask(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, patience=20)
+    answers = shell.ask(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, timeout=20)
     assert [answer.out.strip() for answer in answers.values()] == ["300000", "1"]
 
 
 def test_who_does_not_answer_is_not_waited_for(session: Session) -> None:
-    answers = shell.ask(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, patience=1.0)
+    answers = shell.ask(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, timeout=1.0)
     assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
     assert answers["b"].code == 0
 
@@ -55,7 +55,7 @@ def test_a_python_without_the_engine_and_one_that_is_not_there_are_told_apart(se
     (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "slow").chmod(0o755)
     with pytest.raises(ProvisionError, match="a: it did not answer in time"):
-        installed.check(session, str(tmp_path / "slow"), patience=1.0)
+        installed.check(session, str(tmp_path / "slow"), timeout=1.0)
 
 
 def _with_engine(folder: Path) -> None:

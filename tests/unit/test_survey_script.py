@@ -90,7 +90,7 @@ def test_its_sections_have_the_keys_that_readers_count_on(here: dict[str, Any]) 
 
 def test_it_is_quick(here: dict[str, Any]) -> None:
     times = [here["survey"]["seconds"], *(survey()["survey"]["seconds"] for _ in range(2))]
-    assert min(times) < 3  # the best of three: other tests may run beside this one
+    assert min(times) < 3  # the best of three: other tests may run next to this one
 
 
 def test_it_can_be_sent_as_one_argument() -> None:

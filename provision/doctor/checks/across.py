@@ -172,4 +172,4 @@ def _faster_network(hosts: Hosts) -> Iterator[Seen]:
             said = (
                 f"MPI would use {picked['name']} ({picked['speed']} Mbit/s); {better['name']} has {better['speed']} Mbit/s and reaches all"
             )
-            yield Seen(said, f"{better['name']}", (f"provision_interface={better['name']}   # beside the host in the inventory",), name)
+            yield Seen(said, f"{better['name']}", (f"provision_interface={better['name']}   # next to the host in the inventory",), name)

@@ -71,11 +71,11 @@ def _btl(facts: Facts) -> Iterator[Seen]:
 
 @check("orte-unpack-past-end", "warning")
 def _hwloc(facts: Facts) -> Iterator[Seen]:
-    """The distribution's hwloc 1.x beside an Open MPI that was built with another."""
+    """The distribution's hwloc 1.x next to an Open MPI that was built with another."""
     old = {name: version for name, version in facts["packages"].items() if name in ("libhwloc5", "libhwloc-dev", "hwloc-nox")}
     for name, version in old.items():
         if key(version)[:1] < (2,) and facts["mpi"]["found"]:
-            yield Seen(f"{name} {version} is installed beside Open MPI", "no hwloc 1.x", (f"sudo apt-get purge {name} && sudo ldconfig",))
+            yield Seen(f"{name} {version} is installed next to Open MPI", "no hwloc 1.x", (f"sudo apt-get purge {name} && sudo ldconfig",))
 
 
 @check("nvcc-unsupported-gcc", "warning")
@@ -112,5 +112,5 @@ def _engine_python(facts: Facts) -> Iterator[Seen]:
     built = {found.group(1) for path in facts["installed"]["engine_libraries"] if (found := re.search(r"/python(3\.\d+)/", path))}
     if running and built and running not in built:
         yield Seen(
-            f"the engine lies under Python {', '.join(sorted(built))}; the environment runs {running}", f"an engine for Python {running}"
+            f"the engine is under Python {', '.join(sorted(built))}; the environment runs {running}", f"an engine for Python {running}"
         )

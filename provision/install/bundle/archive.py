@@ -25,7 +25,7 @@ from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.install import from_source
 from provision.plan import lock_file
-from provision.plan.lock import Lock
+from provision.plan.cluster_lock import Lock
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import DataSource
 
@@ -35,7 +35,7 @@ _LIST_BYTES = 64 << 20
 _FOLDERS = ("wheels", "debs", "cache", "supplies")
 _MACHINE = {"system", "architecture", "Python"}  # what `machine_of` says
 _FILES = {"wheels": "wheels", "nccl_wheels": "wheels", "debs": "debs", "nccl_debs": "debs"}  # a host's lists → where their files lie
-AGAIN = "make it anew where there is a network: provision bundle HOSTS -o FILE"
+AGAIN = "make it again where there is a network: provision bundle HOSTS -o FILE"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Bundle:
         hosts: host → {machine, requirements, wheels, nccl_wheels, debs, nccl_debs, relies_on}: what it was made for, the names of its
             files, and those of packages that it does without because the host had them.
         lock: the versions that it holds.
-        data: which data set of the training job lies in ``cache``; None: none.
+        data: which data set of the training job is in ``cache``; None: none.
         supplies: what the controller hands out → its path below ``supplies``.
     """
 
@@ -245,7 +245,7 @@ def path_in(folder: Path, name: str) -> Path:
     """Where ``name`` leads from ``folder``.
 
     Raises:
-        ValueError: that is not below the folder, by its words or by a link that lies there; or there are two ways to write it.
+        ValueError: that is not below the folder, by its words or by a link that is there; or there are two ways to write it.
     """
     if not isinstance(name, str) or not name.isprintable() or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{name!r} is not the name of a file below a folder")

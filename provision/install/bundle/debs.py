@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from provision.base import downloads
+from provision.base import aptsources, downloads
 from provision.base.errors import ProvisionError
 from provision.catalog import architectures
 from provision.install.bundle.archive import is_plain, path_in
 from provision.plan.model import Repository
-from provision.sandbox import aptsources
 
 # Run on the host: what its apt goes by. A read-only look; what is not there is left out.
 LOOK = (
@@ -79,7 +78,7 @@ class Apt:
             "APT::Sandbox::User": "root",
             "Debug::NoLocking": "true",
             "Acquire::Languages": "none",
-            "Acquire::Retries": "1",  # with repositories that cannot be reached from here the patience adds up
+            "Acquire::Retries": "1",  # with repositories that cannot be reached from here the timeout adds up
             "Acquire::http::Timeout": "20",
         }
         self._command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.base import downloads, paths, resources
+from provision.base import aptsources, downloads, paths, resources
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.install import artifacts, installer
 from provision.install.bundle import archive, debs, wheels
-from provision.plan.lock import Lock, of_plan
+from provision.plan.cluster_lock import Lock, of_plan
 from provision.plan.model import HostPlan, Plan
 from provision.remote.session import Session
-from provision.sandbox import aptsources
 from provision.smoke import mnist
 
 Say = Callable[[str], None]
@@ -139,7 +138,7 @@ def _kind(host: HostPlan, pins: list[str]) -> str:
 
 
 def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
-    """pip's settings. PyTorch's own index stands beside the other, as on the hosts."""
+    """pip's settings. PyTorch's own index stands next to the other, as on the hosts."""
     found = {"PIP_INDEX_URL": places.index_url} if places.index_url else {}
     extra = host.torch.index if host.torch else None
     return {**found, "PIP_EXTRA_INDEX_URL": extra} if extra else found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from provision.doctor.bundle import Redactor
+from provision.doctor.support_archive import Redactor
 
 
 @pytest.mark.parametrize(

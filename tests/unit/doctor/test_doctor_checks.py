@@ -10,7 +10,7 @@ from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import CHECKS, examine
 from provision.doctor.checks.run import entry_of
-from provision.doctor.hosts import with_logs
+from provision.doctor.host_checks import with_logs
 from provision.facts import problems as problems_of
 from provision.facts.defaults import DEFAULTS
 from provision.inventory import Host

@@ -17,7 +17,7 @@ from provision.diagnosis.logs.literals import required
 from provision.diagnosis.logs.unknown import MARKERS
 from provision.diagnosis.patterns import Pattern, Words
 from provision.diagnosis.signatures import all_signatures, harmless
-from provision.doctor import bundle
+from provision.doctor import support_archive
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
 
@@ -34,7 +34,7 @@ def test_every_pattern_is_one_of_re2() -> None:
         assert not re.search(r"\\[AzZ]", pattern.source)  # a part of a log is searched as if it were a text of its own
 
 
-@pytest.mark.parametrize("module", [bundle, lines, prefilter])
+@pytest.mark.parametrize("module", [support_archive, lines, prefilter])
 def test_what_reads_logs_has_no_pattern_of_pythons_engine(module) -> None:
     values = [each for value in vars(module).values() for each in (value if isinstance(value, tuple) else (value,))]
     assert not [value for value in values if isinstance(value, re.Pattern)]

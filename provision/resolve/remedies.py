@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from provision.plan.model import Conflict, Remedy
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 from provision.resolve.blocked import Blocked, Kinds, Way, leave_out, remaining
 
 MOST = 2  # as many are offered: the cheapest
@@ -24,9 +24,9 @@ class Trial:
     """The question that met trouble, and what answers another one: the trouble that it meets."""
 
     kinds: Kinds
-    wishes: Wishes
+    requirements: Requirements
     trouble: Trouble
-    again: Callable[[Kinds, Wishes], Trouble]
+    again: Callable[[Kinds, Requirements], Trouble]
 
     def conflicts(self) -> list[Conflict]:
         """All trouble as conflicts, each with its cheapest ways out that work."""
@@ -41,7 +41,7 @@ class Trial:
         untried = []
         for way in blocked.ways:
             sort = way.sort or way.text
-            if self.wishes.are_kept(way.asks):
+            if self.requirements.are_kept(way.asks):
                 continue
             if way.then is None:
                 untried.append(way.remedy())
@@ -56,8 +56,8 @@ class Trial:
 
     def _left(self, way: Way) -> Trouble:
         """The trouble that is left after a way out; without any host it is all of it."""
-        kinds, wishes = way.then(self.kinds, self.wishes) if way.then else (self.kinds, self.wishes)
-        return self.again(kinds, wishes) if kinds else self.trouble
+        kinds, requirements = way.then(self.kinds, self.requirements) if way.then else (self.kinds, self.requirements)
+        return self.again(kinds, requirements) if kinds else self.trouble
 
     def _with_all_that_must_go(self, way: Way, what: Hashable) -> Way:
         """Behind the first host that blocks there may be others: they are left out with it, if that leaves any with a plan."""

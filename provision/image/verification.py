@@ -15,19 +15,19 @@ from typing import Any
 import docker.errors
 from docker import DockerClient
 
-from provision import inventory as inventories
 from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
+from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
 from provision.image import containers, job_containers, labels, store
+from provision.inventory import loading
 from provision.launch import jobs, mpirun
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
-from provision.sandbox import engine
 from provision.smoke import evaluation, training_job
 from provision.survey import collect
 
@@ -80,14 +80,14 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
     if count < 2:
         raise UsageError(f"--hosts {count}: an image is proven by containers that train together", hint="--hosts 2")
     began = time.monotonic()
-    client = engine.connect()
+    client = container_engine.connect()
     try:
-        with signals.also_when_ended(), engine.explained(f"verifying {image}"):
+        with signals.also_when_ended(), container_engine.explained(f"verifying {image}"):
             told = store.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
             with containers.hosts(client, told.image, count, SLOTS, told.of("prefix")) as inventory:
-                session = Session(inventories.load(str(inventory)), shown)
+                session = Session(loading.load(str(inventory)), shown)
                 try:
                     verdict.folder = session.folder
                     _run(session, options, verdict)

@@ -93,7 +93,7 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
 
 
 def mirror_at(url: str, distribution: str) -> Mirror:
-    """A mirror by its address alone; Debian's security updates lie beside it on most."""
+    """A mirror by its address alone; Debian's security updates lie next to it on most."""
     base = url.rstrip("/")
     security = re.sub(r"(/debian)?$", "/debian-security", base, count=1) if distribution == "debian" else base
     parts = ("main", "universe") if distribution == "ubuntu" else ("main",)

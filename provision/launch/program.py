@@ -1,7 +1,7 @@
 """Launches a program of the user's on hosts that `provision up` made ready, from the first of them: under mpirun or without MPI.
 
 The program runs in a folder that stays on the hosts, so that what it writes is not lost: ``~/provision-run/NAME``, to which the
-program's file, the modules beside it and what was named besides are brought each time (program_files.py); or wherever the user says, and
+program's file, the modules next to it and what was named besides are brought each time (program_files.py); or wherever the user says, and
 then nothing is brought.
 """
 
@@ -30,7 +30,7 @@ class RunOptions:
     """What to launch. ``np``: None starts one rank per slot. ``environment`` reaches every rank and stands on no command line.
 
     ``workdir``: a folder that is there on every host; None brings ``bring``, the program's file, and with ``modules`` what it can import
-    from beside it, to one of ours. ``launcher``: one of `launch.jobs.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
+    from next to it, to one of ours. ``launcher``: one of `launch.jobs.LAUNCHERS`, None for mpirun where it is installed. ``python``: an
     interpreter with the engine, there on every host; then nothing of ours need be installed. ``networks``: interfaces or CIDRs instead of
     the plan's. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``elastic``: ranks may come and go; the launcher is
     ``own`` then. ``timestamps``: before each line of the ranks. ``mpi_args``, ``binding``: words for mpirun. ``oversubscribe``: more
@@ -145,8 +145,8 @@ def _end_what_is_left(session: Session) -> NoReturn:
 
 def _look(session: Session, options: RunOptions) -> tuple[jobs.Environment, list[_Seat], list[tuple[str, int]]]:
     """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
-    hosts, patience = session.inventory.hosts, options.start_timeout or shell.PATIENCE_S
-    found = installed.find(session, options.python, patience)
+    hosts, timeout = session.inventory.hosts, options.start_timeout or shell.TIMEOUT_S
+    found = installed.find(session, options.python, timeout)
     if isinstance(found, str):
         if options.launcher == "mpi":
             hint = f"provision up {session.inventory.argument}; or use our own launcher: --gloo"

@@ -17,10 +17,10 @@ from provision.image import bases, targets
 from provision.image.targets import Target
 from provision.inventory import Inventory
 from provision.plan import decided
-from provision.plan.options import Options, wishes_of
+from provision.plan.options import Options, requirements_of
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.survey import collect, given_facts
+from provision.survey import collect, saved_facts
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ def targets_of(subject: Subject, options: Options, progress: Progress, passwords
     else:
         system = bases.newest_system(cuda) if cuda else catalog.load("images")["distributions"]["default"]
     engine = engine_source.pack()
-    return [Asked(targets.of_system(system, cuda, wishes_of(options, engine), given=subject.base), engine)], []
+    return [Asked(targets.of_system(system, cuda, requirements_of(options, engine), given=subject.base), engine)], []
 
 
 def everything(options: Options) -> list[Asked]:
     """Every image that can be made."""
     _refuse_horovod_names(options)
     engine = engine_source.pack()
-    wishes = wishes_of(options, engine)
-    return [Asked(targets.of_system(system, cuda, wishes), engine) for system, cuda in targets.matrix()]
+    requirements = requirements_of(options, engine)
+    return [Asked(targets.of_system(system, cuda, requirements), engine) for system, cuda in targets.matrix()]
 
 
 def _refuse_horovod_names(options: Options) -> None:
@@ -87,7 +87,7 @@ def _refuse_horovod_names(options: Options) -> None:
 def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
     inventory, options = subject.inventory, replace(options, cpu=subject.cpu)
     if subject.facts_file is not None:
-        inventory, known, problems = given_facts.read(subject.facts_file, inventory, subject.limit)
+        inventory, known, problems = saved_facts.read(subject.facts_file, inventory, subject.limit)
     else:
         assert inventory is not None  # noqa: S101 - one of both was given
         session = Session(inventory, progress, passwords)
@@ -99,7 +99,7 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
     absent = [host.name for host in inventory.hosts if host.name not in known]
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
-        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", hint="mend that, or leave them out: --limit")
+        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", hint="fix that, or leave them out: --limit")
     plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
     planning.refuse_conflicts(plan)
     made = targets.of_hosts(plan, known, given=subject.base)

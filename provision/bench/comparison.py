@@ -1,4 +1,4 @@
-"""The figures of this run beside those of the one before. Pure."""
+"""The figures of this run next to those of the one before. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOISE = 0.1
 
 
 class Change(NamedTuple):
-    """What is measured, before and now, and now beside before as a share: above 1 it has become better."""
+    """What is measured, before and now, and now next to before as a share: above 1 it has become better."""
 
     what: str
     before: float

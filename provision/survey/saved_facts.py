@@ -39,7 +39,7 @@ def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> t
         for problem in facts.problems(name, listed[name], needed_mb=0, prefix=DEFAULT_PREFIX)
     ]
     if not known:
-        again = f"make them anew: provision survey {inventory.argument} --json"
+        again = f"make them again: provision survey {inventory.argument} --json"
         said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
         raise UsageError(said, where=str(path), hint=again)
     untested: dict[str, list[str]] = {}

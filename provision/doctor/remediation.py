@@ -1,6 +1,6 @@
-"""`doctor --fix`: which findings can be mended by themselves, with what, and the run through Ansible that does it.
+"""`doctor --fix`: which findings can be fixed by themselves, with what, and the run through Ansible that does it.
 
-What is mended by small tasks has a file of them, ``playbooks/mend/ID.yml``; what an installation mends by itself is left to
+What is fixed by small tasks has a file of them, ``playbooks/fix/ID.yml``; what an installation fixes by itself is left to
 `provision up`. Nothing here reboots a host or takes a driver off.
 """
 
@@ -18,7 +18,7 @@ from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.commands import lifecycle
 from provision.diagnosis.findings import Finding
-from provision.doctor.hosts import Look
+from provision.doctor.host_checks import Look
 from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import OpenMpiSource
@@ -29,7 +29,7 @@ from provision.remote.session import Interrupted, Session
 # Of the small tasks, those that need no root.
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
 
-# Mended by bringing the hosts to the plan again, where something of ours is installed.
+# Remediation by bringing the hosts to the plan again, where something of ours is installed.
 BY_INSTALLING = frozenset(
     (
         "engine-not-built",
@@ -56,7 +56,7 @@ class Treatment:
     Attributes:
         tasks: host → ids whose tasks run there.
         install: hosts are brought to the plan again, because of these ids.
-        left: findings that nothing automatic mends.
+        left: findings that nothing automatic fixes.
     """
 
     tasks: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -91,7 +91,7 @@ def treatment(look: Look) -> Treatment:
 
 
 @dataclass(frozen=True)
-class Mended:
+class Remediation:
     """What became of one thing that was to be done: on a host, or on all of them (``host`` is empty)."""
 
     host: str
@@ -100,9 +100,9 @@ class Mended:
     why: str = ""
 
 
-def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, passwords: Mapping[str, str]) -> list[Mended]:
+def fix(inventory: Inventory, session: Session, look: Look, made: Treatment, passwords: Mapping[str, str]) -> list[Remediation]:
     """Do all of it, whatever fails, and say what became of each."""
-    results: list[Mended] = []
+    results: list[Remediation] = []
     if made.tasks:
         events: list[Event] = []
 
@@ -113,17 +113,17 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
         try:
             with host_locks.every_host(inventory, "provision doctor --fix"):
                 session.play(
-                    resources.folder("playbooks") / "mend.yml",
-                    "Mend",
+                    resources.folder("playbooks") / "fix.yml",
+                    "Fix",
                     hosts=sorted(made.tasks),
-                    extra_vars={"provision_mend": {host: _variables(look.facts[host], names) for host, names in made.tasks.items()}},
+                    extra_vars={"provision_fix": {host: _variables(look.facts[host], names) for host, names in made.tasks.items()}},
                     on_event=note,
                 )
             results += [result for host, names in sorted(made.tasks.items()) for result in became(host, names, events)]
         except Interrupted:
             raise
         except ProvisionError as error:  # somebody else works on the hosts
-            results += [Mended(host, name, "not tried", str(error)) for host, names in sorted(made.tasks.items()) for name in names]
+            results += [Remediation(host, name, "not tried", str(error)) for host, names in sorted(made.tasks.items()) for name in names]
     if made.install:
         try:
             report = lifecycle.up(inventory, _as_installed(look), session.progress, passwords)
@@ -132,12 +132,12 @@ def mend(inventory: Inventory, session: Session, look: Look, made: Treatment, pa
             raise
         except ProvisionError as error:
             why = str(error)
-        results += [Mended("", name, "failed" if why else "done", why) for name in made.install]
+        results += [Remediation("", name, "failed" if why else "done", why) for name in made.install]
     return results
 
 
-def became(host: str, names: Sequence[str], events: Sequence[Event]) -> list[Mended]:
-    """What the events of the run say of the errors that were to be mended on a host, in their order. Pure."""
+def became(host: str, names: Sequence[str], events: Sequence[Event]) -> list[Remediation]:
+    """What the events of the run say of the errors that were to be fixed on a host, in their order. Pure."""
     mine = [event for event in events if event.host == host]
     failed: dict[str, str] = {}
     for event in mine:
@@ -147,11 +147,11 @@ def became(host: str, names: Sequence[str], events: Sequence[Event]) -> list[Men
     found = []
     for name in names:
         if name in failed:
-            found.append(Mended(host, name, "failed", failed[name]))
+            found.append(Remediation(host, name, "failed", failed[name]))
         elif name in began:
-            found.append(Mended(host, name, "done"))
+            found.append(Remediation(host, name, "done"))
         else:
-            found.append(Mended(host, name, "not tried", next(iter(failed.values()), "the run ended before it")))
+            found.append(Remediation(host, name, "not tried", next(iter(failed.values()), "the run ended before it")))
     return found
 
 
@@ -192,7 +192,7 @@ def _may(facts: Mapping[str, Any] | None, name: str) -> bool:
 
 
 def _tasks(name: str) -> Path:
-    return resources.folder("playbooks") / "mend" / f"{name}.yml"
+    return resources.folder("playbooks") / "fix" / f"{name}.yml"
 
 
 def _titles(name: str) -> list[str]:

@@ -10,7 +10,7 @@ import yaml
 from provision.base.errors import UsageError
 from provision.catalog.shapes import Path, Shape
 
-_WAY_OUT = "correct the file, or install provision anew"
+_WAY_OUT = "correct the file, or install provision again"
 
 
 class CatalogError(UsageError):

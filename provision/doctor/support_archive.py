@@ -16,7 +16,7 @@ from typing import Any
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import document
 from provision.diagnosis.patterns import Pattern
-from provision.doctor.hosts import Look
+from provision.doctor.host_checks import Look
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"

@@ -1,4 +1,4 @@
-"""What `doctor --fix` says became of each thing that it was to mend."""
+"""What `doctor --fix` says became of each thing that it was to fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provision.base import resources
-from provision.doctor.mend import Mended, became
+from provision.doctor.remediation import Remediation, became
 from provision.remote import ansible
 from provision.remote.ansible import Event
 
@@ -17,30 +17,32 @@ from provision.remote.ansible import Event
 def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path) -> None:
     """Under the real Ansible: the second of three fails."""
     source = resources.folder("playbooks")
-    (tmp_path / "mend").mkdir()
-    for name in ("mend.yml", "mend_one.yml"):
+    (tmp_path / "fix").mkdir()
+    for name in ("fix.yml", "fix_one.yml"):
         (tmp_path / name).write_text((source / name).read_text())
     for name, command in (("one", "true"), ("two", "echo broken >&2; false"), ("three", f"touch {tmp_path}/reached")):
-        (tmp_path / "mend" / f"{name}.yml").write_text(json.dumps([{"name": "Do it", "ansible.builtin.shell": {"cmd": command}}]))
+        (tmp_path / "fix" / f"{name}.yml").write_text(json.dumps([{"name": "Do it", "ansible.builtin.shell": {"cmd": command}}]))
     (tmp_path / "hosts").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
     events: list[Event] = []
     names = ["one", "two", "three"]
-    extra = {"provision_rooted": [], "provision_mend": {"here": {"ids": names}}}
+    extra = {"provision_rooted": [], "provision_fix": {"here": {"ids": names}}}
     ansible.run(
-        tmp_path / "mend.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
+        tmp_path / "fix.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
     )
     assert (tmp_path / "reached").exists()
     assert became("here", names, events) == [
-        Mended("here", "one", "done"), Mended("here", "two", "failed", "broken\nnon-zero return code"), Mended("here", "three", "done")
+        Remediation("here", "one", "done"),
+        Remediation("here", "two", "failed", "broken\nnon-zero return code"),
+        Remediation("here", "three", "done"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "why"), [("unreachable", "the connection ended"), ("failed", "no room")])
 def test_what_had_no_turn_is_said_to_be_not_tried(kind: str, why: str) -> None:
     def event(kind: str, name: str, text: str = "") -> Event:
-        return Event(kind, "a", "", "t", {"msg": text}, path=f"/p/mend/{name}.yml:2")  # type: ignore[arg-type]
+        return Event(kind, "a", "", "t", {"msg": text}, path=f"/p/fix/{name}.yml:2")  # type: ignore[arg-type]
 
     events = [event("started", "one"), event("changed", "one"), event("started", "two"), event(kind, "two", why)]
     assert became("a", ["one", "two", "three"], events) == [
-        Mended("a", "one", "done"), Mended("a", "two", "failed", why), Mended("a", "three", "not tried", why)
+        Remediation("a", "one", "done"), Remediation("a", "two", "failed", why), Remediation("a", "three", "not tried", why)
     ]  # fmt: skip

@@ -55,7 +55,7 @@ def here() -> Look:
 def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
     """Look at all hosts of the inventory at once, then have them look at each other."""
     survey = collect.look(session)
-    for host in session.inventory.hosts:  # a wish of the inventory decides before anything that is seen
+    for host in session.inventory.hosts:  # a requirement of the inventory decides before anything that is seen
         if host.name in survey.hosts:
             survey.hosts[host.name]["network"]["asked_for"] = host.interface
     answers, unable = reach.look(session, survey.hosts, bandwidth=bandwidth)
@@ -79,7 +79,7 @@ def with_logs(hosts: list[Finding], logs: list[Finding], looked_for: set[str]) -
             finding.under = said.under
     for finding in logs:
         if finding.id not in seen and finding.id in looked_for:
-            finding.seen = "the probes of the hosts do not show it now: it is over, or its cause lies elsewhere"
+            finding.seen = "the probes of the hosts do not show it now: it is over, or its cause is elsewhere"
     confirmed = {finding.id for finding in hosts if finding.evidence}
     roots_first = [finding for finding in hosts if finding.id in confirmed] + [each for each in logs if each.id not in seen]
     return roots_first + [finding for finding in hosts if finding.id not in confirmed]
