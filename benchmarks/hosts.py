@@ -75,13 +75,13 @@ def main() -> int:
         for count in made:
             sandboxes.down(f"bench-{count}", say=lambda _line: None)
     few, many = wanted.first
-    ratios = {f"first installation, {many} hosts next to {few}": first[many] / first[few]}
+    ratios = {f"first installation, {many} hosts compared with {few}": first[many] / first[few]}
     few, many = wanted.again
     for what, times in (("nothing to do", again), ("doctor", doctor)):
         medians = {count: statistics.median(seconds) for count, seconds in times.items()}
         for count, seconds in medians.items():
             print(f"{what} on {count} hosts: {seconds:.1f} s (median of {wanted.rounds})")
-        ratios[f"{what}, {many} hosts next to {few}"] = medians[many] / medians[few]
+        ratios[f"{what}, {many} hosts compared with {few}"] = medians[many] / medians[few]
     for what, ratio in ratios.items():
         print(f"{what}: {ratio:.2f} x{'' if ratio <= BAR else f', more than the {BAR:g} x aimed at'}")
     return 0 if all(ratio <= BAR for ratio in ratios.values()) else 1

@@ -108,7 +108,7 @@ def main() -> int:
     for name, size in found.items():
         print(f"  {size / 1e6:7.1f} MB  {name}")
     print(f"  {whole / 1e6:7.1f} MB  the image")
-    judged("size next to its parts", whole / sum(found.values()), BAR_SIZE, "×")
+    judged("size compared with its parts", whole / sum(found.values()), BAR_SIZE, "×")
     return 0 if met else 1
 
 

@@ -166,4 +166,4 @@ def sources_list(mirror: Mirror, suite: str) -> str:
     """The text of ``sources.list`` for a host of that suite."""
     places = [(mirror.archive, suite), (mirror.updates, f"{suite}-updates"), (mirror.security, f"{suite}-security")]
     lines = [f"deb {uri} {name} {' '.join(mirror.components)}" for uri, name in places if uri]
-    return "# The controller's own mirror, passed on by `provision sandbox up`.\n" + "\n".join(lines) + "\n"
+    return "# The controller's own mirror, passed on by provision.\n" + "\n".join(lines) + "\n"

@@ -55,10 +55,10 @@ def measure(inventory: Inventory, wanted: Wanted, progress: Progress, passwords:
             "ranks": [],
             "training": [],
         }
-        hint = experiments.of(slots, pairs=wanted.pairs, training=training)
-        for number, experiment in enumerate(hint, 1):
+        planned = experiments.of(slots, pairs=wanted.pairs, training=training)
+        for number, experiment in enumerate(planned, 1):
             log = session.folder / f"bench-{number}.log"
-            said = _run(session, plan, experiment, wanted, f"{number} of {len(hint)}: {experiment.title}", log)
+            said = _run(session, plan, experiment, wanted, f"{number} of {len(planned)}: {experiment.title}", log)
             place = {"pair": "pairs", "ranks": "ranks", "training": "training"}[experiment.kind]
             document[place].append(entry(experiment, said))
         session.write("bench.json", document)

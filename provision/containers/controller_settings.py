@@ -1,6 +1,7 @@
 """The controller's own package settings: what it trusts, which proxy, mirror and package index it uses. Read here, written elsewhere.
 
-A host behind the same network needs the same settings. They may hold passwords, so they go to running hosts only, never into an image.
+A host behind the same network needs the same settings. They may hold passwords: they go to running hosts, and to
+steps of image builds as secrets, but into no image.
 """
 
 from __future__ import annotations

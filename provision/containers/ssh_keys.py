@@ -1,4 +1,4 @@
-"""The sandbox's own keys: its user's key pair, its hosts' public keys. The user's own ~/.ssh is neither read nor written."""
+"""Keys made for containers: a user's key pair, hosts' public keys. The user's own ~/.ssh is neither read nor written."""
 
 from __future__ import annotations
 

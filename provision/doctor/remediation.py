@@ -29,7 +29,7 @@ from provision.remote.session import Interrupted, Session
 # Of the small tasks, those that need no root.
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
 
-# Remediation by bringing the hosts to the plan again, where something of ours is installed.
+# Fixed by bringing the hosts to the plan again, where something of ours is installed.
 BY_INSTALLING = frozenset(
     (
         "engine-not-built",

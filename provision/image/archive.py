@@ -64,21 +64,27 @@ def read(path: Path) -> Archive:
                 raise UsageError(f"it holds {len(listed)} images", where=str(path), hint="save one alone: docker save IMAGE -o FILE")
             config = _file(tar, listed[0]["Config"]).read()
             told = json.loads(config)
+            settings, layers, arch = (
+                told.get("config") or {},
+                (told.get("rootfs") or {}).get("diff_ids") or [],
+                told.get("architecture", ""),
+            )
+            name = str((listed[0].get("RepoTags") or [""])[0])
             members = tuple(str(name) for name in listed[0]["Layers"])
             # A layer that comes twice is a link to the first one.
             sizes = tuple(_file(tar, name).seek(0, io.SEEK_END) for name in members)
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
-    except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError) as error:
         raise UsageError("this is no image as `docker save` writes it, or it is damaged", where=str(path)) from error
     attributes = {
         "Id": f"sha256:{hashlib.sha256(config).hexdigest()}",
-        "Config": told.get("config") or {},
-        "RootFS": {"Layers": told.get("rootfs", {}).get("diff_ids") or []},
-        "Architecture": told.get("architecture", ""),
+        "Config": settings,
+        "RootFS": {"Layers": layers},
+        "Architecture": arch,
         "Size": sum(sizes),
     }
-    return Archive(path, attributes, members, sizes, config, str((listed[0].get("RepoTags") or [""])[0]))
+    return Archive(path, attributes, members, sizes, config, name)
 
 
 def _file(tar: tarfile.TarFile, name: str) -> IO[bytes]:

@@ -35,13 +35,14 @@ from provision.diagnosis.logs.explanation import explain
 from provision.image import labels
 from provision.image.output import BuildOutput
 from provision.image.recipe import recipe
-from provision.image.render import APT_SECRETS, File, context
+from provision.image.render import File, context
 from provision.image.request import Asked
 from provision.install import artifacts
 from provision.install.bundle import wheels
 from provision.plan.options import Options
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+_SUMS = "sha256.json"  # next to wheels that are kept
 _LAST = 12  # lines of an error
 _END_S = 30.0  # until a build that is interrupted has ended its steps
 
@@ -81,13 +82,13 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
             container_engine.explained(f"building {tag}"),
             _log(asked.target.name) as (log, path),
             BuildOutput(log) as output,
-            tempfile.TemporaryDirectory(prefix="provision-build-", ignore_cleanup_errors=True) as work,
+            _work_folder() as work,
         ):
             _have_base(client, asked.target.base.reference, output)
-            folder = Path(work) / "context"
+            folder = work / "context"
             fetched = _fetch(asked, options, folder, output, cache=cache)
             _write(folder, context(asked.target, asked.engine, locked=fetched, fetched=True))
-            words, environment = _reach(settings, asked, mirror, Path(work))
+            words, environment = _reach(settings, asked, mirror, work)
             words += [] if cache else ["--no-cache"]
             image = _run([*command, *words], environment, folder, output, path)
             with signals.held_back():
@@ -176,18 +177,41 @@ def _fetch(asked: Asked, options: Options, context: Path, output: BuildOutput, *
         place = context / "python" / environment
         place.mkdir(parents=True)
         # What the user's folder holds may change under the same name.
-        kept = _kept_wheels([pins, vars(target), sorted(indexes.items()), locked]) if cache and options.wheels is None else place
-        if kept == place or not (kept / "complete").exists():
-            with contextlib.ExitStack() as stack:
-                fresh = place if kept == place else Path(stack.enter_context(tempfile.TemporaryDirectory(dir=kept.parent)))
+        kept = _kept_wheels([pins, vars(target), sorted(indexes.items()), locked]) if options.wheels is None else None
+        if kept is None or not cache or not _is_whole(kept):
+            with tempfile.TemporaryDirectory(dir=context.parent, prefix="wheels-") as name:
+                fresh = Path(name) / "fresh"
                 wheels.bring(pins, target, fresh, locked, indexes=indexes, find_links=options.wheels, say=output.remark)
-                if kept != place:
-                    (fresh / "complete").touch()
+                sums = {wheel.name: downloads.digest(wheel) for wheel in fresh.glob("*.whl")}
+                (fresh / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
+                for wheel in fresh.glob("*.whl"):
+                    _place(wheel, place)
+                if kept is not None:
                     shutil.rmtree(kept, ignore_errors=True)
-                    shutil.copytree(fresh, kept)
-        found[environment] = [_entry(_place(wheel, place)) for wheel in sorted(kept.glob("*.whl"))]
+                    with contextlib.suppress(OSError):  # another build was faster
+                        fresh.rename(kept)
+        else:
+            for wheel in kept.glob("*.whl"):
+                _place(wheel, place)
+        found[environment] = [_entry(wheel) for wheel in sorted(place.glob("*.whl"))]
     _place(artifacts.uv_wheel(host.arch, options.index_url, output.remark), context / "python/build")
     return found
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """For the context and the secrets of one build, on the file system of the cache; what killed builds left is removed."""
+    builds = paths.cache() / "builds"
+    builds.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in builds.iterdir():
+        if not Path(f"/proc/{left.name.partition('-')[0]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=builds, prefix=f"{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        with signals.ignored():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kept_wheels(depends: Any) -> Path:
@@ -197,12 +221,20 @@ def _kept_wheels(depends: Any) -> Path:
     return folder / hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
+def _is_whole(kept: Path) -> bool:
+    """Whether the wheels that were kept are those that were fetched, and compared with the lock, byte for byte."""
+    try:
+        sums = json.loads((kept / _SUMS).read_text(encoding="utf-8"))
+        return bool({wheel.name: downloads.digest(wheel) for wheel in kept.glob("*.whl")} == sums)
+    except (OSError, ValueError):
+        return False
+
+
 def _place(wheel: Path, folder: Path) -> Path:
-    if wheel.parent != folder:
-        try:
-            os.link(wheel, folder / wheel.name)
-        except OSError:  # another file system
-            shutil.copyfile(wheel, folder / wheel.name)
+    try:
+        os.link(wheel, folder / wheel.name)
+    except OSError:  # another file system
+        shutil.copyfile(wheel, folder / wheel.name)
     return folder / wheel.name
 
 
@@ -229,7 +261,7 @@ def _reach(settings: Settings, asked: Asked, mirror: str | None, folder: Path) -
             path.touch(mode=0o600)
             path.write_text(content, encoding="utf-8")
             words += ["--secret", f"id={name},src={path}"]
-    places = [*proxies.values(), *(settings.apt or {}).values(), *sources.split()]
+    places = [*(value for name, value in proxies.items() if name != "no_proxy"), *(settings.apt or {}).values(), *sources.split()]
     if any(_is_loopback(place) for place in places):
         words += ["--network", "host"]  # what listens on this machine's loopback is not reached from a network of the step's own
     return words, environment
@@ -237,16 +269,15 @@ def _reach(settings: Settings, asked: Asked, mirror: str | None, folder: Path) -
 
 def _apt(settings: Settings, asked: Asked, sources: str) -> dict[str, str]:
     """Secret → its text: apt's options, and the files that they name."""
-    own_sources, certificates = (f"/run/secrets/{name}" for name in APT_SECRETS)
     options, files = controller_settings.apt_conf(settings), {}
     if sources:
-        options += f'Dir::Etc::sourcelist "{own_sources}";\n'
+        options += 'Dir::Etc::sourcelist "/run/secrets/sources";\n'
         nccl = asked.target.host.nccl
         if nccl is None or nccl.source == "wheel":  # else NVIDIA's repository is among the base's own
             options += 'Dir::Etc::sourceparts "/dev/null";\n'
         files["sources"] = sources
     if settings.bundle:  # a minimal base trusts no one yet, and the mirror may speak https
-        options += f'Acquire::https::CaInfo "{certificates}";\n'
+        options += 'Acquire::https::CaInfo "/run/secrets/certificates";\n'
         files["certificates"] = settings.bundle
     return {"apt": options, **files}
 
@@ -260,7 +291,10 @@ def _sources(settings: Settings, asked: Asked, mirror: str | None) -> str:
 
 
 def _is_loopback(place: str) -> bool:
-    host = urlsplit(place).hostname or "" if "://" in place else ""
+    try:
+        host = urlsplit(place if "://" in place else f"//{place}").hostname or ""
+    except ValueError:
+        return False
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -304,16 +338,16 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, o
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End the docker command as Ctrl-C does: the engine ends the steps that run."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)  # its plugin, too
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_S)
+            return
 
 
 def _failure(said: Sequence[str], output: BuildOutput, log: Path) -> ProvisionError:
-    lines = output.tail(output.failed) if output.failed else list(said)
+    lines = (output.tail(output.failed) if output.failed else []) or list(said)
     text = "\n".join([*lines, *said])
     if "no space left on device" in text.lower():
         return container_engine.explain(docker.errors.APIError("no space left on device"), output.step)
@@ -329,6 +363,8 @@ def _write(folder: Path, files: Mapping[str, File]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.content)
         target.chmod(0o755 if file.executable else 0o644)
+    for place in filter(Path.is_dir, folder.rglob("*")):
+        place.chmod(0o755)  # BuildKit gives the image's folders the modes of these
 
 
 @contextlib.contextmanager

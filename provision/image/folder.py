@@ -34,6 +34,9 @@ def write(folder: Path, files: Mapping[str, File]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             downloads.store(target, file.content)
             target.chmod(0o755 if file.executable else 0o644)
+            for above in target.relative_to(folder).parents:
+                if above != Path():
+                    (folder / above).chmod(0o755)  # BuildKit gives the image's folders the modes of these
         _note(folder, after)
     except OSError as error:
         raise UsageError(

@@ -148,7 +148,7 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
 
 
 def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: Mapping[str, Engine]) -> None:
-    """The training script and its data, into every container where `smoke_job.run` looks for them."""
+    """The training script and its data, into every container where `training_job.run` looks for them."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for file in data.files:
@@ -156,7 +156,7 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
         tar.add(resources.hostside("train_mnist.py"), "train_mnist.py")
     session.progress.stage("Bring the training job to the containers", list(plan.hosts))
     scripts = {
-        name: f"{job_containers.inside(session, engines[name])} tar -x -f - --no-same-owner -C {host.prefix}/smoke"
+        name: f"{job_containers.inside(session, engines[name])} tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}/smoke"
         for name, host in plan.hosts.items()
     }
     for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), timeout=_BRING_S).items():

@@ -8,9 +8,11 @@ import time
 from collections import deque
 from typing import IO
 
+from provision.base import aptsources
 from provision.base.terminal import Console, Table, err, live, styled
 
-_LINE = re.compile(r"#(\d+) (?:\d+\.\d+(?: |$))?(.*)")  # BuildKit's plain progress: the step's number, its seconds, what it prints
+#: BuildKit's plain progress: the step's number, the seconds of what a program of it prints, and the text.
+_LINE = re.compile(r"#(\d+) (\d+\.\d+(?: |$))?(.*)")
 _MOUNT = re.compile(r"--mount=\S+ +")
 _TAIL = 20
 _QUIET_S = 30.0  # without a terminal: how often a long step shows what it prints
@@ -50,20 +52,23 @@ class BuildOutput:
 
     def note(self, line: str) -> None:
         """Take one line of what the build prints."""
+        line = aptsources.without_logins(line)  # apt may print the mirror's
         self._write(line)
         found = _LINE.fullmatch(line)
-        if found is None or not found[2]:
+        if found is None or not found[3]:
             return
-        number, said = found[1], found[2]
+        number, printed, said = found[1], found[2] is not None, found[3]
         if number not in self._names:
             said = _MOUNT.sub("", said)
             self._names[number], self._tails[number] = said, deque(maxlen=_TAIL)
             if said.startswith("[") and not said.startswith("[internal]"):
                 self._print(_short(said, self._console.width))
+        elif printed:
+            self._tails[number].append(said)
         elif said.startswith("ERROR: "):
             self.failed = self._names[number]
-        elif not said.startswith("sha256:"):
-            self._tails[number].append(said)
+            if not self._tails[number]:
+                self._tails[number].append(said)
         if self.step != self._names[number]:
             self.step, self._began = self._names[number], time.monotonic()
         self._last = said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ LABEL = "org.provision.run"  # of containers: the run that they belong to
 NAME = "provision-run"  # of containers and images that a run brings; the run's id follows
 _REMOVE_S = 120.0
 _COPY_S = 3600.0
+_COPIES_AT_ONCE = 8  # they share this machine's way out
 _MARK = "===PROVISION-ENGINE==="  # a login may print something first
 _NONE, _REFUSED = 71, 72  # exit codes
 _SSH_ITSELF = 255
@@ -180,7 +182,9 @@ def image_on(session: Session, engines: Mapping[str, Engine], wanted: Source, *,
     held = _held(session, engines, wanted)
     lacking = {name: engine for name, engine in engines.items() if name not in held}
     try:
-        _run(session, {name: (engines[name], f"docker tag {image} {ours}") for name, image in held.items()}, "naming the image")
+        _run(
+            session, {name: (engines[name], f"docker tag {shlex.quote(image)} {ours}") for name, image in held.items()}, "naming the image"
+        )
         pulled = _pull(session, lacking, wanted, ours)
         _copy(session, {name: each for name, each in lacking.items() if name not in pulled}, wanted, ours)
         _verify(session, engines, wanted, ours)
@@ -208,7 +212,16 @@ def _inspect(session: Session, engines: Mapping[str, Engine], references: Sequen
     """What each engine tells of the images that it has under any of these names."""
     script = f"echo {_MARK}; docker image inspect {shlex.join(references)} 2>/dev/null || true"
     answers = _run(session, {name: (engine, script) for name, engine in engines.items()}, "inspecting images")
-    return {name: json.loads(answer.out.partition(_MARK)[2].strip() or "[]") for name, answer in answers.items()}
+    return {name: _parsed(name, answer.out.partition(_MARK)[2].strip() or "[]") for name, answer in answers.items()}
+
+
+def _parsed(host: str, text: str) -> list[dict[str, Any]]:
+    """What `docker image inspect` printed. Raises ProvisionError for anything else: it comes from the host."""
+    try:
+        found = json.loads(text)
+        return [{**one, "Id": str(one["Id"])} for one in found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProvisionError("its container engine gave an answer that is not one", where=host, hint="see there: docker info") from error
 
 
 def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours: str) -> list[str]:
@@ -228,7 +241,7 @@ def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
                 pulled.append(name)
                 session.progress.line(f"{name}: pulled {reference}")
             elif not own:
-                hint = "see that the host reaches the registry and is logged in there; or have the image here, from where it is copied"
+                hint = "see that the host reaches the registry and is logged in there; or pull or load it here, from where it is copied"
                 raise ProvisionError(f"it could not pull {wanted.name}: {answer.complaint}", where=name, hint=hint)
         if some and "@" not in reference:
             reference = _digest(answers[some[0]].out, reference)
@@ -240,19 +253,24 @@ def _pulling(reference: str, ours: str) -> str:
     word = shlex.quote(reference)
     inspect = "docker image inspect --format"
     return f"""before=$({inspect} '{{{{.Id}}}}' {word} 2>/dev/null)
+restore() {{
+    if [ -z "$before" ]; then docker image rm {word} >/dev/null 2>&1
+    else case {word} in *@*) ;; *) docker tag "$before" {word} ;; esac; fi
+}}
+trap restore EXIT
+trap 'exit 1' HUP INT TERM
 docker pull -q {word} >/dev/null && docker tag {word} {ours} || exit 1
 echo {_MARK}
 {inspect} '{{{{json .RepoDigests}}}}' {ours}
-if [ -z "$before" ]; then docker image rm {word} >/dev/null
-else case {word} in *@*) ;; *) docker tag "$before" {word} ;; esac; fi
+exit 0
 """
 
 
 def _digest(said: str, reference: str) -> str:
     """The digest of what was just pulled; the reference itself where the engine names none."""
-    known = json.loads(said.rpartition(_MARK)[2].strip() or "null") or []
-    repository = labels.parted(reference)[0]
-    return next((each for each in known if each.startswith(f"{repository}@")), reference)
+    pattern = re.escape(labels.parted(reference)[0]) + r"@sha256:[0-9a-f]{64}"
+    found = re.search(rf'"({pattern})"', said.rpartition(_MARK)[2])
+    return found[1] if found else reference
 
 
 def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours: str) -> None:
@@ -267,10 +285,12 @@ def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
         def write(pipe: IO[bytes]) -> None:
             held.write(pipe, ours)
 
-        scripts = {name: (engine, "docker load -q") for name, engine in engines.items()}
-        for name, answer in on_engines(session, scripts, stdin=write, timeout=_COPY_S).items():
-            if answer.code != 0:
-                raise ProvisionError(f"it did not take the image: {answer.complaint}", where=name)
+        names = list(engines)
+        for some in (names[at : at + _COPIES_AT_ONCE] for at in range(0, len(names), _COPIES_AT_ONCE)):
+            scripts = {name: (engines[name], "docker load -q") for name in some}
+            for name, answer in on_engines(session, scripts, stdin=write, timeout=_COPY_S).items():
+                if answer.code != 0:
+                    raise ProvisionError(f"it did not take the image: {answer.complaint}", where=name)
     finally:
         saved.unlink(missing_ok=True)
 
@@ -351,7 +371,7 @@ def _trouble(session: Session, name: str, answer: shell.Answer) -> tuple[str, st
 
 
 def _read(lines: Iterable[str]) -> Engine:
-    docker, *rest = lines
+    docker, *rest = list(lines) or ["docker"]
     left: list[tuple[str, str]] = []
     nvidia = False
     for line in rest:
@@ -361,7 +381,7 @@ def _read(lines: Iterable[str]) -> Engine:
             words = ["docker", "rm", "-f", "-v", it] if kind == "container" else ["docker", "image", "rm", it]
             left.append((run, f"{shlex.join(words)} >/dev/null"))
         elif kind == "runtimes":
-            nvidia = nvidia or "nvidia" in (json.loads(told) or {})
+            nvidia = nvidia or '"nvidia"' in told
         else:
             nvidia = nvidia or line.startswith("/")
     return Engine(docker, nvidia, tuple(left))

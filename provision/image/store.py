@@ -11,6 +11,7 @@ from docker import DockerClient
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import minor
+from provision.containers import container_engine
 from provision.image import labels
 from provision.image.labels import Told
 from provision.image.recipe import LABEL, versions
@@ -24,7 +25,7 @@ _NOTHING = "nothing"
 
 def listed(client: DockerClient) -> list[Told]:
     """All images of ours that have a name, by it."""
-    with client.explained("looking at the images"):
+    with container_engine.explained("looking at the images"):
         found = []
         for each in client.api.images(filters={"label": LABEL}):
             with contextlib.suppress(docker.errors.ImageNotFound):  # gone since it was listed
@@ -35,7 +36,7 @@ def listed(client: DockerClient) -> list[Told]:
 
 def get(client: DockerClient, name: str) -> Told:
     """An image of ours by its name. Raises UsageError where there is none."""
-    with client.explained(f"looking at {name}"):
+    with container_engine.explained(f"looking at {name}"):
         try:
             return labels.read(name, client.images.get(name).attrs)
         except docker.errors.ImageNotFound as error:
@@ -45,7 +46,7 @@ def get(client: DockerClient, name: str) -> Told:
 def remove(client: DockerClient, name: str) -> None:
     """Take an image's name off, and the image with its last one. One that a container runs stays, and is said."""
     get(client, name)
-    with client.explained(f"removing {name}"):
+    with container_engine.explained(f"removing {name}"):
         try:
             client.images.remove(name)
         except docker.errors.APIError as failure:
@@ -69,7 +70,7 @@ def push(client: DockerClient, name: str, *, unproven: bool) -> str:
     repository, tag = labels.parted(name)
     digest = ""
     shown: dict[str, str] = {}
-    with client.explained(f"pushing {name}"):
+    with container_engine.explained(f"pushing {name}"):
         for entry in client.api.push(repository, tag, stream=True, decode=True):
             if "error" in entry:
                 hint = "see that the registry can be reached, and log in: docker login"

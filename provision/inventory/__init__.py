@@ -12,4 +12,4 @@ from provision.inventory.checks import check_against_facts
 from provision.inventory.loading import by_name, load
 from provision.inventory.model import Host, Inventory, InventoryError
 
-__all__ = ["Host", "Inventory", "InventoryError", "Problem", "by_name", "check_against_facts", "load"]
+__all__ = ["Host", "Inventory", "InventoryError", "by_name", "check_against_facts", "load"]

@@ -171,7 +171,7 @@ def mpi_job(
         as_root=where.as_root,
         binding=binding,
         more=[*_PRIVATE_MPI, *more],
-        oversubscribe=True,  # the inventory's slots are a requirement; more of them than cores is slow, not wrong
+        oversubscribe=True,  # the inventory's slots are what was asked for; more of them than cores is slow, not wrong
     )
     return Job(
         argv,

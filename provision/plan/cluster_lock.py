@@ -1,4 +1,4 @@
-"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is how it is on disk.
+"""``provision.lock``: what the last good run had, as answers to what the user leaves open next time. `lock_file` is its form on disk.
 
 With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then.
 """

@@ -93,9 +93,8 @@ def _all(
     timeout: float,
     interrupted: threading.Event,
 ) -> dict[str, Answer]:
-    until = time.monotonic() + timeout
-
     def one(name: str) -> Answer:
+        until = time.monotonic() + timeout
         try:
             process = _start(session, name, scripts[name])
         except OSError as error:
@@ -112,10 +111,13 @@ def _attend(
     with process:
         # By a thread of its own: what `communicate` has not sent when its time is over, it never sends.
         pipe, process.stdin = cast(IO[bytes], process.stdin), None
-        threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
+        failed: list[Exception] = []
+        threading.Thread(target=_feed, args=(pipe, stdin, failed), daemon=True).start()
         while True:
             try:
                 out, err = process.communicate(timeout=_POLL_S)
+                if failed:
+                    return Answer(process.returncode or 1, out.decode(errors="replace"), f"its input could not be read: {failed[0]}")
                 return Answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
             except subprocess.TimeoutExpired:
                 pass
@@ -125,9 +127,14 @@ def _attend(
                 return Answer(None, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-def _feed(pipe: IO[bytes], content: bytes | Callable[[IO[bytes]], None]) -> None:
+def _feed(pipe: IO[bytes], content: bytes | Callable[[IO[bytes]], None], failed: list[Exception]) -> None:
     with contextlib.suppress(BrokenPipeError), pipe:  # it ended without having read everything
         if isinstance(content, bytes):
             pipe.write(content)
-        else:
+            return
+        try:
             content(pipe)
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of a thread: it is told in the answer
+            failed.append(error)

@@ -32,7 +32,7 @@ ansible_python_interpreter=/usr/bin/python3
 
 
 def ssh_options(sandbox: Sandbox) -> list[str]:
-    """Arguments for ``ssh`` next to user, key and host: only the sandbox's own keys count, on both ends."""
+    """Arguments for ``ssh`` besides user, key and host: only the sandbox's own keys count, on both ends."""
     known = str(sandbox.known_hosts)
     if " " in known:  # ssh takes several files apart at blanks
         known = f'"{known}"'

@@ -43,14 +43,14 @@ def work(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
 def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
-    (work / "next to.py").touch()
+    (work / "neighbour.py").touch()
     root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
     words = ["run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
     done = good(provision(*words, "python", "train.py", "-1"))
     for rank in range(4):
         assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stdout
         assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
-    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "next to.py of-rank-2.txt of-rank-3.txt train.py"
+    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "neighbour.py of-rank-2.txt of-rank-3.txt train.py"
 
     failed = provision(*words, "python", "train.py", "2")
     assert failed.returncode == 1

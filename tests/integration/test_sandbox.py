@@ -371,7 +371,7 @@ def name(request) -> Iterator[str]:
 
 @pytest.fixture
 def world(engine, own_state, name):
-    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests make next to is left out."""
+    """Takes stock of the engine, the state folder, the user's ~/.ssh and the mounts; what other tests meanwhile is left out."""
 
     def foreign(labels: dict[str, str] | None) -> bool:
         if names.LABEL in (labels or {}):

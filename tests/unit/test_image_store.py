@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +15,9 @@ import pytest
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import main
-from provision.image import build, labels, recipe, store, targets
+from provision.image import build, folder, labels, recipe, store, targets
 from provision.image.output import BuildOutput
+from provision.image.render import File
 from provision.plan.requirements import Requirements
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
@@ -112,6 +116,46 @@ def test_a_step_that_failed_is_named_with_its_last_lines() -> None:
     said = failure(*printed)
     assert said.startswith(f"{STEP}: it failed; its last lines:\n    Reading lists\n    E: Unable to locate package\n")
     assert "/log" in said
+
+
+def test_what_a_program_prints_is_no_verdict_of_the_builds() -> None:
+    said = failure("#7 0.3 ERROR: No matching distribution", "#5 0.4 ERROR: harmless", "#7 ERROR: exit code: 1")
+    assert said.startswith(f"{STEP}: it failed; its last lines:\n    ERROR: No matching distribution\n")
+
+
+def test_a_step_that_printed_nothing_is_explained_by_buildkit() -> None:
+    assert f"{STEP}: it failed; its last lines:\n    ERROR: pull: i/o timeout" in failure("#7 ERROR: pull: i/o timeout")
+
+
+def test_logins_of_mirrors_stay_out_of_log_and_error() -> None:
+    log = io.StringIO()
+    with BuildOutput(log) as output:
+        for line in (f"#7 {STEP}", "#7 0.3 Err http://me:s3cr3t@mirror.example/debian", "#7 ERROR: exit code: 1"):
+            output.note(line)
+    assert "mirror.example" in log.getvalue()
+    assert "s3cr3t" not in log.getvalue() + str(output.tail(STEP))
+
+
+def test_folders_of_a_context_are_open_whatever_the_umask(tmp_path: build.Path) -> None:
+    """BuildKit gives the image's folders their modes, and the image's user must get through."""
+    before = os.umask(0o077)
+    try:
+        files = {"files/etc/provision/sshd_config": File(b"x"), "Dockerfile": File(b"FROM x")}
+        build._write(tmp_path / "built", files)
+        folder.write(tmp_path / "rendered", files)
+    finally:
+        os.umask(before)
+    for context in ("built", "rendered"):
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / context / "files").rglob("*") if path.is_dir()} == {0o755}
+
+
+def test_kept_wheels_that_are_not_those_that_were_fetched_are_fetched_again(tmp_path: build.Path) -> None:
+    assert not build._is_whole(tmp_path)
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"as fetched")
+    (tmp_path / "sha256.json").write_text(json.dumps({"a-1-py3-none-any.whl": hashlib.sha256(b"as fetched").hexdigest()}))
+    assert build._is_whole(tmp_path)
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"as fetc")
+    assert not build._is_whole(tmp_path)
 
 
 def test_a_build_that_fails_before_its_steps_is_named_by_what_was_said_last() -> None:

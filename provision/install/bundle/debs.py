@@ -78,7 +78,7 @@ class Apt:
             "APT::Sandbox::User": "root",
             "Debug::NoLocking": "true",
             "Acquire::Languages": "none",
-            "Acquire::Retries": "1",  # with repositories that cannot be reached from here the timeout adds up
+            "Acquire::Retries": "1",  # with repositories that cannot be reached from here the waiting adds up
             "Acquire::http::Timeout": "20",
         }
         self._command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]

@@ -11,7 +11,7 @@
 # What the finished image has of the distribution. Nothing that builds.
 FROM debian:12-slim AS system
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
-    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444 \
     apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "ca-certificates=20*" \
@@ -26,7 +26,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
 # Where things are built: compilers, and uv and cmake in an environment of its own.
 FROM system AS build
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
-    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444 \
     apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "g++=4:*" \

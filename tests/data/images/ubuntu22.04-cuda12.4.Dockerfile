@@ -12,7 +12,7 @@
 # What the finished image has of the distribution. Nothing that builds.
 FROM nvidia/cuda:12.4.1-base-ubuntu22.04@sha256:0f6bfcbf267e65123bcc2287e2153dedfc0f24772fb5ce84afe16ac4b2fada95 AS system
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
-    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444 \
     apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "ca-certificates=20*" \
@@ -27,7 +27,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
 # Where things are built: compilers, and uv and cmake in an environment of its own.
 FROM system AS build
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
-    --mount=type=secret,id=sources --mount=type=secret,id=certificates \
+    --mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444 \
     apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "g++=4:*" \
