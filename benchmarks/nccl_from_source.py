@@ -66,9 +66,9 @@ def equip(box: Container, work: Path) -> None:
 
 def run(work: Path, *words: str, whole: bool) -> float:
     """Seconds of ``provision WORDS…``, which must succeed."""
-    make = catalog.load("nccl")["tarball"]["make"]
+    make = catalog.nccl().tarball.make
     changes = work / "catalogue.json"
-    changes.write_text(json.dumps({"nccl": {"tarball": {"make": make if whole else [*make, "ONLY_FUNCS=AllReduce Sum f32"]}}}))
+    changes.write_text(json.dumps({"nccl": {"tarball": {"make": list(make) if whole else [*make, "ONLY_FUNCS=AllReduce Sum f32"]}}}))
     other = Path(__file__).parents[1] / "tests/integration/other_catalogue.py"
     began = time.perf_counter()
     subprocess.run(

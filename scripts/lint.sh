@@ -1,21 +1,34 @@
 #!/usr/bin/env bash
-# All code quality gates. Every one runs, so that one look shows everything; the exit code says whether all passed.
+# All code quality gates, side by side. Every one runs, so that one look shows everything; the exit code says whether all passed.
 set -uo pipefail
 bin=$1
 PATH=$PWD/$bin:$PATH
 work=$PWD/.work/lint
+gates=()
 failed=()
+rm -rf "$work"
+mkdir -p "$work/said"
 
+# Starts a gate; what it says and whether it passed are shown by `results`, in the order in which gates were started.
 gate() {
-    local name=$1
+    local number=${#gates[@]}
+    gates+=("$1")
     shift
-    if output=$("$@" 2>&1); then
-        echo "ok      $name"
-    else
-        echo "FAILED  $name"
-        echo "$output"
-        failed+=("$name")
-    fi
+    { "$@" >"$work/said/$number" 2>&1 && touch "$work/said/$number.ok"; } &
+}
+
+results() {
+    local number
+    wait
+    for number in "${!gates[@]}"; do
+        if [ -e "$work/said/$number.ok" ]; then
+            echo "ok      ${gates[number]}"
+        else
+            echo "FAILED  ${gates[number]}"
+            cat "$work/said/$number"
+            failed+=("${gates[number]}")
+        fi
+    done
 }
 
 mapfile -t shell_files < <(git ls-files '*.sh' .ci/run 'images/files/bin/*' 'images/packages/*')
@@ -23,25 +36,31 @@ mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cpp' 'collective_c
 mapfile -t cpp_sources < <(git ls-files 'collective_core/csrc/*.cpp')
 mapfile -t docker_files < <(git ls-files '*Dockerfile*')
 
-gate "ruff check" ruff check .
-gate "ruff format" ruff format --check .
+# One process per core: the sources are the longest of all.
+tidy() {
+    printf '%s\0' "${cpp_sources[@]}" |
+        xargs -0 -P "$(nproc)" -I SOURCE clang-tidy --quiet SOURCE -- -std=c++17 -Icollective_core/csrc '-DCC_VERSION="lint"'
+}
+
+# Ansible's linter looks at what a user gets: the rendered playbook with its roles and modules.
+playbooks() {
+    local actions=$PWD/playbooks/action_plugins
+    provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --out "$work/playbook" || return
+    cp playbooks/*.yml "$work/playbook/" && cp .ansible-lint "$work/playbook/" && cd "$work/playbook" || return
+    ANSIBLE_LIBRARY=library ANSIBLE_ACTION_PLUGINS="$actions" ansible-lint --offline --profile production ./*.yml
+}
+
+gate "ansible-lint (production) of a rendered playbook" playbooks
+gate "clang-tidy" tidy
 gate "mypy provision" mypy --strict provision
 gate "mypy collective_core" mypy --config-file collective_core/pyproject.toml collective_core/src collective_core/horovod
 gate "import-linter" lint-imports --no-cache
+gate "ruff check" ruff check .
+gate "ruff format" ruff format --check .
 gate "shellcheck" shellcheck "${shell_files[@]}"
 [ ${#docker_files[@]} -eq 0 ] || gate "hadolint" hadolint "${docker_files[@]}"
 gate "clang-format" clang-format --dry-run -Werror "${cpp_files[@]}"
-gate "clang-tidy" clang-tidy --quiet "${cpp_sources[@]}" -- -std=c++17 -Icollective_core/csrc '-DCC_VERSION="lint"'
-
-# Ansible's linter looks at what a user gets: the rendered playbook with its roles and modules.
-rm -rf "$work"
-mkdir -p "$work"
-render() { provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --out "$work/playbook"; }
-gate "render a playbook" render
-cp playbooks/*.yml "$work/playbook/" && cp .ansible-lint "$work/playbook/"
-actions=$PWD/playbooks/action_plugins
-lint_playbooks() (cd "$work/playbook" && ANSIBLE_LIBRARY=library ANSIBLE_ACTION_PLUGINS="$actions" ansible-lint --offline --profile production ./*.yml)
-gate "ansible-lint (production)" lint_playbooks
+results
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo "lint failed: ${failed[*]}"

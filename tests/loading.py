@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,3 +16,15 @@ def load(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def load_ansible_module(name: str) -> ModuleType:
+    """A module of ours in playbooks/library, with our helpers where Ansible puts them on the host."""
+    import ansible.module_utils
+
+    playbooks = Path(__file__).parents[1] / "playbooks"
+    for helper in (playbooks / "module_utils").glob("*.py"):
+        made = load(f"ansible.module_utils.{helper.stem}", helper)
+        sys.modules[f"ansible.module_utils.{helper.stem}"] = made
+        setattr(ansible.module_utils, helper.stem, made)
+    return load(name, playbooks / "library" / f"{name}.py")

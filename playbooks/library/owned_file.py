@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: a file, or a marked block in somebody else's file, that `provision remove` takes off again. Python 3.7+."""
+"""Ansible module: a file, or a marked block in somebody else's file, that `provision remove` removes again. Python 3.7+."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ DOCUMENTATION = r"""
 module: owned_file
 short_description: Write a file or a block and note it in the host's record
 description:
-  - Notes first, writes then. With C(claimed), only notes that what will be there is ours, if nothing is there yet.
-  - C(state=absent) takes off a whole file that the record has, as it was written; one that somebody changed since stays, and is not missed.
+  - Notes first, writes then.
+  - C(state=absent) removes a whole file that the record has, as it was written; one that somebody changed since stays, and is not missed.
 author: [the provision authors]
 options:
   record: {description: The record that notes it., type: path, required: true}
-  path: {description: The file., type: path}
-  claimed: {description: Paths that something else will make., type: list, elements: path, default: []}
+  path: {description: The file., type: path, required: true}
   content: {description: Its text, or the block's., type: str}
   marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
   mode: {description: The file's permissions., type: str, default: "0644"}
@@ -56,7 +55,7 @@ def with_block(text, marker, block):
     return before + marker.replace("{mark}", "BEGIN") + "\n" + block + marker.replace("{mark}", "END") + "\n" + after
 
 
-def take_off(path, record):
+def remove(path, record):
     """Do without a file: (whether it is to go, the record as it is then)."""
     entry, text = record["files"].get(path), host_record.read(path)
     if entry is None:
@@ -70,25 +69,21 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "path", "required": True},
-            "path": {"type": "path"},
-            "claimed": {"type": "list", "elements": "path", "default": []},
+            "path": {"type": "path", "required": True},
             "content": {"type": "str"},
             "marker": {"type": "str"},
             "mode": {"type": "str", "default": "0644"},
             "state": {"choices": ["present", "absent"], "default": "present"},
         },
-        required_one_of=[("path", "claimed")],
         supports_check_mode=True,
     )
     given = module.params
     record = host_record.load(given["record"])
     noted = host_record.load(given["record"])
-    for claimed in given["claimed"]:
-        host_record.claim(record, claimed)
     text, wanted, going = None, None, False
     if given["state"] == "absent":
-        going, record = take_off(given["path"], record)
-    elif given["path"]:
+        going, record = remove(given["path"], record)
+    else:
         text = host_record.read(given["path"])
         content = given["content"] or ""
         wanted = content if given["marker"] is None else with_block(text or "", given["marker"], content)

@@ -9,6 +9,14 @@ Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """What would help, as a sentence, and whether it is an option of the command line or a change of the hosts."""
+
+    text: str
+    about: Literal["options", "hosts"] = "hosts"
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing that is wrong, or may be.
 
@@ -20,6 +28,7 @@ class Problem:
         host: the host that it is about, where it is about one.
         where: the file, with a line where one is known, the argument, or the step.
         said: what ssh or sudo said, in their own words, where that is what is wrong.
+        remedies: any one of them helps, the cheapest first; where there are some, there is no hint.
     """
 
     severity: Severity
@@ -29,7 +38,13 @@ class Problem:
     host: str | None = None
     where: str | None = None
     said: str = ""
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def advice(self) -> str | None:
+        """The hint, or the remedies as one line; None where there is neither."""
+        return self.hint or "  or  ".join(remedy.text for remedy in self.remedies) or None
 
     def __str__(self) -> str:
         place = self.where or self.host
-        return (f"{place}: {self.what}" if place else self.what) + (f"\n  → {self.hint}" if self.hint else "")
+        return (f"{place}: {self.what}" if place else self.what) + (f"\n  → {self.advice}" if self.advice else "")

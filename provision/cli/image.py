@@ -306,8 +306,8 @@ def diff(
         finally:
             session.close()
     model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
-    empty = installed.without_manifest(found.hosts)
-    held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if name not in empty}).hosts
+    manifests = installed.manifests(found.hosts)
+    held = installed.plan(inventory, {name: each for name, each in manifests.items() if each}).hosts
     lines = store.differences({name: held.get(name) for name in found.hosts}, told)
     for line in lines:
         terminal.out().say(line)

@@ -37,10 +37,11 @@ from provision.cli.options import (
     url,
 )
 from provision.cli.run_options import HostOptions, run_options
+from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import installer, removal
 from provision.launch import build_check, program, target_hosts
-from provision.plan import decided, summary
+from provision.plan import summary
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
@@ -72,6 +73,7 @@ app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(image.app, name="image")
 app.command()(bench)
+app.command()(schema)
 
 
 @app.callback(invoke_without_command=True)
@@ -180,8 +182,7 @@ def plan(
             looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
         model.show_problems(looked.problems, terminal.err())
         found = looked.hosts
-    before = None if options.upgrade else decided.to_keep(inventory)
-    made, sources = planning.make_plan(inventory, found, options, before)
+    made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))
     for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
     if json_:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, told
 from provision.base.problems import Problem
 from provision.base.text import some
-from provision.commands.planning import index_asked, make_plan, refuse_conflicts, upgrade
+from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
+from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
 from provision.install.bundle import using
 from provision.install.bundle.archive import unpack
@@ -22,7 +22,7 @@ from provision.install.bundle.gather import Places, gather
 from provision.install.installer import Sources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
-from provision.plan import cluster_lock, decided, lock_file
+from provision.plan import cluster_lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
@@ -50,7 +50,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     catalog.check()
     if options.smoke:
         training_job.check_options(inventory, options.smoke)
-    locked = None if options.upgrade else decided.to_keep(inventory)
+    locked = lock_to_keep(inventory, options)
     with _reported(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
@@ -77,23 +77,17 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 sources = replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
             if plan.hosts:
                 session.step = "install"
-                notes_what_is_decided = not options.check and not options.first_step  # which leaves out steps
+                ready: dict[str, cluster_lock.Files] = {}
                 try:
-                    files = _make_ready(session, report, plan, usable, sources, options)
-                except Interrupted:
-                    if notes_what_is_decided:
-                        decided.note(inventory, plan, list(plan.hosts), session.folder)
-                    raise
-                if notes_what_is_decided:
-                    decided.note(inventory, plan, [failure.host for failure in report.failures if failure.host], session.folder)
+                    _make_ready(session, report, plan, usable, sources, options, ready)
+                finally:
+                    if not options.check and not options.first_step:  # which leaves out steps
+                        _write_lock(inventory, plan, ready, report)
                 if options.smoke and not options.check and not report.failures:
                     session.step = "training"
                     _add_smoke(report, session, plan, using.with_data_of(bundle, options.smoke))
                 if options.first_step and not options.check:
                     report.notes.append(_WITHOUT_RECORD.format(step=options.first_step))
-                elif report.ok and not options.check:
-                    session.step = "lock"
-                    _write_lock(inventory, plan, files, report)
     return report
 
 
@@ -106,7 +100,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
     """
     began = time.monotonic()
     with signals.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
-        report = Report(session.run_id, str(session.folder), last_run.identity(inventory))
+        report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
         try:
             yield session, report
         except BaseException as error:
@@ -127,11 +121,11 @@ _WITHOUT_RECORD = (
 )
 
 
-def _not_begun(known: Mapping[str, Mapping[str, Any]], first: str | None) -> list[Problem]:
+def _not_begun(known: Mapping[str, Facts], first: str | None) -> list[Problem]:
     """The hosts on which ``--from`` cannot begin at a step, because there is no environment."""
     if first is None or "python" in installer.steps(first):
         return []
-    without = [name for name, each in known.items() if not ((each.get("installed") or {}).get("venv") or {}).get("works")]
+    without = [name for name, each in known.items() if not each.installed.venv.works]
     said = f"--from {first}: the steps before it are missing here: there is no working environment in the prefix; nothing was changed"
     return [Problem("error", said, "leave --from out", host=name, where="survey") for name in without]
 
@@ -142,36 +136,51 @@ def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
 
 
 def _make_ready(
-    session: Session, report: Report, plan: Plan, facts: Mapping[str, Mapping[str, Any]], sources: Sources, options: Options
-) -> dict[str, dict[str, Any]]:
-    """Run the installation where the survey does not show that there is nothing to do; returns per host the files that pip took."""
+    session: Session,
+    report: Report,
+    plan: Plan,
+    facts: Mapping[str, Facts],
+    sources: Sources,
+    options: Options,
+    ready: dict[str, cluster_lock.Files],
+) -> None:
+    """Run the installation where the survey does not show that there is nothing to do.
+
+    Args:
+        ready: gets each host that holds the plan, as it comes to do so, with the files that its packages came from.
+    """
     manifests = installer.manifests(plan, session.inventory, facts)
     reasons = drift.reasons_to_run(plan, manifests, facts)
     if not reasons and not options.full and not options.first_step:
         session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
         report.hosts += [host_report(host, HostResult()) for host in plan.hosts.values()]
-        return {name: (facts[name].get("installed") or {}).get("files") or {} for name in plan.hosts}
+        ready.update({name: facts[name].installed.files for name in plan.hosts})
+        return
     for name, reason in reasons.items():
         session.progress.line(f"{name}: {reason}", "dim")
-    done = installer.install(session, plan, facts, sources, check=options.check, first=options.first_step)
+    done = installer.install(session, plan, facts, sources, ready, check=options.check, first=options.first_step)
     add_outcome(report, session.inventory, plan, done.outcome)
     if options.check:
         for host in report.hosts:
-            result, found = done.outcome.hosts.get(host.host), facts.get(host.host, {})
-            if result is not None and result.failure is None:
+            result, found = done.outcome.hosts.get(host.host), facts.get(host.host)
+            if result is not None and found is not None and result.failure is None:
                 rewritten = not options.first_step and drift.is_rewritten(manifests[host.host], found)
-                foretell(host, result, rewritten=rewritten, drifted=bool(found.get("drift")))
+                foretell(host, result, rewritten=rewritten, drifted=bool(found.drift))
     report.notes += done.stand_ins
     for name, packages in done.unlocked.items():
         said = f"{cluster_lock.NAME} did not know {', '.join(packages)}"
         report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")
-    return done.files
 
 
-def _write_lock(inventory: Inventory, plan: Plan, files: Mapping[str, Mapping[str, Mapping[str, Any]]], report: Report) -> None:
+def _write_lock(inventory: Inventory, plan: Plan, ready: Mapping[str, cluster_lock.Files], report: Report) -> None:
+    """Write what the hosts in ``ready`` hold, with the files that their packages came from; of the others what was known stays."""
+    if not ready:
+        return
+    hold = Plan({name: host for name, host in plan.hosts.items() if name in ready})
     try:
-        lock_file.write(inventory, cluster_lock.of_plan(plan, files, decided.for_all(inventory), inventory))
-    except OSError as error:
+        with signals.held_back():
+            lock_file.write(inventory, cluster_lock.of_plan(hold, ready, lock_before(inventory), inventory))
+    except (OSError, ValueError) as error:  # a host may say anything of its files
         report.notes.append(f"provision.lock could not be written: {error}")
 
 
@@ -181,12 +190,12 @@ def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passw
     with _reported(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = collect.look(session)
         add_problems(report, survey)
-        for name in installed.without_manifest(survey.hosts):
+        for name in installed.without(installed.manifests(survey.hosts)):
             report.failures.append(
                 Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
             )
         if not report.failures:
-            plan = installed.plan(inventory, survey.hosts)
+            plan = installed.plan(inventory, installed.manifests(survey.hosts))
             report.hosts = [host_report(host, HostResult()) for host in plan.hosts.values()]
             session.step = "training"
             _add_smoke(report, session, plan, options)
@@ -217,7 +226,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             survey = collect.look(session)
             if survey.blocked:
                 return survey
-            locked = None if options.upgrade else decided.to_keep(inventory)
+            locked = lock_to_keep(inventory, options)
             plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
             places = Places(options.index_url, options.wheels, options.apt_mirror)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.problems import Remedy
+from provision.facts import Facts
 from provision.install.artifacts import Given, with_checksums
 from provision.install.installer import Sources
 from provision.inventory import Host, Inventory
-from provision.plan import cluster_lock, decided, lock_file
-from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan, Remedy
+from provision.plan import cluster_lock, lock_file
+from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan
 from provision.plan.options import Options, requirements_of
 from provision.resolve import HostRequirements, resolve
 from provision.survey import collect, installed
@@ -25,15 +27,32 @@ def index_asked(options: Options) -> Literal["new", "all"] | None:
     return "all" if options.upgrade or options.nccl_version else "new"
 
 
-def _index_counts(facts: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
+def _index_counts(facts: Facts, options: Options) -> dict[str, list[str]]:
     """What a host's package index offers, as far as it matters: not of what is there already and is not asked for again."""
-    offered: dict[str, list[str]] = {} if options.index_url else facts.get("wheel_candidates") or {}
-    keeps = bool(facts.get("installed")) and not options.upgrade
+    offered: dict[str, list[str]] = {} if options.index_url else facts.wheel_candidates
+    keeps = facts.installed.manifest is not None and not options.upgrade
     return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
 
 
+def lock_to_keep(inventory: Inventory, options: Options) -> cluster_lock.Lock | None:
+    """What a run keeps to where the user asks for nothing else: the lock; under ``--limit`` in the releases that the other hosts have.
+
+    None where there is none, or with ``--upgrade``. Raises UsageError for a lock that cannot be believed.
+    """
+    found = None if options.upgrade else lock_file.read(inventory)
+    return found.fitting(inventory.left_out) if found else None
+
+
+def lock_before(inventory: Inventory) -> cluster_lock.Lock | None:
+    """The lock as it is; None also for a broken one: only ``--upgrade``, which writes it again, gets as far as asking here."""
+    try:
+        return lock_file.read(inventory)
+    except UsageError:
+        return None
+
+
 def make_plan(
-    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: cluster_lock.Lock | None = None
+    inventory: Inventory, known: Mapping[str, Facts], options: Options, locked: cluster_lock.Lock | None = None
 ) -> tuple[Plan, Sources]:
     """The plan for the hosts in ``known`` (their facts), and where its parts come from.
 
@@ -41,18 +60,21 @@ def make_plan(
     for some hosts that does not fit those that ``--limit`` leaves out has conflicts, and no hosts.
     """
     plan, sources = _make_plan(inventory, known, options, locked)
-    if unfit := decided.conflicts(plan, inventory, upgrade=options.upgrade):
-        plan = Plan(conflicts=tuple(unfit))
+    before = lock_before(inventory) if inventory.left_out else None
+    if before and (unfit := tuple(cluster_lock.conflicts(plan, before, inventory.left_out, upgrade=options.upgrade))):
+        plan = Plan(conflicts=unfit)
     return with_checksums(plan, options.wheels), sources
 
 
 def _make_plan(
-    inventory: Inventory, known: Mapping[str, Mapping[str, Any]], options: Options, locked: cluster_lock.Lock | None
+    inventory: Inventory, known: Mapping[str, Facts], options: Options, locked: cluster_lock.Lock | None
 ) -> tuple[Plan, Sources]:
-    known = {name: {**each, "wheel_candidates": _index_counts(each, options)} for name, each in known.items()}
+    known = {name: each.model_copy(update={"wheel_candidates": _index_counts(each, options)}) for name, each in known.items()}
     source = engine_source.pack()
     requirements = requirements_of(options, source)
-    asked_before = {option for host in installed.plans(known) for option in host.engine.options}  # of one host, all: they work together
+    asked_before = {
+        option for host in installed.plans(installed.manifests(known)) for option in host.engine.options
+    }  # of one host, all: they work together
     if options.horovod_names is None and HOROVOD_NAMES in asked_before:
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in asked_before:
@@ -68,13 +90,10 @@ def _make_plan(
     plan = resolve(known, filled, {name: replace(each, builds=builds[name]) for name, each in asked.items()})
     name = kept.kept_to
     if plan.conflicts:
-        limited = bool(decided.left_out(inventory))
-        return _without_lock(plan, resolve(known, requirements, asked), name, limited=limited), sources
+        return _without_lock(plan, resolve(known, requirements, asked), name, limited=bool(inventory.left_out)), sources
     plan = cluster_lock.applied(plan, kept)
-    differ = (f"{name} is {line}: all of these hosts get one, resolved again" for line in decided.mixed(kept))
+    differ = (f"{name} is {line}: all of these hosts get one, resolved again" for line in kept.mixed())
     plan = replace(plan, notes=(*plan.notes, *differ))
-    if name == decided.LAST_RUN:
-        plan = replace(plan, notes=(*plan.notes, f"versions are {name}, so that these hosts fit those that --limit leaves out"))
     if requirements.torch and not filled.torch:
         plan = replace(plan, notes=(*plan.notes, f"PyTorch is left out, to keep to {name}: --torch VERSION or --upgrade brings it"))
     if filled.torch_index and not requirements.torch_index:
@@ -87,18 +106,18 @@ def _make_plan(
     return replace(plan, notes=(*plan.notes, *notes)), replace(sources, locked=cluster_lock.files_for(plan, locked))
 
 
-def _host_requirements(host: Host, found: Mapping[str, Any]) -> HostRequirements:
+def _host_requirements(host: Host, found: Facts) -> HostRequirements:
     return HostRequirements(host.slots, collect.prefix_of(host, found), host.interface)
 
 
-def _as_installed(inventory: Inventory, known: Mapping[str, Mapping[str, Any]]) -> cluster_lock.Lock | None:
+def _as_installed(inventory: Inventory, known: Mapping[str, Facts]) -> cluster_lock.Lock | None:
     """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
-    there = {host.name: host for host in installed.plans(known)}
+    there = {host.name: host for host in installed.plans(installed.manifests(known))}
     return replace(cluster_lock.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
 
 
 def _without_lock(plan: Plan, again: Plan, name: str, *, limited: bool) -> Plan:
-    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first way out."""
+    """The conflicts of a plan that keeps to the lock ``name``: where that is what stands in the way, giving it up is the first remedy."""
     if again.conflicts:
         return again
     text = f"--upgrade{' without --limit' if limited else ''}, which resolves again instead of keeping to {name}"
@@ -112,15 +131,15 @@ def refuse_conflicts(plan: Plan) -> None:
     if plan.conflicts:
         first = plan.conflicts[0]
         others = f" (and {len(plan.conflicts) - 1} more)" if len(plan.conflicts) > 1 else ""
-        raise ProvisionError(f"no plan fits: {first.constraint}{others}", where=first.host, hint="  or  ".join(first.ways_out))
+        raise ProvisionError(f"no plan fits: {first.what}{others}", where=first.host, hint=first.advice)
 
 
-def upgrade(inventory: Inventory, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> list[str]:
+def upgrade(inventory: Inventory, known: Mapping[str, Facts], plan: Plan) -> list[str]:
     """What a new resolution changes against the lock, or without one against what is on the hosts, in lines; none for new hosts."""
     try:
         locked = lock_file.read(inventory)
     except UsageError as error:
-        return [f"{error.where}: {error.what}; --upgrade writes it again"]
+        return [f"{f'{error.where}: ' if error.where else ''}{error.what}; --upgrade writes it again"]
     before = locked or _as_installed(inventory, known)
     if before is None or plan.conflicts:
         return []

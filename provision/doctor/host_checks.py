@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from provision import facts
 from provision.base import resources
@@ -15,6 +14,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
+from provision.facts import Facts, Unsurveyed
 from provision.remote.session import Session
 from provision.survey import collect
 
@@ -33,7 +33,7 @@ class Look:
         bandwidth: from host → to host → megabits a second, where it was measured.
     """
 
-    facts: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Facts]
     findings: list[Finding]
     names: list[str]
     bandwidth: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -44,10 +44,12 @@ def here() -> Look:
     try:
         script = resources.script("survey").encode()
         answer = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_PATIENCE_S, check=False)
-        found = facts.normalise(facts.answer(answer.stdout.decode(errors="replace")))
+        found = facts.answer(answer.stdout.decode(errors="replace"))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"cannot look at this machine: {error}") from error
-    prefix = found["installed"]["prefix"] or "/opt"
+    if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
+        raise UsageError(f"cannot look at this machine: {facts.unsurveyed(HERE, found).what}")
+    prefix = found.installed.prefix or "/opt"
     problems = facts.problems(HERE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     return Look({HERE: found}, examine({HERE: found}, problems), [HERE])
 
@@ -57,11 +59,13 @@ def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
     survey = collect.look(session)
     for host in session.inventory.hosts:  # a requirement of the inventory decides before anything that is seen
         if host.name in survey.hosts:
-            survey.hosts[host.name]["network"]["asked_for"] = host.interface
+            found = survey.hosts[host.name]
+            network = found.network.model_copy(update={"asked_for": host.interface})
+            survey.hosts[host.name] = found.model_copy(update={"network": network})
     answers, unable = reach.look(session, survey.hosts, bandwidth=bandwidth)
     names = [host.name for host in session.inventory.hosts]
-    found = examine(survey.hosts, [*survey.problems, *unable], answers)
-    return Look(survey.hosts, found, names, {name: answer.mbit for name, answer in answers.items() if answer.mbit})
+    findings = examine(survey.hosts, [*survey.problems, *unable], answers)
+    return Look(survey.hosts, findings, names, {name: answer.mbit for name, answer in answers.items() if answer.mbit})
 
 
 def with_logs(hosts: list[Finding], logs: list[Finding], looked_for: set[str]) -> list[Finding]:

@@ -53,8 +53,8 @@ def look(session: Session, known: Mapping[str, Facts], *, bandwidth: bool = Fals
 
 def _address(found: Facts) -> str | None:
     """The address at which others reach the host; None where it is not its own (translated on the way)."""
-    connection = found["network"]["ssh_connection"] or {}
-    return connection.get("server_address") if connection.get("interface") else None
+    connection = found.network.ssh_connection
+    return connection.server_address if connection.interface else None
 
 
 def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool) -> dict[str, dict[str, Any]]:
@@ -65,8 +65,8 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
             "name": host.name,
             "address": _address(known[host.name]),
             "ports": secrets.SystemRandom().sample(_PORTS, 3),
-            "user": host.user or known[host.name]["user"]["name"],
-            "ssh_port": (known[host.name]["network"]["ssh_connection"] or {}).get("server_port") or 22,
+            "user": host.user or known[host.name].user.name,
+            "ssh_port": known[host.name].network.ssh_connection.server_port or 22,
         }
         for host in group
     ]
@@ -74,7 +74,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
     for number, me in enumerate(peers):
         found = known[str(me["name"])]
         made[str(me["name"])] = {
-            "python": found["python"]["executable"] or "python3",
+            "python": found.python.executable or "python3",
             "order": {
                 "key": key,
                 "me": me["name"],
@@ -82,7 +82,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts], *, bandwidth: bool
                 "ports": me["ports"],
                 "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
                 "flow_seconds": bandwidth * len(group) * _FLOW_PER_HOST_S,
-                "ssh": bool(found["mpi"]["found"] or found["installed"]["manifest"]),  # mpirun is what needs it
+                "ssh": bool(found.mpi.found or found.installed.manifest),  # mpirun is what needs it
                 # Hosts whose numbers add up to the same are pairs of one round.
                 "peers": [peers[(total - number) % len(peers)] for total in range(len(peers)) if (total - 2 * number) % len(peers)],
             },

@@ -19,12 +19,15 @@ from provision.base.errors import ProvisionError
 from provision.commands import lifecycle
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Look
+from provision.facts import Facts
+from provision.facts.model import Limits
 from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import OpenMpiSource
 from provision.remote import host_locks
 from provision.remote.ansible import Event
 from provision.remote.session import Interrupted, Session
+from provision.survey import installed
 
 # Of the small tasks, those that need no root.
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))
@@ -78,7 +81,7 @@ class Treatment:
 def treatment(look: Look) -> Treatment:
     """What can be done about the findings. Pure, but for reading which tasks there are."""
     made = Treatment()
-    installed = {name for name, facts in look.facts.items() if facts["installed"]["manifest"]}
+    installed = {name for name, facts in look.facts.items() if facts.installed.manifest}
     for finding in look.findings:
         if finding.id in BY_INSTALLING and installed and finding.host in look.facts:
             if finding.id not in made.install:
@@ -162,33 +165,34 @@ def _id_of(event: Event) -> str:
 
 def _as_installed(look: Look) -> Options:
     """The options that lead to what the hosts hold already."""
-    held = [facts["installed"]["manifest"]["host"] for facts in look.facts.values() if facts["installed"]["manifest"]]
-    torch = next((host["torch"]["version"] for host in held if host.get("torch")), None)
-    source = next((host["openmpi"]["source"] for host in held), "auto")
+    held = list(installed.plans(installed.manifests(look.facts)))
+    torch = next((host.torch.version for host in held if host.torch), None)
+    source = next((host.openmpi.source for host in held), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
     return Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
 
 
-def _variables(facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _variables(facts: Facts, names: Sequence[str]) -> dict[str, Any]:
     """What the tasks may need to know of the host."""
+    nofile, memlock = (facts.limits.get(name, Limits()).hard for name in ("nofile", "memlock"))
     return {
         "ids": list(names),
-        "venv": (facts["installed"]["venv"] or {}).get("path"),
-        "hostname": facts["hostname"],
-        "address": (facts["network"]["ssh_connection"] or {}).get("server_address"),
-        "home": facts["user"]["home"],
-        "nccl": facts["packages"].get("libnccl2"),
+        "venv": facts.installed.venv.path,
+        "hostname": facts.hostname,
+        "address": facts.network.ssh_connection.server_address,
+        "home": facts.user.home,
+        "nccl": facts.packages.get("libnccl2"),
         # A limit above what the container itself has would make every later login fail.
-        "memlock": facts["limits"]["memlock"]["hard"] if facts["container"] else "unlimited",
-        "nofile": 65536 if facts["limits"]["nofile"]["hard"] == "unlimited" else min(65536, facts["limits"]["nofile"]["hard"]),
-        "ssh_files": facts["ssh"]["files"],
-        "open_mpi": next((each["path"].rpartition("/")[0] for each in facts["mpi"]["found"] if each["flavour"] == "openmpi"), None),
+        "memlock": memlock if facts.container else "unlimited",
+        "nofile": min(65536, nofile) if isinstance(nofile, int) else 65536,
+        "ssh_files": [file.model_dump() for file in facts.ssh.files],
+        "open_mpi": next((each.path.rpartition("/")[0] for each in facts.mpi.found if each.flavour == "openmpi"), None),
     }
 
 
-def _may(facts: Mapping[str, Any] | None, name: str) -> bool:
+def _may(facts: Facts | None, name: str) -> bool:
     """Whether the tasks for this error can run on a host."""
-    return facts is not None and (facts["user"]["can_become"] or name in WITHOUT_ROOT)
+    return facts is not None and (facts.user.can_become or name in WITHOUT_ROOT)
 
 
 def _tasks(name: str) -> Path:

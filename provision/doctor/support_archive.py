@@ -17,6 +17,7 @@ from provision.base.errors import UsageError
 from provision.diagnosis.findings import document
 from provision.diagnosis.patterns import Pattern
 from provision.doctor.host_checks import Look
+from provision.facts import Facts
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"
@@ -77,7 +78,7 @@ class Redactor:
 
 def write(out: Path, look: Look, logs: Sequence[Path]) -> None:
     """Write the archive: facts.json, findings.json, logs/. Raises UsageError when a file cannot be read or written."""
-    redactor = Redactor(str((facts.get("user") or {}).get("name") or "") for facts in look.facts.values())
+    redactor = Redactor(facts.user.name or "" for facts in look.facts.values())
     parts = {
         "facts.json": json.dumps(redactor.data({"schema": 1, "hosts": _plain(look.facts)}), indent=2, default=str),
         "findings.json": json.dumps(redactor.data(document(look.findings)), indent=2),
@@ -100,11 +101,11 @@ def write(out: Path, look: Look, logs: Sequence[Path]) -> None:
         raise UsageError(f"cannot write it: {error.strerror}", where=str(out)) from error
 
 
-def _plain(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _plain(facts: Mapping[str, Facts]) -> dict[str, Any]:
     """Facts without what nobody needs for a diagnosis: host keys and the names of groups."""
-    kept = {name: dict(each) for name, each in facts.items()}
+    kept = {name: each.model_dump() for name, each in facts.items()}
     for each in kept.values():
-        each["ssh"] = {**each.get("ssh", {}), "host_keys": []}
-        each["user"] = {**each.get("user", {}), "groups": []}
+        each["ssh"] = {**each["ssh"], "host_keys": []}
+        each["user"] = {**each["user"], "groups": []}
         each["machine_id"] = None
     return kept

@@ -1,26 +1,74 @@
-"""One host's facts: out of the survey's output, and completed so that readers need not ask what is there. Pure."""
+"""One host's facts: out of the survey's output, or out of a file as `provision survey --json` writes it or as a person does."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from provision import catalog
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import JsonValue as Json
+
+from provision.base import validation
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import architectures
-from provision.facts import defaults
-from provision.facts.kinds import is_version
-
-Facts = dict[str, Any]
+from provision.base.validation import Form
+from provision.facts.model import Facts, Interpreter, Unsurveyed
+from provision.inventory.values import HOST_NAME
 
 BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="
+_DEEPEST = 100  # a manifest has about ten levels
+
+_SMALLEST = (
+    'the least a host needs: {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", '
+    '"driver": {"version": "535.104.05", "cuda": "12.2"}, "gpus": [{"name": "…", "compute_capability": "8.0"}]}'
+)
 
 
-def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Facts:
+def _kind(host: Any) -> str:
+    """Facts, or why there are none."""
+    if isinstance(host, Mapping):
+        return "none" if host.get("missing_python") or host.get("unreachable") else "facts"
+    return "none" if isinstance(host, Unsurveyed) else "facts"
+
+
+Host = Annotated[Annotated[Facts, Tag("facts")] | Annotated[Unsurveyed, Tag("none")], Discriminator(_kind)]
+HostName = Annotated[str, Form(HOST_NAME.pattern, "a host name: letters, digits, `_`, `-`, `.` and `:`")]
+
+
+class FactsFile(BaseModel):
+    """What `provision survey --json` writes and ``--facts`` reads."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    hosts: Annotated[dict[HostName, Host], Field(min_length=1)]
+    problems: list[dict[str, Json]] = []
+
+
+def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
+    """Host → its facts, or why there are none.
+
+    Raises:
+        UsageError: the file cannot be read or used; all that is wrong with it at once, with its lines.
+    """
+    name = str(path)
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"the facts cannot be read: {error.strerror or error}", where=name) from error
+    text = validation.decoded(content, name)
+    document = validation.read(text, name, "json")
+    try:
+        harmless = defused(document)
+    except RecursionError as error:
+        raise UsageError(f"the facts cannot be read: {error}", where=name) from error
+    return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST).hosts)
+
+
+def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> dict[str, Any]:
     """The document out of what one of our scripts printed on a host, whatever banners stand around it.
 
     Args:
@@ -38,16 +86,15 @@ def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Facts:
     if not end:
         raise ProvisionError(f"{what}'s answer breaks off before its end", hint="run it again; if it stays so, look at the connection")
     try:
-        document = json.loads(body)
-    except ValueError as error:
+        document = defused(json.loads(body))
+    except (ValueError, RecursionError) as error:
         raise ProvisionError(f"{what}'s answer is damaged: {error}", hint="run it again; if it stays so, look at the connection") from error
     if not isinstance(document, dict):
         raise ProvisionError(f"{what}'s answer is no JSON object")
-    harmless: Facts = defused(document)
-    return harmless
+    return document
 
 
-def defused(value: Any) -> Any:
+def defused(value: Any, depth: int = 0) -> Any:
     """The document with every text made harmless: it comes from another machine and travels on in Ansible's variables.
 
     Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone
@@ -60,58 +107,43 @@ def defused(value: Any) -> Any:
             value = value.replace(opening, f"{{ {opening[1]}")
         harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
         return harmless.encode(errors="replace").decode()  # half a pair of surrogates, which JSON can hold and no UTF-8
+    if depth > _DEEPEST:
+        raise RecursionError("it is nested too deeply")
     if isinstance(value, list):
-        return [defused(entry) for entry in value]
+        return [defused(entry, depth + 1) for entry in value]
     if isinstance(value, dict):
-        return {defused(key): defused(entry) for key, entry in value.items()}
+        return {defused(key): defused(entry, depth + 1) for key, entry in value.items()}
     return value
 
 
-def normalise(host_facts: Mapping[str, Any]) -> Facts:
-    """Facts with every section in place; what had to be assumed is named under ``missing``.
+def answer(stdout: str) -> Facts | Unsurveyed:
+    """What the survey printed on a host, as `parse` reads it: facts, or that there is no Python.
 
-    Normalised facts stay as they are. The result is for reading: hosts share the defaults below its sections.
+    Raises:
+        ProvisionError: it is something else, or cannot be true.
     """
-    facts: Facts = {**host_facts}
-    missing: list[str] = list(host_facts.get("missing") or ())
-    if facts.get("missing_python") or facts.get("unreachable"):
-        return facts
-    for key, default in defaults.DEFAULTS.items():
-        if key not in facts:
-            facts[key] = copy.copy(default)  # shallow: ten thousand hosts share what is below
-            if key not in missing and key not in ("driver", "gpus"):  # no driver and no GPUs is what most hosts have
-                missing.append(key)
-        elif facts[key] is None and default is not None:
-            facts[key] = copy.copy(default)
-        elif isinstance(default, dict) and default:
-            stated = facts[key]
-            facts[key] = default | {name: value for name, value in stated.items() if value is not None or default.get(name) is None}
-    if host_facts.get("driver") and "gpus" not in host_facts:  # a driver is there for a GPU; which one, nobody said
-        missing.append("gpus")
-    facts["arch"] = architectures.kernel_name(facts["arch"])
-    facts["os"] = _system(facts["os"])
-    if facts["driver"] is not None:
-        facts["driver"] = defaults.DRIVER | facts["driver"]
-        if facts["driver"]["cuda"] is None and "driver.cuda" not in missing:
-            missing.append("driver.cuda")
-    facts["gpus"] = [defaults.GPU | gpu for gpu in facts["gpus"] or ()]
-    for index, gpu in enumerate(facts["gpus"]):
-        key = f"gpus[{index}].compute_capability"
-        if gpu["compute_capability"] is None and key not in missing:
-            missing.append(key)
-        elif gpu["compute_capability"] is not None:
-            gpu["compute_capability"] = str(gpu["compute_capability"])
-    if facts["package_manager"]["name"] is None:
-        facts["package_manager"]["name"] = defaults.PACKAGE_MANAGERS.get(facts["os"]["family"], "none")
-    if facts["user"]["can_become"] is None:
-        facts["user"] = facts["user"] | {"can_become": facts["user"]["sudo"] != "none"}
-    facts.setdefault("errors", {})
-    for offers in defaults.OFFERS:
-        facts[offers], odd = _plain(facts[offers])
-        if odd:
-            facts["errors"] = {**facts["errors"], offers: f"no versions of packages: {', '.join(odd)}"}
-    facts["missing"] = missing
-    return facts
+    document = parse(stdout)
+    try:
+        return _surveyed(document)
+    except ValidationError as error:
+        wrong = [said for _line, said in validation.problems(error, model=Facts, at=("facts",))]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        what = f"the survey's answer cannot be true: {wrong[0]}{more}"
+        raise ProvisionError(what, hint="look at this host: its own Python answers so") from error
+
+
+def _surveyed(document: Mapping[str, Any]) -> Facts | Unsurveyed:
+    if _kind(document) == "none":
+        return Unsurveyed.model_validate(document)
+    # The survey leaves out what it could not look at. Without these there are no facts.
+    unknown: dict[str, Any] = {"os": {"id": "linux", "version": ""}, "arch": ""}
+    missing = [name for name in unknown if document.get(name) is None]
+    return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing})
+
+
+def normalise(stated: Mapping[str, Any]) -> Facts:
+    """The facts that plain data states. Raises pydantic's ValidationError where it states something else."""
+    return Facts.model_validate(stated)
 
 
 def with_python(facts: Facts, path: str | None, where: str) -> Facts:
@@ -120,35 +152,19 @@ def with_python(facts: Facts, path: str | None, where: str) -> Facts:
     Raises:
         UsageError: nothing says which version that is; ``where`` is the place in the inventory.
     """
-    if path is None or facts.get("missing_python") or facts.get("unreachable"):
+    if path is None:
         return facts
-    python = facts["python"]
+    python = facts.python
     full = path if path.startswith("/") else f"/usr/bin/{path}"
-    known = {each.get("path"): each.get("version") for each in (*python["others"], python["asked_for"] or {})}
-    known[python["executable"] or "/usr/bin/python3"] = python["version"]
+    known = {each.path: each.version for each in (*python.others, *([python.asked_for] if python.asked_for else ()))}
+    known[python.executable or "/usr/bin/python3"] = python.version
     named = re.search(r"/python(3\.\d+)$", full)
     version = known.get(full) or (named[1] if named else None)
     if version is None:
         hint = "make the facts again with this inventory: provision survey HOSTS --json"
         raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, hint=hint)
-    return {**facts, "python": {**python, "asked_for": {"path": full, "version": version}}}
-
-
-def _plain(candidates: Mapping[str, list[Any]] | None) -> tuple[dict[str, list[str]], list[str]]:
-    """(what a host's package index offers, what is no version): versions end up in the playbook and in commands."""
-    kept = {package: [version for version in versions if is_version(version)] for package, versions in (candidates or {}).items()}
-    odd = [f"{package} {version!r}" for package, versions in (candidates or {}).items() for version in versions if not is_version(version)]
-    return kept, odd
-
-
-def _system(system: dict[str, Any]) -> dict[str, Any]:
-    entry = catalog.load("os")["distributions"].get(system["id"])
-    alike = set(system["id_like"])
-    family = system["family"] or (entry or {}).get("family")
-    if family is None:
-        family = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
-    codename = system["codename"] or ((entry or {}).get("codenames") or {}).get(system["version"])
-    return system | {"family": family, "codename": codename}
+    asked_for = Interpreter(path=full, version=version)
+    return facts.model_copy(update={"python": python.model_copy(update={"asked_for": asked_for})})
 
 
 def _last_line(text: str) -> str:

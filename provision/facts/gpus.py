@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from provision.facts.model import Facts
 
 Cause = Literal["no-driver", "not-loaded", "nouveau", "version-mismatch", "nvml", "no-devices", "silent"]
 
@@ -41,32 +43,32 @@ class Fault:
         return _REMEDIES[self.cause]
 
 
-def has_gpu(facts: Mapping[str, Any]) -> bool:
+def has_gpu(facts: Facts) -> bool:
     """Whether there is a GPU: one that was listed or is on the bus, or a driver that is for one although it shows none."""
-    if facts["gpus"]:
+    if facts.gpus:
         return True
     if outside(facts):
         return False
-    nvidia = facts["nvidia"]
-    return bool(nvidia["pci_devices"]) or (bool(facts["driver"]) and ("gpus" in facts["missing"] or bool(nvidia["smi_error"])))
+    nvidia = facts.nvidia
+    return bool(nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(nvidia.smi_error)))
 
 
-def outside(facts: Mapping[str, Any]) -> bool:
+def outside(facts: Facts) -> bool:
     """Whether the GPUs on the bus are those of the machine that the host is a container on, which were not given to it."""
-    nvidia = facts["nvidia"]
-    return bool(facts["container"] and nvidia["pci_devices"] and not nvidia["device_nodes"] and not facts["gpus"])
+    nvidia = facts.nvidia
+    return bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)
 
 
-def fault(facts: Mapping[str, Any]) -> Fault | None:
+def fault(facts: Facts) -> Fault | None:
     """What is wrong with the driver of a host that has GPUs; None where nothing is, or where there are none."""
     if not has_gpu(facts):
         return None
     cause = next(_causes(facts), None)
     if cause is None:
         return None
-    count = max(len(facts["nvidia"]["pci_devices"]), len(facts["gpus"]), 1)
+    count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
     there = f"{count} NVIDIA GPUs" if count > 1 else "an NVIDIA GPU"
-    said = next((line.strip() for line in (facts["nvidia"]["smi_error"] or "").splitlines() if line.strip()), None)
+    said = next((line.strip() for line in (facts.nvidia.smi_error or "").splitlines() if line.strip()), None)
     what = {
         "no-driver": f"it has {there} and no NVIDIA driver",
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
@@ -75,25 +77,25 @@ def fault(facts: Mapping[str, Any]) -> Fault | None:
     return Fault(cause, what + (f": nvidia-smi says `{said[:200]}`" if said else ""))
 
 
-def version_mismatch(facts: Mapping[str, Any]) -> bool:
+def version_mismatch(facts: Facts) -> bool:
     """Whether the driver's libraries are not of the version that runs: it was updated, and the host not rebooted since."""
-    return bool(_MISMATCH.search(facts["nvidia"]["smi_error"] or ""))
+    return bool(_MISMATCH.search(facts.nvidia.smi_error or ""))
 
 
-def _causes(facts: Mapping[str, Any]) -> Iterator[Cause]:
+def _causes(facts: Facts) -> Iterator[Cause]:
     """The most telling one first."""
-    nvidia, driver = facts["nvidia"], facts["driver"]
-    said = nvidia["smi_error"] or ""
+    nvidia, driver = facts.nvidia, facts.driver
+    said = nvidia.smi_error or ""
     if version_mismatch(facts):
         yield "version-mismatch"
     if not driver:
-        yield "nouveau" if nvidia["nouveau"] else "not-loaded" if nvidia["smi"] else "no-driver"
+        yield "nouveau" if nvidia.nouveau else "not-loaded" if nvidia.smi else "no-driver"
     elif _NVML.search(said):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
-    if not facts["gpus"]:
+    if not facts.gpus:
         if _NO_DEVICES.search(said):
             yield "no-devices"
         if said:
             yield "nvml"
-        if "gpus" not in facts["missing"]:  # the survey asked nvidia-smi, or the driver's library where there is none
+        if "gpus" not in facts.missing:  # the survey asked nvidia-smi, or the driver's library where there is none
             yield "silent"

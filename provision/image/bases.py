@@ -44,7 +44,7 @@ def system_of(text: str) -> str:
 
 def systems() -> list[str]:
     """Every system that images are made of, ``ubuntu 22.04`` …"""
-    return list(catalog.load("images")["distributions"]["images"])
+    return list(catalog.images().distributions.images)
 
 
 def short(system: str) -> str:
@@ -55,17 +55,17 @@ def short(system: str) -> str:
 def cudas(system: str) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
-    tags: dict[str, list[str]] = catalog.load("cuda_images")["tags"].get(name, {}).get("releases", {})
-    return sorted((cuda for cuda, releases in tags.items() if release in releases), key=key)
+    tags = getattr(catalog.cuda_images().tags, name, None)
+    return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
 
 
 def asked(cuda: str) -> str:
     """``--cuda`` as it was given, if it can be meant: ``12.4`` or ``12.4.1``. Raises UsageError."""
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
         raise UsageError(f"--cuda {cuda}: this is no CUDA", hint="write it like 12.4")
-    known = catalog.load("nccl")
-    built = {number for builds in known["wheels"]["builds"].values() for number in builds.values()}
-    built |= {number for builds in known["repository"]["builds"].values() for number in builds}
+    known = catalog.nccl()
+    built = {number for builds in known.wheels.builds.values() for number in builds.values()}
+    built |= {number for builds in known.repository.builds.values() for number in builds}
     newest = max(built, key=key)
     if key(cuda)[:2] > key(newest):
         raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet; the newest builds are for CUDA {newest}", hint=_nearest(cuda, None))
@@ -116,11 +116,11 @@ def base(kind: Machine, *, cuda: str | None = None, given: str | None = None) ->
     if given is not None:
         return Base(given, system, full, name)
     if full is None:
-        return Base(catalog.load("images")["distributions"]["images"][system], system, None, name)
-    known = catalog.load("cuda_images")
-    tag = known["tag"].format(cuda=full, flavour=FLAVOUR, system=_in_tags(system))
-    digest = known["digests"]["sha256"].get(tag) if kind.arch == "x86_64" else None
-    place = known["registries"][0].removeprefix("docker.io/")
+        return Base(catalog.images().distributions.images[system], system, None, name)
+    known = catalog.cuda_images()
+    tag = known.tag.format(cuda=full, flavour=FLAVOUR, system=_in_tags(system))
+    digest = known.digests.sha256.get(tag) if kind.arch == "x86_64" else None
+    place = known.registries[0].removeprefix("docker.io/")
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
 
@@ -137,11 +137,11 @@ def _full(system: str, driver: str, cuda: str | None, given: str | None) -> str 
 
 
 def _system(kind: Machine) -> str:
-    known = catalog.load("images")
-    name = known["alike"].get(kind.os_id, kind.os_id)
+    known = catalog.images()
+    name = known.alike.get(kind.os_id, kind.os_id)
     candidates = (f"{name} {kind.os_version}", f"{name} {kind.os_version.split('.')[0]}")
     for system in candidates:
-        if system in known["distributions"]["images"]:
+        if system in known.distributions.images:
             return system
     raise UsageError(f"there is no image of {kind.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
 

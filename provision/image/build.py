@@ -167,7 +167,7 @@ def _fetch(asked: Asked, options: Options, context: Path, output: BuildOutput, *
     """Put the wheels of every environment into the context; returns their names, versions and checksums, as `context` takes them."""
     made = recipe(asked.target, asked.engine)
     host = made.host
-    libc = catalog.load("images")["distributions"]["libc"][asked.target.base.system]
+    libc = catalog.images().distributions.libc[asked.target.base.system]
     target = wheels.Target(made.python, host.arch, libc)
     indexes = {"PIP_INDEX_URL": options.index_url} if options.index_url else {}
     indexes |= {"PIP_EXTRA_INDEX_URL": made.torch_index} if made.torch_index else {}
@@ -286,7 +286,7 @@ def _sources(settings: Settings, asked: Asked, mirror: str | None) -> str:
     """The text of ``sources.list`` for the base; empty where it keeps its own."""
     distribution, version = asked.target.base.system.split()
     place = aptsources.mirror_at(mirror, distribution) if mirror else settings.mirror if settings.distribution == distribution else None
-    codename = catalog.load("os")["distributions"][distribution].get("codenames", {}).get(version)
+    codename = catalog.os().distributions[distribution].codenames.get(version)
     return aptsources.sources_list(place, codename) if place and codename else ""
 
 

@@ -66,7 +66,7 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
                 mesh.KEY: (folder / f"{name}_mesh").read_text(encoding="utf-8"),
             }
             nodes.append(_start(client, image, name, network.name or "", labels, files))
-        port = catalog.load("images")["ssh_port"]
+        port = catalog.images().ssh_port
         members = {node.name: mesh.member(node.address, port, own[node.name]) for node in nodes}
         for node in nodes:
             _lay(node.container, mesh.known(members))
@@ -145,7 +145,7 @@ def _lay(container: Container, files: Mapping[str, str]) -> None:
 
 
 def _inventory(nodes: list[Node], folder: Path, slots: int, prefix: str) -> str:
-    known = catalog.load("images")
+    known = catalog.images()
     lines = [f"{node.name} ansible_host={node.address} slots={slots}" for node in nodes]
     trust = {"UserKnownHostsFile": folder / "known_hosts", "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes"}
     options = " ".join(f"-o {name}={value}" for name, value in {**trust, "IdentitiesOnly": "yes"}.items())
@@ -153,8 +153,8 @@ def _inventory(nodes: list[Node], folder: Path, slots: int, prefix: str) -> str:
         [
             *lines,
             "[all:vars]",
-            f"ansible_user={known['user']['name']}",
-            f"ansible_port={known['ssh_port']}",
+            f"ansible_user={known.user.name}",
+            f"ansible_port={known.ssh_port}",
             f"ansible_ssh_private_key_file={folder / 'id_ed25519'}",
             f"ansible_ssh_common_args='{options}'",
             f"ansible_python_interpreter={prefix}/venv/bin/python",
@@ -167,10 +167,10 @@ def _inventory(nodes: list[Node], folder: Path, slots: int, prefix: str) -> str:
 
 def _wait(node: Node, folder: Path) -> None:
     """Until sshd takes a login."""
-    known = catalog.load("images")
-    command = ["ssh", "-F", "/dev/null", "-i", str(folder / "id_ed25519"), "-p", str(known["ssh_port"]), "-o", "BatchMode=yes"]
+    known = catalog.images()
+    command = ["ssh", "-F", "/dev/null", "-i", str(folder / "id_ed25519"), "-p", str(known.ssh_port), "-o", "BatchMode=yes"]
     command += ["-o", "ConnectTimeout=5", "-o", "IdentitiesOnly=yes", "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"]
-    command += ["-o", "StrictHostKeyChecking=yes", f"{known['user']['name']}@{node.address}", "true"]
+    command += ["-o", "StrictHostKeyChecking=yes", f"{known.user.name}@{node.address}", "true"]
     deadline = time.monotonic() + START_S
     while True:
         tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ from typing import Any
 from provision.base import resources, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
+from provision.facts import Facts
 from provision.image import job_containers, labels, remote_engines
 from provision.image.labels import Told
 from provision.image.remote_engines import Engine
@@ -89,7 +90,7 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
         session.close()
 
 
-def _facts(session: Session) -> dict[str, dict[str, Any]]:
+def _facts(session: Session) -> dict[str, Facts]:
     survey = collect.look(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     for problem in survey.problems:
@@ -97,7 +98,7 @@ def _facts(session: Session) -> dict[str, dict[str, Any]]:
             raise ProvisionError(problem.what, where=problem.host, hint=problem.hint)
     if absent:
         raise ProvisionError("nothing is known of it", where=", ".join(absent), hint="leave it out: --limit")
-    return {name: dict(found) for name, found in survey.hosts.items()}
+    return survey.hosts
 
 
 def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
@@ -108,13 +109,13 @@ def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
         mpirun.fill(slots, wanted.program.np, oversubscribe=wanted.program.oversubscribe)
 
 
-def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> None:
+def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Facts], engines: Mapping[str, Engine]) -> None:
     """Raise for hosts on which the image cannot do what it is for."""
     arch = architectures.kernel_name(str(attributes.get("Architecture", "")))
-    others = [name for name, each in facts.items() if arch and each["arch"] != arch]
+    others = [name for name, each in facts.items() if arch and each.arch != arch]
     if others:
         raise UsageError(f"the image is for {arch}, and they are not", where=", ".join(others), hint="leave them out: --limit")
-    blind = [name for name, each in facts.items() if each["gpus"] and not engines[name].nvidia]
+    blind = [name for name, each in facts.items() if each.gpus and not engines[name].nvidia]
     if told.of("nccl") and blind:
         what = "its container engine cannot give its GPUs to a container, which the image is for"
         raise ProvisionError(what, where=", ".join(blind), hint="install there: nvidia-container-toolkit, then restart docker")

@@ -19,6 +19,8 @@ from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError
 from provision.containers import ssh_keys
+from provision.facts import Facts
+from provision.facts.model import Installed
 from provision.image import mesh, remote_engines
 from provision.image.labels import Told
 from provision.image.remote_engines import Engine
@@ -61,7 +63,7 @@ def inside(session: Session, engine: Engine) -> str:
 def up(
     session: Session,
     engines: Mapping[str, Engine],
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Facts],
     told: Told,
     images: Mapping[str, str],
     volumes: Sequence[str] = (),
@@ -103,7 +105,7 @@ def up(
             ports[host], holdings[host] = int(port), json.loads(manifest)
         members = {host: mesh.member(places[host].address, port, public[host]) for host, port in ports.items()}
         _acquaint(session, engines, members)
-        inside = {host: {**facts[host], "installed": {"manifest": held}} for host, held in holdings.items()}
+        inside = {host: facts[host].model_copy(update={"installed": Installed(manifest=held)}) for host, held in holdings.items()}
         taken = {host: slots(session.inventory, host, facts, engines) for host in engines}
         yield plan_of(session.inventory, inside, alone=alone, slots=taken)
     finally:
@@ -123,17 +125,17 @@ def _keys(hosts: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         return private, public
 
 
-def _resources(found: Mapping[str, Any], engine: Engine) -> list[str]:
+def _resources(found: Facts, engine: Engine) -> list[str]:
     """What of the host the container may use: half of its memory to share, its GPUs, its InfiniBand."""
-    memory = max(_LEAST_MEMORY, int((found["memory"].get("total_mb") or 0) << 20) // 2)
+    memory = max(_LEAST_MEMORY, (int(found.memory.total_mb or 0) << 20) // 2)
     words = ["--shm-size", str(memory)]
-    words += ["--gpus", "all"] if found["gpus"] and engine.nvidia else []
-    return words + (["--device", "/dev/infiniband"] if found["infiniband"] else [])
+    words += ["--gpus", "all"] if found.gpus and engine.nvidia else []
+    return words + (["--device", "/dev/infiniband"] if found.infiniband else [])
 
 
 def _script(container: str, run: str, image: str, told: Told, address: str, words: Sequence[str]) -> str:
     """Makes and starts the container, its keys on standard input; prints its port and its manifest."""
-    user = str(catalog.load("images")["user"]["uid"])
+    user = str(catalog.images().user.uid)
     ports = [str(port) for port in random.sample(_PORTS, _TRIES)]
     create = ["docker", "create", "--name", container, "--label", f"{remote_engines.LABEL}={run}", "--init"]
     create += ["--network", "host", "--user", user]
@@ -161,18 +163,18 @@ def _acquaint(session: Session, engines: Mapping[str, Engine], members: Mapping[
             raise ProvisionError(f"its container takes no files: {answer.complaint}", where=host)
 
 
-def slots(inventory: Inventory, host: str, facts: Mapping[str, Mapping[str, Any]], engines: Mapping[str, Engine]) -> int:
+def slots(inventory: Inventory, host: str, facts: Mapping[str, Facts], engines: Mapping[str, Engine]) -> int:
     """How many ranks a host takes: as the inventory says, else one for each GPU that its container gets, else one."""
-    return inventory.host(host).slots or (len(facts[host]["gpus"]) if engines[host].nvidia else 0) or 1
+    return inventory.host(host).slots or (len(facts[host].gpus) if engines[host].nvidia else 0) or 1
 
 
-def plan_of(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:
+def plan_of(inventory: Inventory, facts: Mapping[str, Facts], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:
     """What an image's manifest, which is among the facts, says; with what is the containers' own."""
-    made = installed.plan(inventory, facts)
+    made = installed.plan(inventory, installed.manifests(facts))
     hosts = {}
     for name, held in made.hosts.items():
         found = facts[name]
         place = network.network(name, found, inventory.host(name).interface, alone=alone)
         taken = slots[name] if slots else held.slots
-        hosts[name] = replace(held, hostname=str(found["hostname"] or name), network=place, slots=taken, root=False)
+        hosts[name] = replace(held, hostname=str(found.hostname or name), network=place, slots=taken, root=False)
     return replace(made, hosts=hosts)

@@ -20,12 +20,12 @@ KEY = ".ssh/provision_ed25519"
 
 def home() -> str:
     """Where the image's user lives."""
-    return f"/home/{catalog.load('images')['user']['name']}"
+    return f"/home/{catalog.images().user.name}"
 
 
 def member(address: str, port: int, host_key: str) -> dict[str, Any]:
     """A container as the others know it."""
-    return {"address": address, "port": port, "login": catalog.load("images")["user"]["name"], "host_keys": [host_key.strip()]}
+    return {"address": address, "port": port, "login": catalog.images().user.name, "host_keys": [host_key.strip()]}
 
 
 def known(members: Mapping[str, Any]) -> dict[str, str]:
@@ -46,7 +46,7 @@ def _templates() -> jinja2.Environment:
 
 def archive(files: Mapping[str, str]) -> bytes:
     """A tar of these files for the home of the image's user, his own and for him alone."""
-    uid = catalog.load("images")["user"]["uid"]
+    uid = catalog.images().user.uid
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for folder in sorted({path.partition("/")[0] for path in files}):

@@ -11,7 +11,7 @@ from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.image.targets import Target
 from provision.install.installer import build_packages, manifest
-from provision.plan.model import COMPONENTS, HostPlan, Plan, without_credentials
+from provision.plan.model import COMPONENTS, HostPlan, Plan, SystemPackages, without_credentials
 
 LABEL = "org.provision.image"
 OCI = "org.opencontainers.image"
@@ -79,7 +79,7 @@ def recipe(target: Target, engine: EngineSource) -> Recipe:
         target=target,
         system=runtime,
         build=build,
-        held=(_name(nccl.packages[0], host.family),) if nccl and not wheel else (),
+        held=(_name(host.nccl_packages.packages[0], host.family),) if host.nccl_packages else (),
         requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *torch, *pip),
         torch_index=host.torch.index if host.torch else None,
         tools=(host.cmake.package, *(pin for pin in build_packages() if pin not in pip)),
@@ -118,22 +118,22 @@ def _refuse_what_only_hosts_can(host: HostPlan) -> None:
 
 def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(for the finished image, for where things are built), as the package manager is asked for them."""
-    known, family = catalog.load("images"), host.family
-    wanted = [*catalog.load("system_packages")[family], *known["packages"][family]]
-    own = host.python.packages  # of a Python next to the distribution's first one
-    wanted += own or (known["interpreter"][family],)
-    wanted.append(known["venv"][family].format(python=minor(host.python.version) if own else "3"))
+    known, family = catalog.images(), host.family
+    wanted = [*catalog.system_packages().of(family), *known.packages[family]]
+    own = host.python.packages if isinstance(host.python, SystemPackages) else ()  # of a Python next to the distribution's first one
+    wanted += own or (known.interpreter[family],)
+    wanted.append(known.venv[family].format(python=minor(host.python.version) if own else "3"))
     if host.openmpi.source == "distribution":
         wanted.append(host.openmpi.package)
-    built = {name for name in wanted if name in known["build_only"] or name.endswith(tuple(known["build_only_endings"]))}
+    built = {name for name in wanted if name in known.build_only or name.endswith(tuple(known.build_only_endings))}
     runtime = [_pinned(name, host) for name in sorted(set(wanted) - built)]
-    if host.nccl is not None and host.nccl.source != "wheel":
-        runtime += [*known["hold"][family], host.nccl.packages[0]]  # NCCL's second package is for building against it
+    if host.nccl_packages:
+        runtime += [*known.hold[family], host.nccl_packages.packages[0]]  # NCCL's second package is for building against it
     return tuple(runtime), tuple(_pinned(name, host) for name in sorted(built))
 
 
 def _pinned(name: str, host: HostPlan) -> str:
-    pins: dict[str, str] = catalog.load("images")["versions"][host.family]
+    pins = catalog.images().versions.of(host.family)
     accepted = pins.get(name)
     if accepted is None and host.family == "debian":
         accepted = f"{minor(host.python.version)}.*"  # python3.11, python3.11-venv

@@ -83,7 +83,7 @@ def _installed(made: Recipe) -> dict[str, File]:
 
 
 def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
-    host, known = made.host, catalog.load("images")
+    host, known = made.host, catalog.images()
     commands = _Commands(host.family, host.prefix, fetched)
     return {
         "title": f"{host.system} on {host.arch}, " + (f"CUDA {made.target.base.cuda}" if made.target.base.cuda else "without CUDA"),
@@ -108,8 +108,8 @@ def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
         "engine": made.engine,
         "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
-        "user": known["user"],
-        "ssh_port": known["ssh_port"],
+        "user": known.user,
+        "ssh_port": known.ssh_port,
         "fetched": fetched,
         "install": commands.install,
         "hold": commands.hold,
@@ -196,8 +196,8 @@ def _constraints(entries: Sequence[Mapping[str, Any]]) -> File:
 
 
 def _uv_requirement(arch: str) -> File:
-    known = catalog.load("python_packages")["uv"]
-    return _lines([f"uv=={known['version']} --hash=sha256:{known['sha256'][arch]}"])
+    known = catalog.python_packages().uv
+    return _lines([f"uv=={known.version} --hash=sha256:{known.sha256[arch]}"])
 
 
 def _json(value: Any) -> File:

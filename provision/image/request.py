@@ -16,7 +16,6 @@ from provision.commands import planning
 from provision.image import bases, targets
 from provision.image.targets import Target
 from provision.inventory import Inventory
-from provision.plan import decided
 from provision.plan.options import Options, requirements_of
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -66,7 +65,7 @@ def targets_of(subject: Subject, options: Options, progress: Progress, passwords
     if subject.system:
         system = bases.system_of(subject.system)
     else:
-        system = bases.newest_system(cuda) if cuda else catalog.load("images")["distributions"]["default"]
+        system = bases.newest_system(cuda) if cuda else catalog.images().distributions.default
     engine = engine_source.pack()
     return [Asked(targets.of_system(system, cuda, requirements_of(options, engine), given=subject.base), engine)], []
 
@@ -100,7 +99,7 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", hint="fix that, or leave them out: --limit")
-    plan, sources = planning.make_plan(inventory, known, options, None if options.upgrade else decided.to_keep(inventory))
+    plan, sources = planning.make_plan(inventory, known, options, planning.lock_to_keep(inventory, options))
     planning.refuse_conflicts(plan)
     made = targets.of_hosts(plan, known, given=subject.base)
     return [Asked(each, sources.engine, _locked(sources.locked.get(each.hosts[0], {}))) for each in made], problems

@@ -12,6 +12,7 @@ from typing import Any
 from provision import catalog, facts
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
+from provision.facts import Facts
 from provision.image import bases
 from provision.image.bases import Base
 from provision.plan.model import HostPlan, Plan
@@ -51,11 +52,11 @@ def of_system(system: str, cuda: str | None, requirements: Requirements, *, give
         first = plan.conflicts[0]
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
         where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
-        raise ProvisionError(f"no plan fits: {first.constraint}", where=where, hint="  or  ".join(options) or None)
+        raise ProvisionError(f"no plan fits: {first.what}", where=where, hint="  or  ".join(options) or None)
     return Target(bases.base(machine(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))
 
 
-def of_hosts(plan: Plan, known: Mapping[str, Mapping[str, Any]], *, given: str | None = None) -> list[Target]:
+def of_hosts(plan: Plan, known: Mapping[str, Facts], *, given: str | None = None) -> list[Target]:
     """An image for each kind of host of a plan.
 
     Args:
@@ -65,7 +66,7 @@ def of_hosts(plan: Plan, known: Mapping[str, Mapping[str, Any]], *, given: str |
     """
     found: dict[tuple[Base, HostPlan], list[str]] = {}
     for name, host in plan.hosts.items():
-        base = bases.base(machine(facts.normalise(known[name])), given=given)
+        base = bases.base(machine(known[name]), given=given)
         found.setdefault((base, _as_image(host)), []).append(name)
     targets = [Target(base, host, tuple(names)) for (base, host), names in found.items()]
     if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
@@ -81,17 +82,17 @@ def matrix() -> Iterator[tuple[str, str | None]]:
             yield system, cuda
 
 
-def _invented(system: str, cuda: str | None) -> dict[str, Any]:
+def _invented(system: str, cuda: str | None) -> Facts:
     os_id, version = system.split()
     described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
-        described |= {"driver": {"version": None, "cuda": minor(cuda)}, "gpus": [{}]}
+        described |= {"driver": {"cuda": minor(cuda)}, "gpus": [{}]}
     return facts.normalise(described)
 
 
 def _as_image(host: HostPlan) -> HostPlan:
     """The host's plan without what is its own: name, network, keys, login, and where it had to do without root."""
-    known = catalog.load("images")
+    known = catalog.images()
     network = replace(host.network, interface="", address="", cidr="", why="a container's own")
     hwloc = host.hwloc
     if hwloc is not None and hwloc.source in ("remove", "leave"):  # the base image has none that is in the way
@@ -102,8 +103,8 @@ def _as_image(host: HostPlan) -> HostPlan:
         hostname=_INVENTED,
         prefix=DEFAULT_PREFIX,
         slots=1,
-        login=known["user"]["name"],
-        ssh_port=known["ssh_port"],
+        login=known.user.name,
+        ssh_port=known.ssh_port,
         ssh_host_keys=(),
         network=network,
         packages=(),

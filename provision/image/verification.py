@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
+from provision.facts import Facts
 from provision.image import containers, job_containers, labels, store
 from provision.inventory import loading
 from provision.launch import jobs, mpirun
@@ -128,12 +128,12 @@ def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
         verdict.summaries += [result.summary] if result.summary else []
 
 
-def of_container(facts: Mapping[str, Any]) -> dict[str, Any]:
+def of_container(facts: Facts) -> Facts:
     """The facts without what a container sees of its host and cannot use: devices that were not given to it say nothing of the image."""
     without: dict[str, Any] = {"infiniband": []}
-    if not facts["gpus"]:
-        without |= {"driver": None, "nvidia": {**facts["nvidia"], "pci_devices": [], "nouveau": False}}
-    return {**facts, **without}
+    if not facts.gpus:
+        without |= {"driver": None, "nvidia": facts.nvidia.model_copy(update={"pci_devices": [], "nouveau": False})}
+    return facts.model_copy(update=without)
 
 
 def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:

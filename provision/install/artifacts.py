@@ -21,7 +21,7 @@ from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
 from provision.install import builds, from_source
 from provision.install.bundle import wheels
-from provision.plan.model import Component, HostPlan, Plan, Repository
+from provision.plan.model import HostPlan, Plan, Repository, Wheel
 
 Say = Callable[[str], None]
 
@@ -123,7 +123,7 @@ def engine_key(host: HostPlan) -> str:
 
     What a login without root has built does not go to hosts where it would be installed by root.
     """
-    depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.load("python_packages")["build"]]
+    depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.python_packages().build]
     digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
     return f"collective_core-{host.engine.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
 
@@ -145,14 +145,14 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
     Raises:
         ProvisionError: it is unavailable, or is not the one that the catalogue names.
     """
-    known = catalog.load("python_packages")["uv"]
-    pin = f"uv=={known['version']}"
-    if arch not in known["sha256"]:
-        raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known['sha256'])}")
+    known = catalog.python_packages().uv
+    pin = f"uv=={known.version}"
+    if arch not in known.sha256:
+        raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known.sha256)}")
     folder = paths.cache() / "uv"
     folder.mkdir(parents=True, exist_ok=True)
-    for kept in folder.glob(f"uv-{known['version']}-*_{arch}*.whl"):
-        if downloads.digest(kept) == known["sha256"][arch]:
+    for kept in folder.glob(f"uv-{known.version}-*_{arch}*.whl"):
+        if downloads.digest(kept) == known.sha256[arch]:
             return kept
         kept.unlink()
     say(f"fetching {pin} for {arch}")
@@ -160,8 +160,8 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
         indexes = {"PIP_INDEX_URL": index_url} if index_url else {}
         wheels.download([pin], wheels.Target("3.12", arch, "2.17"), Path(scratch), indexes, None)
         (fetched,) = Path(scratch).iterdir()
-        if (found := downloads.digest(fetched)) != known["sha256"][arch]:
-            what = f"{fetched.name} has SHA-256 {found}, not {known['sha256'][arch]}; nothing of it was used"
+        if (found := downloads.digest(fetched)) != known.sha256[arch]:
+            what = f"{fetched.name} has SHA-256 {found}, not {known.sha256[arch]}; nothing of it was used"
             raise ProvisionError(what, hint="see what the package index has under this name; another one: --index-url")
         return fetched.replace(folder / fetched.name)
 
@@ -205,9 +205,9 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
 
 def with_checksums(plan: Plan, folder: Path | None) -> Plan:
     """The plan with the checksums of the user's wheels that it takes: of these alone, since they are large."""
-    made: dict[int, Component] = {}  # hosts share the plan's objects
+    made: dict[int, Wheel] = {}  # hosts share the plan's objects
 
-    def checked(torch: Component) -> Component:
+    def checked(torch: Wheel) -> Wheel:
         if id(torch) not in made:
             known = torch.sha256 if folder is None or torch.file is None or torch.sha256 else downloads.digest(folder / torch.file)
             made[id(torch)] = replace(torch, sha256=known)
@@ -240,7 +240,7 @@ def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
 
 def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
     """The file with each repository's key, by its checksum."""
-    wanted = {host.nccl.repository for host in plan.hosts.values() if host.nccl and host.nccl.repository}
+    wanted = {nccl.repository for host in plan.hosts.values() if (nccl := host.nccl_packages) and nccl.repository}
     return {str(repository.key_sha256): str(_place(repository_key(repository, say), folder)) for repository in wanted}
 
 

@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from provision.facts import Facts
 from provision.plan.model import Plan
 
 
-def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Facts]) -> dict[str, str]:
     """Host → why the installation has to run there; hosts that hold everything are not in it."""
     found = {}
     for name, wanted in manifests.items():
@@ -23,32 +24,32 @@ def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts
     return found
 
 
-def reason_to_run(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+def reason_to_run(wanted: Mapping[str, Any], facts: Facts) -> str | None:
     """Why the installation must run on a host; None when it holds everything.
 
     Args:
         wanted: the manifest that the plan would leave there.
-        facts: the host's survey, normalised.
+        facts: of the host.
     """
-    manifest = (facts.get("installed") or {}).get("manifest")
+    manifest = facts.installed.manifest
     if not isinstance(manifest, dict):
         return "nothing is installed yet"
-    if "drift" not in facts or facts["drift"] is None or "drift" in facts.get("errors", {}):
+    if facts.drift is None or "drift" in facts.errors:
         return "the survey could not tell what has changed there"
-    if facts.get("dpkg_interrupted") or facts.get("broken_packages"):
+    if facts.dpkg_interrupted or facts.broken_packages:
         return "a package installation is unfinished"
     if difference := _difference(_essence(wanted), _essence(manifest)):
         return f"the plan differs from what was installed: {difference}"
     if without_key := _without_key(wanted):
         return f"the key of {', '.join(without_key)} is not known"
-    if facts["drift"]:
-        return "; ".join(facts["drift"][:3])
+    if facts.drift:
+        return "; ".join(facts.drift[:3])
     return None
 
 
-def is_rewritten(wanted: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def is_rewritten(wanted: Mapping[str, Any], facts: Facts) -> bool:
     """Whether the manifest of a host, as in `reason_to_run`, will say something else after a run."""
-    manifest = (facts.get("installed") or {}).get("manifest")
+    manifest = facts.installed.manifest
     return _difference(_essence(wanted), _essence(manifest)) is not None or bool(_without_key(wanted))
 
 

@@ -17,7 +17,7 @@ from provision.base import downloads
 from provision.base.errors import ProvisionError
 from provision.base.text import some
 from provision.install import builds
-from provision.plan.model import Component, HostPlan, Plan
+from provision.plan.model import HostPlan, Plan, SourceBuild
 
 Say = Callable[[str], None]
 
@@ -41,29 +41,28 @@ class Recipe:
     home: Callable[[HostPlan], str]
     option: str
     instead: str
-    depends: Callable[[HostPlan, Component], list[Any]]
+    depends: Callable[[HostPlan, SourceBuild], list[Any]]
 
     @property
     def name(self) -> str:
         return self.kind.name
 
     @property
-    def known(self) -> dict[str, Any]:
+    def known(self) -> catalog.models.NcclTarball | catalog.models.OpenmpiTarball:
         """What the catalogue says of building it."""
-        found: dict[str, Any] = catalog.load(self.name)["tarball"]
-        return found
+        return catalog.nccl().tarball if self.name == "nccl" else catalog.openmpi().tarball
 
-    def of(self, host: HostPlan) -> Component | None:
+    def of(self, host: HostPlan) -> SourceBuild | None:
         """The component, where this host gets it from sources."""
-        component: Component | None = getattr(host, self.name)
-        return component if component is not None and component.source == "source" else None
+        component = getattr(host, self.name)
+        return component if isinstance(component, SourceBuild) else None
 
     def key(self, host: HostPlan) -> str:
         """Names a build: hosts with the same key get the same bits."""
         component = self.of(host)
         if component is None:
             raise ValueError(f"{host.name} gets no {self.title} from sources")
-        words = [component.options, self.known["make"], *self.depends(host, component)]
+        words = [component.options, self.known.make, *self.depends(host, component)]
         digest = hashlib.sha256(json.dumps([component.sha256, host.system, host.arch, self.home(host), *words]).encode()).hexdigest()
         return f"{self.name}-{component.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
 
@@ -90,7 +89,7 @@ RECIPES = (OPENMPI, NCCL)
 
 def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Path:
     """The tarball that a host's plan means: the user's or the official one. Raises ProvisionError: it cannot be had, or is another one."""
-    wanted: Component = getattr(host, recipe.name)
+    wanted: SourceBuild = getattr(host, recipe.name)
     what = f"{recipe.title} {wanted.version}"
     if given is not None:
         return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
@@ -119,10 +118,10 @@ def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
         "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
         "folder": str(folder),
         "tarball": "",
-        "make": recipe.known["make"],
-        "words": {name: [recipe.known["toolkit"].format(toolkit=toolkit)] for name, toolkit in toolkits.items()},
-        "taken": recipe.known.get("taken", []),
-        "job_mb": recipe.known["job_mb"],
+        "make": list(recipe.known.make),
+        "words": {name: [recipe.known.toolkit.format(toolkit=toolkit)] for name, toolkit in toolkits.items()},
+        "taken": list(recipe.known.taken),
+        "job_mb": recipe.known.job_mb,
         **found,
     }
 
@@ -138,7 +137,8 @@ def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mappi
     lines = []
     for part in parts.values():
         for key in sorted(made.keys() & part["builds"].keys()):
-            host, able = made[key], part["builds"][key]["builders"]
+            host, build = made[key], part["builds"][key]
+            able = build.get("builders") or build["hosts"]
             if before := able[: able.index(host)]:
                 why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before[:3])
                 lines.append(f"{part['title']} ({key}) was built on {host}, because {some(before)} could not: {why}")

@@ -16,10 +16,13 @@ from provision import __version__, catalog
 from provision.base import aptsources, resources
 from provision.base.engine_source import EngineSource, pack_horovod_names
 from provision.base.errors import UsageError
+from provision.facts import Facts
+from provision.facts.model import noted_files
 from provision.install import artifacts, builds, from_source
 from provision.install.bundle.archive import Bundle
 from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
 from provision.inventory import Inventory
+from provision.plan.cluster_lock import Files
 from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline
@@ -44,8 +47,6 @@ OF_THE_SET = ("mpi_network",)
 
 
 MANIFEST_SCHEMA = 2
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
 
 def build_packages() -> list[str]:
     """What builds the engine, and pip for what users add, as exact pins."""
-    return [f"{name}=={version}" for name, version in catalog.load("python_packages")["build"].items()]
+    return [f"{name}=={version}" for name, version in catalog.python_packages().build.items()]
 
 
 def is_complete(plan: Plan, inventory: Inventory) -> bool:
@@ -183,16 +184,18 @@ def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -
     """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
     found = {}
     for name, host in plan.hosts.items():
-        if host.torch is None or not host.torch.file or _holds_torch(host, facts.get(name, {})):
+        if host.torch is None or not host.torch.file or _holds_torch(host, facts.get(name)):
             continue
         found[name] = str(artifacts.torch_wheel(host, folder))
     return found
 
 
-def _holds_torch(host: HostPlan, facts: Facts) -> bool:
+def _holds_torch(host: HostPlan, facts: Facts | None) -> bool:
     """Whether a host has PyTorch from that very file, and nothing has happened to what we installed there."""
-    noted = ((facts.get("installed") or {}).get("files") or {}).get("venv") or {}
-    return host.torch is not None and noted.get("torch", {}).get("sha256") == host.torch.sha256 and not facts.get("drift")
+    if host.torch is None or facts is None:
+        return False
+    noted = facts.installed.files.get("venv") or {}
+    return noted.get("torch", {}).get("sha256") == host.torch.sha256 and not facts.drift
 
 
 def _one_line(value: Any) -> Any:
@@ -205,41 +208,49 @@ class Installed:
     """How the installation went.
 
     Attributes:
-        files: host → folder in the prefix → {name: {version, url, sha256}}: the files that its packages came from.
         unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
         stand_ins: a line for each build that its first host could not make and another one made.
     """
 
     outcome: Outcome
-    files: dict[str, dict[str, Any]]
     unlocked: dict[str, list[str]]
     stand_ins: list[str]
 
 
 def install(
-    session: Session, plan: Plan, facts: Mapping[str, Facts], sources: Sources, *, check: bool = False, first: str | None = None
+    session: Session,
+    plan: Plan,
+    facts: Mapping[str, Facts],
+    sources: Sources,
+    ready: dict[str, Files],
+    *,
+    check: bool = False,
+    first: str | None = None,
 ) -> Installed:
     """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible says what
-    would be."""
+    would be.
+
+    Args:
+        ready: gets each host whose manifest says what the plan says, as soon as it does, with the files that its packages came from: it is
+            known also of a run that is interrupted.
+    """
     folder = session.folder / "playbook"
     playbook, given = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
     extra = {**given, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
-    files: dict[str, dict[str, Any]] = {}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}
     not_made: dict[tuple[str, str], str] = {}
 
     def note(event: Event) -> None:
-        if event.role == "from_source" and "archive" in event.result:
-            key = Path(event.result["archive"]).name.removesuffix(".tar.gz")
-            if event.kind == "tolerated":
-                not_made[key, event.host] = headline(event.text)
-            elif event.result["finished"]:
-                made[key] = event.host
+        if attempt := (event.result.get("ansible_facts") or {}).get("from_source_attempt"):
+            if attempt["failure"]:
+                not_made[attempt["key"], event.host] = headline(attempt["failure"])
+            elif attempt["sha256"]:
+                made[attempt["key"]] = event.host
         if event.role == "manifest" and event.kind == "ok":
-            for entry in event.result.get("results") or ():
-                if "content" in entry:
-                    files.setdefault(event.host, {})[entry["item"]] = json.loads(base64.b64decode(entry["content"]))
+            entries = [entry for entry in event.result.get("results") or () if "content" in entry]
+            if entries:
+                ready[event.host] = noted_files({entry["item"]: json.loads(base64.b64decode(entry["content"])) for entry in entries})
         if found := event.result.get("unlocked"):
             unlocked.setdefault(event.host, []).extend(found)
         session.progress.event(event)
@@ -251,10 +262,11 @@ def install(
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(list(plan.hosts))
-    return Installed(outcome, files, unlocked, from_source.stand_ins(extra["provision_from_source"], made, not_made))
+    parts = {**extra["provision_from_source"], "engine": {"title": "the engine", **extra["provision_engine_builds"]}}
+    return Installed(outcome, unlocked, from_source.stand_ins(parts, made, not_made))
 
 
 def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
     """What each host's manifest is to say after the plan."""
     cluster, together, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
-    return {name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name, {}))) for name in plan.hosts}
+    return {name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name))) for name in plan.hosts}

@@ -114,10 +114,10 @@ def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_ru
     Args:
         seen: the host's survey.
     """
-    for prefix in seen["installed"]["elsewhere"] if removal.error is None else ():
+    for prefix in seen.installed.elsewhere if removal.error is None else ():
         # Next to an installation of the user's own, one of root's is somebody else's.
-        is_ours = host.prefix is None and not seen["installed"].get("manifest")
-        if is_ours and not seen["user"]["can_become"]:
+        is_ours = host.prefix is None and not seen.installed.manifest
+        if is_ours and not seen.user.can_become:
             removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"
             removal.hint = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
             if not dry_run or removal.state == "nothing to do":

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from provision.facts import Facts
 from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
 
@@ -29,20 +30,20 @@ def cluster_id(inventory: Inventory) -> str:
     return hashlib.sha256(members.encode()).hexdigest()[:12]
 
 
-def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Member]:
+def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, Member]:
     """All members by name: the plan's hosts first, then those outside ``--limit`` that the plan's hosts remember."""
-    found = {name: _member(host, facts.get(name, {})) for name, host in plan.hosts.items()}
-    left_out = {host.name for host in inventory.everyone} - {host.name for host in inventory.hosts}
+    found = {name: _member(host, facts.get(name)) for name, host in plan.hosts.items()}
+    left_out = inventory.left_out
     for name in plan.hosts:
-        for other, known in remembered(facts.get(name, {})).items():
+        for other, known in remembered(facts.get(name)).items():
             if other in left_out:
                 found.setdefault(other, known)
     return found
 
 
-def remembered(facts: Mapping[str, Any]) -> dict[str, Member]:
+def remembered(facts: Facts | None) -> dict[str, Member]:
     """The members that a host's manifest names. It comes from another machine: what could break out of a line of a file is left out."""
-    manifest = (facts.get("installed") or {}).get("manifest")
+    manifest = facts.installed.manifest if facts else None
     known = manifest.get("members") if isinstance(manifest, dict) else None
     return {name: member for name, member in (known or {}).items() if _is_sound(name, member)} if isinstance(known, dict) else {}
 
@@ -71,7 +72,7 @@ def networks(members: Mapping[str, Member]) -> list[str]:
     return list(dict.fromkeys(member["network"] for member in members.values() if member["network"]))
 
 
-def _member(host: HostPlan, facts: Mapping[str, Any]) -> Member:
+def _member(host: HostPlan, facts: Facts | None) -> Member:
     return {
         "address": host.network.address,
         "network": host.network.cidr,
@@ -79,5 +80,5 @@ def _member(host: HostPlan, facts: Mapping[str, Any]) -> Member:
         "login": host.login,
         "slots": host.slots,
         "host_keys": list(host.ssh_host_keys),
-        "key": public_key((facts.get("ssh") or {}).get("mesh_key")),
+        "key": public_key(facts.ssh.mesh_key if facts else None),
     }

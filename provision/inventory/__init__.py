@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from provision.inventory.checks import check_against_facts
 from provision.inventory.loading import by_name, load
 from provision.inventory.model import Host, Inventory, InventoryError
 
-__all__ = ["Host", "Inventory", "InventoryError", "by_name", "check_against_facts", "load"]
+__all__ = ["Host", "Inventory", "InventoryError", "by_name", "load"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from provision.base.problems import Problem, Severity
-from provision.inventory.model import ENCRYPTED, Host, Inventory
+from provision.inventory.model import ENCRYPTED, Host
 from provision.inventory.parser import Reading
 from provision.inventory.values import HOST_NAME, OURS, READ_BY_US, wrong
 
@@ -123,49 +123,6 @@ def bad_limit(reading: Reading, limit: str | None) -> Iterator[Problem]:
         yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}")
 
 
-# ------------------------------------------------------------------------------------------------------ after the survey
-
-
-def check_against_facts(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """`slots` and interfaces against what the survey saw.
-
-    Args:
-        facts: host → normalised facts; hosts that are not in it were not reached and are passed over.
-    """
-    problems: list[Problem] = []
-    for host in inventory.hosts:
-        if host.name in facts:
-            problems += _slots(inventory, host, facts[host.name])
-            problems += _interface(inventory, host, facts[host.name])
-    return problems
-
-
-def _slots(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    if host.slots is None:
-        return
-    where = inventory.where
-    gpus, cores = len(facts.get("gpus") or ()), (facts.get("cpu") or {}).get("cores")
-    has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
-    if gpus and host.slots > gpus:
-        yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", where=where, host=host.name)
-    elif gpus and host.slots < gpus:
-        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", where=where, host=host.name)
-    elif not gpus and cores and host.slots > cores:
-        yield Problem("warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", where=where, host=host.name)
-
-
-def _interface(inventory: Inventory, host: Host, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    present = {str(entry.get("name")): entry for entry in (facts.get("network") or {}).get("interfaces") or ()}
-    if host.interface is None or not present:
-        return
-    where, name = inventory.where, host.interface
-    usable = _few([each for each, entry in present.items() if entry.get("up") and not entry.get("loopback") and not entry.get("virtual")])
-    if name not in present:
-        yield Problem("error", f"host `{host.name}` has no interface `{name}`", f"it has {usable}", where=where, host=host.name)
-    elif not present[name].get("up"):
-        yield Problem("error", f"interface `{name}` of host `{host.name}` is down", f"up are {usable}", where=where, host=host.name)
-
-
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
@@ -179,7 +136,3 @@ def _hosts_by(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 def _few(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")

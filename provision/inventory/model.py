@@ -84,6 +84,11 @@ class Inventory:
         raise KeyError(name)
 
     @property
+    def left_out(self) -> set[str]:
+        """The names of the hosts that ``--limit`` leaves out."""
+        return {host.name for host in self.everyone} - {host.name for host in self.hosts}
+
+    @property
     def where(self) -> str:
         """The place to point at: the file as the user would type it, else HOSTS."""
         return shown(self.source) if self.source else self.argument

@@ -1,35 +1,57 @@
-"""The plan: exact versions, sources and reasons for every host, as data. Both renderers (playbook, Dockerfile) only read it."""
+"""The plan: exact versions, sources and reasons for every host, as data. Both renderers (playbook, Dockerfile) only read it.
+
+Models that check themselves: what a host's manifest says is data of somebody else's. Hosts of one kind share the objects of the plan.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import field, fields
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, model_serializer, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
+
+from provision.base.problems import Problem
+from provision.base.validation import Form
+from provision.base.versions import VERSION
 
 SCHEMA = 1
 
 # wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package that the user has, which
-# brings such a repository along · distribution: its own packages · source: built from a tarball · index, folder, host: see `Component`.
+# brings such a repository along · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel`.
 Source = Literal[
     "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "bundled", "remove", "leave"
 ]
+
+_STRICT = ConfigDict(extra="forbid")
+# JSON has the fields of all sources, empty where they do not apply.
+_COMPONENT = ConfigDict(extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
 # The engine's options, by which later runs know what was asked for: Horovod's module names are installed for it, too; no CUDA is used.
 HOROVOD_NAMES = "horovod-names"
 CPU_ONLY = "cpu-only"
 
+ComponentName = Literal["hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine"]
 # The fields of HostPlan that are components, in the order in which they are shown.
-COMPONENTS = ("hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine")
+COMPONENTS: tuple[ComponentName, ...] = get_args(ComponentName)
 
 
-@dataclass(frozen=True)
+_IN_JSON: dict[str, Any] = {name: {"type": "string"} for name in ("candidate", "reason")}
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra={"properties": _IN_JSON, "required": list(_IN_JSON)}))
 class Rejected:
-    """A candidate that lost, and why: the cause, which several may share, and its detail, in which they may differ."""
+    """A candidate that lost, and why: the cause, which several may share, and its detail, in which they may differ.
+
+    JSON holds the whole reason, and what is read back has it as its cause.
+    """
 
     candidate: str
-    cause: str
+    cause: str = Field(validation_alias=AliasChoices("cause", "reason"))
     detail: str = ""
 
     @property
@@ -37,17 +59,12 @@ class Rejected:
         """The whole of it, as people read it."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Rejected:
-        """One back from JSON, which holds the whole reason. Raises KeyError or TypeError when it is not one."""
-        return cls(data["candidate"], data["reason"])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+    @model_serializer
+    def _as_json(self) -> dict[str, str]:
         return {"candidate": self.candidate, "reason": self.reason}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Repository:
     """A vendor's package repository, as a host's package manager is told of it.
 
@@ -74,7 +91,7 @@ class Repository:
     key_sha256: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Builder:
     """A host that can build something from its sources, where not every host can.
 
@@ -88,55 +105,140 @@ class Builder:
     why: str = ""
 
 
-@dataclass(frozen=True)
+# The fields of a component in JSON, in their order; which of them are lists.
+_FIELDS = (
+    *("version", "package", "source", "why", "rejected", "index", "sha256", "cuda", "url"),
+    *("packages", "repository", "options", "builders", "file"),
+)
+_LISTS = ("why", "rejected", "packages", "options", "builders")
+
+
+@dataclass(frozen=True, config=_COMPONENT)
 class Component:
-    """One thing on one host.
+    """One thing on one host; what else is known of it depends on its source.
 
     Attributes:
         version: exact, as its package manager writes it; empty when nothing is installed.
         package: what is asked for, e.g. ``torch==2.13.0+cpu`` or ``openmpi-bin``; for ``local_repository`` and for a tarball that the user
-            gave, the file's name.
-        source: where it comes from; ``host`` means that it is there already.
-        index: an extra package index it comes from, or None for the host's own.
-        url: of the tarball that it is built from; None where the user gave the file.
-        file: the name of the wheel of the user's that it comes from, for ``folder``.
-        sha256: of the file, where we make or know it.
-        cuda: the CUDA that the build is for, e.g. ``12.4``; of Open MPI from source the lowest of the hosts' drivers.
-        packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
-        repository: what the package manager must be told of before.
-        options: for ``source``, the words of its configure besides the prefix, e.g. ``--with-cuda``; of NCCL those of make.
-        builders: for ``source``, a few hosts that have what a build needs, the best first; empty where all have it.
+            gave, the file's name; for an interpreter its path.
+        source: where it comes from.
         why: the reasons, in sentences.
     """
 
-    version: str
+    version: Annotated[str, Form(f"({VERSION})?", "a version, or empty")]
     package: str
     source: Source
     why: tuple[str, ...]
     rejected: tuple[Rejected, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others_fields(cls, data: Any) -> Any:
+        """JSON has the fields of all sources, empty where they do not apply."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name in cls.__dataclass_fields__ or value or name not in _FIELDS}
+
+    def as_dict(self, *, logins: bool = False) -> dict[str, Any]:
+        """Plain data for JSON: the same fields for every source, empty where they do not apply.
+
+        Args:
+            logins: whether an index keeps its user and password.
+        """
+        made: dict[str, Any] = {name: [] if name in _LISTS else None for name in _FIELDS} | to_jsonable_python(self)
+        if made["index"] and not logins:
+            made["index"] = without_credentials(made["index"])
+        return made
+
+
+@dataclass(frozen=True, config=_COMPONENT)
+class Wheel(Component):
+    """A Python package.
+
+    Attributes:
+        source: ``wheel``: the host's own index; ``index``: the one in ``index``; ``folder``: a file of the user's; ``host``: a folder of
+            wheels that the host's pip knows.
+        index: the package index besides the host's own; it may hold a login.
+        file: the name of the user's file.
+        sha256: of the file, where it is known.
+        cuda: the CUDA that the build is for, e.g. ``12.4``.
+    """
+
+    source: Literal["wheel", "index", "folder", "host"]
     index: str | None = None
+    file: str | None = None
     sha256: str | None = None
     cuda: str | None = None
-    url: str | None = None
+
+
+@dataclass(frozen=True, config=_COMPONENT)
+class SystemPackages(Component):
+    """Packages of the host's package manager.
+
+    Attributes:
+        packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
+        repository: what the package manager must be told of before.
+        sha256: of the user's file, for ``local_repository``.
+        cuda: the CUDA that the build is for.
+    """
+
+    source: Literal["repository", "local_repository", "distribution"]
     packages: tuple[str, ...] = ()
     repository: Repository | None = None
+    sha256: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True, config=_COMPONENT)
+class SourceBuild(Component):
+    """What is built from a tarball.
+
+    Attributes:
+        url: of the tarball; None where the user gave the file.
+        sha256: of the tarball.
+        cuda: the CUDA that it is built with; of Open MPI the lowest of the hosts' drivers.
+        options: the words of its configure besides the prefix, e.g. ``--with-cuda``; of NCCL those of make.
+        builders: a few hosts that have what a build needs, the best first; empty where all have it.
+    """
+
+    source: Literal["source"]
+    url: str | None = None
+    sha256: str | None = None
+    cuda: str | None = None
     options: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
-    file: str | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Component:
-        """A component back from JSON. Raises KeyError or TypeError when it is not one."""
-        values = dict(data)
-        values["why"], values["rejected"] = tuple(values["why"]), tuple(map(Rejected.from_dict, values["rejected"]))
-        for name in ("packages", "options"):
-            values[name] = tuple(values.get(name) or ())
-        values["builders"] = tuple(Builder(**one) for one in values.get("builders") or ())
-        values["repository"] = Repository(**values["repository"]) if values.get("repository") else None
-        return cls(**values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_COMPONENT)
+class Preinstalled(Component):
+    """What needs no installation: it is on the host (``host``), comes with another component (``bundled``), or gets in the way (``remove``;
+    ``leave`` where only root could remove it)."""
+
+    source: Literal["host", "bundled", "remove", "leave"]
+
+
+@dataclass(frozen=True, config=_COMPONENT)
+class Engine(Component):
+    """The engine, from the sources that the toolkit carries.
+
+    Attributes:
+        sha256: of their archive.
+        options: `HOROVOD_NAMES`, `CPU_ONLY`.
+    """
+
+    source: Literal["bundled"]
+    sha256: str | None = None
+    options: tuple[str, ...] = ()
+
+
+_BySource = Field(discriminator="source")
+OpenMpi = Annotated[Wheel | SystemPackages | SourceBuild, _BySource]
+Nccl = OpenMpi
+Python = Annotated[SystemPackages | Preinstalled, _BySource]
+Hwloc = Python
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Network:
     """The address at which the other hosts reach this one for MPI, and the interface that carries it."""
 
@@ -146,7 +248,7 @@ class Network:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class HostPlan:
     """Everything that one host gets. ``None`` stands for "not on this host".
 
@@ -166,39 +268,37 @@ class HostPlan:
     ssh_host_keys: tuple[str, ...]
     network: Network
     packages: tuple[str, ...]
-    python: Component
-    openmpi: Component
-    cmake: Component
-    engine: Component
-    mpi4py: Component
-    numpy: Component
-    cloudpickle: Component
-    torch: Component | None = None
-    nccl: Component | None = None
-    hwloc: Component | None = None
+    python: Python
+    openmpi: OpenMpi
+    cmake: Wheel
+    engine: Engine
+    mpi4py: Wheel
+    numpy: Wheel
+    cloudpickle: Wheel
+    torch: Wheel | None = None
+    nccl: Nccl | None = None
+    hwloc: Hwloc | None = None
     interpreter: str = ""
     root: bool = True
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> HostPlan:
-        """A host's plan back from JSON, as its manifest holds it. Raises KeyError or TypeError when it is not one."""
-
-        values = dict(data)
-        for name in COMPONENTS:
-            values[name] = Component.from_dict(values[name]) if values[name] is not None else None
-        values["network"] = Network(**values["network"])
-        values["packages"], values["ssh_host_keys"] = tuple(values["packages"]), tuple(values["ssh_host_keys"])
-        return cls(**values)
+    def from_dict(cls, data: Any) -> HostPlan:
+        """A host's plan back from JSON, as its manifest holds it. Raises ValueError when it is not one."""
+        return _HOST_PLAN.validate_python(data)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the login of an index."""
-        made: dict[str, Any] = _plain(self, {})
-        return made
+        return _plain(self, {})
 
     @property
     def openmpi_home(self) -> str:
         """Where this plan's Open MPI is: ``bin``, ``lib`` and ``etc`` are below."""
         return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
+
+    @property
+    def nccl_packages(self) -> SystemPackages | None:
+        """NCCL, where the host's package manager installs it."""
+        return self.nccl if isinstance(self.nccl, SystemPackages) else None
 
     @property
     def nccl_home(self) -> str:
@@ -219,38 +319,16 @@ class HostPlan:
         return f"{self.openmpi_home}/bin/mpirun"
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """What would help against a conflict, as a sentence, and whether it is an option of the command line or a change of the hosts."""
-
-    text: str
-    about: Literal["options", "hosts"]
+_HOST_PLAN = TypeAdapter(HostPlan)
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Why no plan fits: the host that blocks, the constraint, and the cheapest remedies."""
-
-    host: str
-    constraint: str
-    remedies: tuple[Remedy, ...]
-
-    @property
-    def ways_out(self) -> tuple[str, ...]:
-        """The remedies as sentences."""
-        return tuple(remedy.text for remedy in self.remedies)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"host": self.host, "constraint": self.constraint, "ways_out": list(self.ways_out)}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Plan:
-    """The whole inventory's plan. With ``conflicts`` nothing may be installed; ``notes`` are worth reading but block nothing."""
+    """The whole inventory's plan. With ``conflicts``, each with the host that blocks and its cheapest remedies, nothing may be installed;
+    ``notes`` are worth reading but block nothing."""
 
     hosts: dict[str, HostPlan] = field(default_factory=dict)
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -270,7 +348,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "hosts": {name: _plain(host, seen, logins=logins) for name, host in self.hosts.items()},
-            "conflicts": [conflict.as_dict() for conflict in self.conflicts],
+            "conflicts": [_conflict(each) for each in self.conflicts],
             "notes": list(self.notes),
         }
 
@@ -290,8 +368,29 @@ class Plan:
         for number, (name, host) in enumerate(self.hosts.items()):
             parts = ", ".join(f"{json.dumps(key)}: {text(part)}" for key, part in _plain(host, seen).items())
             yield f"{',' if number else ''}\n{json.dumps(name)}: {{{parts}}}"
-        rest = {"conflicts": [conflict.as_dict() for conflict in self.conflicts], "notes": list(self.notes)}
+        rest = {"conflicts": [_conflict(each) for each in self.conflicts], "notes": list(self.notes)}
         yield "},\n" + json.dumps(rest)[1:] + "\n"
+
+
+class ConflictDocument(BaseModel):
+    """Why no plan fits: the host that blocks, the constraint, and what would help."""
+
+    host: str | None
+    constraint: str
+    ways_out: list[str]
+
+
+class PlanDocument(BaseModel):
+    """A plan as JSON, as `Plan.as_dict` makes it."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    hosts: dict[str, HostPlan]
+    conflicts: list[ConflictDocument]
+    notes: list[str]
+
+
+def _conflict(problem: Problem) -> dict[str, Any]:
+    return {"host": problem.host, "constraint": problem.what, "ways_out": [remedy.text for remedy in problem.remedies]}
 
 
 def without_credentials(url: str) -> str:
@@ -299,21 +398,14 @@ def without_credentials(url: str) -> str:
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
-def _plain(value: Any, seen: dict[int, Any], *, logins: bool = False) -> Any:
-    """Dataclasses and tuples as mappings and lists. ``seen`` keeps what was made for an object, so that shared ones are made once."""
-    if isinstance(value, str) or value is None:
-        return value
-    if id(value) in seen:
-        return seen[id(value)]
-    made: Any = value
-    if isinstance(value, Rejected):
-        made = value.as_dict()
-    elif is_dataclass(value):
-        made = {each.name: _plain(getattr(value, each.name), seen, logins=logins) for each in fields(value)}
-        if isinstance(value, Component) and value.index and not logins:
-            made["index"] = without_credentials(value.index)
-    elif isinstance(value, tuple):
-        made = [_plain(each, seen, logins=logins) for each in value]
-    if made is not value:
-        seen[id(value)] = made
+def _plain(host: HostPlan, seen: dict[int, Any], *, logins: bool = False) -> dict[str, Any]:
+    """A host's plan as mappings and lists. ``seen`` keeps what was made for an object, so that shared ones are made once."""
+    made: dict[str, Any] = {}
+    for each in fields(host):
+        value = getattr(host, each.name)
+        if isinstance(value, (tuple, Component, Network)):
+            if id(value) not in seen:
+                seen[id(value)] = value.as_dict(logins=logins) if isinstance(value, Component) else to_jsonable_python(value)
+            value = seen[id(value)]
+        made[each.name] = value
     return made

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
 from provision.base import downloads, tarball
 from provision.base.engine_source import EngineSource
-from provision.plan.requirements import NcclSource, OpenMpiSource, Requirements
+from provision.plan.requirements import Choices, NcclSource, Requirements
 
 DataSource = Literal["auto", "mnist", "digits"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SmokeOptions:
     """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
 
@@ -29,8 +32,8 @@ class SmokeOptions:
     oversubscribe: bool = False
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Options(Choices):
     """What the user asked for on the command line, besides the hosts.
 
     ``upgrade`` leaves provision.lock out of account, ``full`` runs every step also where the survey shows nothing to do, and
@@ -38,24 +41,13 @@ class Options:
     ``bundle``: a file from which everything comes instead of from a network.
     """
 
-    torch: bool = True
-    torch_version: str | None = None
-    torch_index: str | None = None
     index_url: str | None = None
     wheels: Path | None = None
-    nccl_source: NcclSource = "auto"
-    nccl_version: str | None = None
     nccl_local: Path | None = None
     nccl_tarball: tarball.Sources | None = None
-    openmpi: OpenMpiSource = "auto"
-    openmpi_version: str | None = None
     openmpi_tarball: Path | None = None
-    openmpi_cuda: bool = False
-    openmpi_verbs: bool = False
     cpu: bool | None = None
-    allow_downgrade: bool = False
     horovod_names: bool | None = None
-    allow_bad: bool = False
     check: bool = False
     upgrade: bool = False
     full: bool = False
@@ -66,30 +58,21 @@ class Options:
 
 
 def requirements_of(options: Options, engine: EngineSource) -> Requirements:
-    """What the resolver is asked for, as the user wrote it."""
+    """What the resolver is asked for, as the user wrote it; of files their names and checksums."""
+    choices = {each.name: getattr(options, each.name) for each in fields(Choices)}
     sources = options.nccl_tarball
     return Requirements(
-        torch=options.torch,
-        torch_version=options.torch_version,
-        torch_index=options.torch_index,
+        **{**choices, "nccl_source": _nccl_source(options)},
         wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),
-        nccl_source=_nccl_source(options),
-        nccl_version=options.nccl_version,
         nccl_local=options.nccl_local.name if options.nccl_local else None,
         nccl_local_sha256=downloads.digest(options.nccl_local) if options.nccl_local else None,
         nccl_tarball=sources.path.name if sources else None,
         nccl_tarball_version=sources.version if sources else None,
         nccl_tarball_sha256=sources.sha256 if sources else None,
-        openmpi=options.openmpi,
-        openmpi_version=options.openmpi_version,
         openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
         openmpi_tarball_sha256=downloads.digest(options.openmpi_tarball) if options.openmpi_tarball else None,
-        openmpi_cuda=options.openmpi_cuda,
-        openmpi_verbs=options.openmpi_verbs,
         cpu=bool(options.cpu),
-        allow_downgrade=options.allow_downgrade,
         horovod_names=bool(options.horovod_names),
-        allow_bad=options.allow_bad,
         engine_version=engine.version,
         engine_sha256=engine.sha256,
     )

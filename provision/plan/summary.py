@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from provision.base.terminal import Console
-from provision.plan.model import COMPONENTS, Component, HostPlan, Network, Plan, Rejected
+from provision.plan.model import COMPONENTS, Component, HostPlan, Network, Plan, Rejected, SourceBuild, SystemPackages, Wheel
 
 WIDEST = 120
 _INDENT = 11
@@ -46,9 +46,9 @@ def show(plan: Plan, console: Console) -> None:
     for note in plan.notes:
         _print(console, f"note: {note}", width, indent=6, style="cyan")
     for conflict in plan.conflicts:
-        _print(console, f"{conflict.host}: no plan fits: {conflict.constraint}", width, indent=4, style="red")
-        for way in conflict.ways_out:
-            _print(console, f"  → {way}", width, indent=4)
+        _print(console, f"{conflict.host}: no plan fits: {conflict.what}", width, indent=4, style="red")
+        for remedy in conflict.remedies:
+            _print(console, f"  → {remedy.text}", width, indent=4)
 
 
 def _alike(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
@@ -90,7 +90,8 @@ def _show_components(host: HostPlan, names: Iterable[str], console: Console, wid
 
 
 def _show_component(title: str, component: Component, console: Console, width: int) -> None:
-    cuda = f" for CUDA {component.cuda}" if component.cuda else ""
+    built_for = component.cuda if isinstance(component, Wheel | SystemPackages | SourceBuild) else None
+    cuda = f" for CUDA {built_for}" if built_for else ""
     head = f"{component.version or '-'}{cuda} — {_FROM.get(component.source, component.source)}: {component.package}"
     _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
     _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")

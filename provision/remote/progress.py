@@ -63,10 +63,10 @@ class Progress:
 
 def _sentence(event: Event) -> str:
     step = ": ".join(part for part in (event.role, event.task) if part)
-    if event.kind == "waiting" and "doing" in event.result:
-        return f"{event.host}: {step}: {event.result['doing']}"
+    if event.kind == "waiting" and "ansible_job_id" in event.result:
+        return f"{event.host}: {step}: running in the background"
     if event.kind == "waiting":
-        holder = event.result.get("holder") or "something else"
+        holder = str(event.result.get("stdout", "")).strip() or "something else"
         return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
     words = {"ok": "ok", "changed": "changed", "tolerated": "failed, goes on without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, computed_field
 
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
@@ -16,8 +17,13 @@ _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would c
 ERROR_LINES = 12  # of the real error, at the end of the run
 
 
-@dataclass
-class HostReport:
+class _Document(BaseModel):
+    """It grows while a run goes on. Other versions may write more keys, or fewer."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class HostReport(_Document):
     """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took; ``steps``: step → what a dry
     run says of it."""
 
@@ -31,28 +37,49 @@ class HostReport:
     engine: str = "-"
     changed: int = 0
     seconds: float = 0.0
-    steps: Mapping[str, Prospect] = field(default_factory=dict)
+    steps: dict[str, Prospect] = Field(default_factory=dict)
 
 
-@dataclass
-class Report:
+class Failure(_Document):
+    """A problem that a run ended with on a host, or on ``controller``, as the document has it; ``todo`` is what to do about it."""
+
+    host: str | None
+    step: str | None
+    error: str
+    todo: str | None
+
+
+def _as_failure(problem: Problem) -> Failure:
+    return Failure(host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
+
+
+def _as_problem(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    found = Failure.model_validate(value)
+    return Problem("error", found.error, found.todo, host=found.host, where=found.step)
+
+
+class Report(_Document):
     """The whole run. ``inventory`` is its file, or what was typed.
 
     ``failures`` have the host and, as ``where``, the step. ``smoke`` is the training job's own report, None when it did not run,
     ``smoke_faults`` why it does not count.
     """
 
+    schema_number: Literal[1] = Field(1, alias="schema")
     run_id: str
     folder: str
     inventory: str
-    hosts: list[HostReport] = field(default_factory=list)
-    failures: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    hosts: list[HostReport] = Field(default_factory=list)
+    failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_as_failure)]] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
-    smoke_faults: list[str] = field(default_factory=list)
+    smoke_faults: list[str] = Field(default_factory=list)
     seconds: float = 0.0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ok(self) -> bool:
         """Whether every listed host is what it should be, and the training job, if it ran, proved it."""
@@ -60,8 +87,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
-        failures = [{"host": each.host, "step": each.where, "error": each.what, "todo": each.hint} for each in self.failures]
-        return {"schema": 1, "ok": self.ok, **asdict(self), "failures": failures}
+        found = self.model_dump(by_alias=True)
+        return {"schema": found["schema"], "ok": found["ok"], **found}
 
 
 def show(report: Report, console: Console) -> None:

@@ -29,13 +29,13 @@ def add_problems(report: Report, survey: Survey) -> None:
 def add_unfinished(report: Report, inventory: Inventory) -> None:
     """Hosts that nothing is known against when a run ends early: it had not come to its end on them, or not begun."""
     known = {host.host for host in report.hosts} | {failure.host for failure in report.failures}
-    report.hosts += [HostReport(host.name, "not finished") for host in inventory.hosts if host.name not in known]
+    report.hosts += [HostReport(host=host.name, state="not finished") for host in inventory.hosts if host.name not in known]
 
 
 def add_blocked(report: Report, inventory: Inventory) -> None:
     """Hosts that the survey or the plan kept out still have their line in the table."""
     listed = {host.host for host in report.hosts}
-    report.hosts += [HostReport(host.name, "blocked") for host in inventory.hosts if host.name not in listed]
+    report.hosts += [HostReport(host=host.name, state="blocked") for host in inventory.hosts if host.name not in listed]
     order = [host.name for host in inventory.hosts]
     report.hosts.sort(key=lambda host: order.index(host.host))
 
@@ -43,8 +43,7 @@ def add_blocked(report: Report, inventory: Inventory) -> None:
 def add_conflicts(report: Report, plan: Plan) -> None:
     """Why there is no plan."""
     for conflict in plan.conflicts:
-        what = f"no plan fits: {conflict.constraint}"
-        report.failures.append(Problem("error", what, "  or  ".join(conflict.ways_out), host=conflict.host, where="plan"))
+        report.failures.append(Problem("error", f"no plan fits: {conflict.what}", conflict.advice, host=conflict.host, where="plan"))
 
 
 def add_outcome(report: Report, inventory: Inventory, plan: Plan, outcome: Outcome) -> None:
@@ -66,10 +65,10 @@ def host_report(host: HostPlan, result: HostResult | None) -> HostReport:
     if result is None or result.failure is not None:
         unreachable = result is not None and result.failure is not None and result.failure.kind == "unreachable"
         changed, seconds = (result.changed, result.seconds) if result else (0, 0.0)
-        return HostReport(host.name, "unreachable" if unreachable else "failed", changed=changed, seconds=seconds)
+        return HostReport(host=host.name, state="unreachable" if unreachable else "failed", changed=changed, seconds=seconds)
     return HostReport(
-        host.name,
-        "installed" if result.changed else "unchanged",
+        host=host.name,
+        state="installed" if result.changed else "unchanged",
         openmpi=host.openmpi.version,
         cmake=host.cmake.version,
         python=host.python.version,

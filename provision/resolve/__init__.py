@@ -11,19 +11,36 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from provision import catalog
 from provision.base.text import some
 from provision.base.versions import key, minor
-from provision.facts import gpus
-from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Component, HostPlan, Network, Plan
+from provision.facts import Facts, gpus
+from provision.plan.model import (
+    CPU_ONLY,
+    HOROVOD_NAMES,
+    Component,
+    Engine,
+    HostPlan,
+    Hwloc,
+    Nccl,
+    Network,
+    OpenMpi,
+    Plan,
+    Python,
+    SourceBuild,
+    Wheel,
+)
 from provision.plan.requirements import DEFAULT_PREFIX, HostRequirements, Requirements
 from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
-from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, instead, leave_out, newer_drivers, other_pythons
-from provision.resolve.machine import Facts, Interpreter, Machine, for_cpus, machine, with_newest_driver
+from provision.resolve.blocked import Attempt, Blocked, Kinds, ask, become, instead, leave_out, newer_drivers, other_pythons
+from provision.resolve.machine import Interpreter, Machine, for_cpus, machine, with_newest_driver
 from provision.resolve.remedies import Trial, Trouble
 
 __all__ = ["DEFAULT_PREFIX", "HostRequirements", "Requirements", "resolve"]
+
+AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 # One line, type and base64: what a host says of its keys goes into other hosts' known_hosts.
 _HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
@@ -43,20 +60,20 @@ class _Shared:
     """What hosts of one kind have in common."""
 
     packages: tuple[str, ...]
-    python: Component
-    openmpi: Component
-    cmake: Component
-    engine: Component
-    mpi4py: Component
-    numpy: Component
-    cloudpickle: Component
-    torch: Component | None
-    nccl: Component | None
-    hwloc: Component
+    python: Python
+    openmpi: OpenMpi
+    cmake: Wheel
+    engine: Engine
+    mpi4py: Wheel
+    numpy: Wheel
+    cloudpickle: Wheel
+    torch: Wheel | None
+    nccl: Nccl | None
+    hwloc: Hwloc
 
 
 def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
-    """The plan for all hosts in ``facts`` (normalised, see ``provision.facts``); its order is the inventory's."""
+    """The plan for all hosts in ``facts`` (see ``provision.facts``); its order is the inventory's."""
     kind_of = {name: machine(host, hosts[name].builds if name in hosts else ()) for name, host in facts.items()}
     if requirements.cpu:
         kind_of = {name: for_cpus(kind) for name, kind in kind_of.items()}
@@ -89,50 +106,53 @@ def _next_to_horovod(
     """Hosts whose environment has the real Horovod, whose files the names for the engine would overwrite."""
     found: dict[Hashable, Blocked] = {}
     for name, host in facts.items() if requirements.horovod_names else ():
-        version = ((host.get("installed") or {}).get("packages") or {}).get("horovod")
+        version = host.installed.packages.get("horovod")
         if version:
             venv = f"{hosts.get(name, HostRequirements()).prefix}/venv"
-            ways = (Way(f"uninstall it there: {venv}/bin/pip uninstall horovod"), ask("leave --horovod-names out", horovod_names=False))
+            attempts = (
+                Attempt(f"uninstall it there: {venv}/bin/pip uninstall horovod"),
+                ask("leave --horovod-names out", horovod_names=False),
+            )
             found[f"Horovod on {name}"] = Blocked(
-                name, f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files", ways
+                name, f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files", attempts
             )
     return found
 
 
 def _unusable(kinds: Kinds) -> Trouble:
     """Systems that nothing is known of or that are too old, and drivers that nothing runs on; by kind of host."""
-    known = catalog.load("os")
+    known = catalog.os()
     found: dict[Hashable, Blocked] = {}
     for kind, names in kinds.items():
-        entry = known["distributions"].get(kind.os_id)
-        ways: list[Way] = [leave_out(names), Way(f"install a system there that is supported: {_supported()}")]
-        if kind.arch not in known["architectures"]:
-            what = f"architecture {kind.arch} is not supported; there are {', '.join(known['architectures'])}"
-            ways.pop()
+        entry = known.distributions.get(kind.os_id)
+        attempts: list[Attempt] = [leave_out(names), Attempt(f"install a system there that is supported: {_supported()}")]
+        if kind.arch not in known.architectures:
+            what = f"architecture {kind.arch} is not supported; there are {', '.join(known.architectures)}"
+            attempts.pop()
         elif kind.family not in ("debian", "rhel"):
-            listed = ", ".join(known["distributions"])
+            listed = ", ".join(known.distributions)
             what = f"the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
-        elif entry and kind.os_version and key(kind.os_version) < key(entry["oldest"]):
-            what = f"{kind.system} is too old; {entry['oldest']} is the oldest that is supported"
+        elif entry and kind.os_version and key(kind.os_version) < key(entry.oldest):
+            what = f"{kind.system} is too old; {entry.oldest} is the oldest that is supported"
         elif kind.too_old:
             what = f"{kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            ways[1:] = newer_drivers(kind, names)
+            attempts[1:] = newer_drivers(kind, names)
         elif kind.gpu_fault is not None:
             what = kind.gpu_fault.what
             remedy = kind.gpu_fault.remedy.format(host=some(names))
-            ways = [
+            attempts = [
                 become(remedy, instead(kind, with_newest_driver(kind))),  # tried with that, since nothing says which driver it will be
                 become("--cpu: the CPU build on all hosts, their GPUs stay unused", for_cpus),
                 leave_out(names),
             ]
         else:
             continue
-        found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), ways)
+        found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), attempts)
     return found
 
 
 def _supported() -> str:
-    return "; ".join(f"{name} {each['oldest']} to {each['newest']}" for name, each in catalog.load("os")["distributions"].items())
+    return "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in catalog.os().distributions.items())
 
 
 def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Shared], dict[Hashable, Blocked], list[str]]:
@@ -162,7 +182,7 @@ def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Sh
     one_python = len({minor(chosen.version) for chosen in pythons.values()}) == 1
     mpi4py = _anywhere("mpi4py", "speaks the ABI of every Open MPI 4.x; finds the library at run time")
     cloudpickle = _anywhere("cloudpickle", "functions of Runner travel with it")
-    engine = Component(
+    engine = Engine(
         requirements.engine_version,
         "collective-core",
         "bundled",
@@ -172,9 +192,9 @@ def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Sh
     )
     equal: dict[Component, Component] = {}
 
-    def once(component: Component) -> Component:
+    def once(component: AnyComponent) -> AnyComponent:
         """Of equal components always the same object: kinds of hosts share them, and what prints a plan sees it."""
-        return equal.setdefault(component, component)
+        return cast("AnyComponent", equal.setdefault(component, component))
 
     shared = {
         kind: _Shared(
@@ -195,16 +215,16 @@ def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Sh
     return shared, trouble, notes
 
 
-def _python_and_torch(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Interpreter], dict[Machine, Component], list[str]]:
+def _python_and_torch(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Interpreter], dict[Machine, Wheel], list[str]]:
     """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
     no_torch, no_python = None, None
-    liked = torch.pythons(requirements) if requirements.torch else catalog.load("python_packages")["numpy"]["by_python"]
+    liked = torch.pythons(requirements) if requirements.torch else catalog.python_packages().numpy.by_python
     for pythons in python.possible(kinds, liked):  # at least one choice: each its own
         wrong = next(((kind, said) for kind, chosen in pythons.items() if (said := python.misfit(chosen))), None)
         if wrong:
             kind, said = wrong
-            ways = (*other_pythons(kind, kinds[kind], liked), leave_out(kinds[kind]))
-            no_python = no_python or Blocked(kinds[kind][0], said, ways)
+            attempts = (*other_pythons(kind, kinds[kind], liked), leave_out(kinds[kind]))
+            no_python = no_python or Blocked(kinds[kind][0], said, attempts)
             continue
         try:
             torches, notes = torch.torch(kinds, pythons, requirements) if requirements.torch else ({}, [])
@@ -218,17 +238,17 @@ def _python_and_torch(kinds: Kinds, requirements: Requirements) -> tuple[dict[Ma
 def _host_plan(name: str, host: Facts, kind: Machine, asked: HostRequirements, net: Network, shared: _Shared) -> HostPlan:
     return HostPlan(
         name=name,
-        hostname=str(host["hostname"] or name),
+        hostname=str(host.hostname or name),
         system=kind.system,
         arch=kind.arch,
         prefix=asked.prefix,
-        slots=asked.slots or (len(host["gpus"]) if kind.cuda is not None else 0) or 1,
-        family=host["os"]["family"],
-        login=host["user"]["name"] or "",
+        slots=asked.slots or (len(host.gpus) if kind.cuda is not None else 0) or 1,
+        family=host.os.family,
+        login=host.user.name or "",
         ssh_port=_ssh_port(host),
-        ssh_host_keys=tuple(key for key in host["ssh"]["host_keys"] if _HOST_KEY.fullmatch(key)),
+        ssh_host_keys=tuple(key for key in host.ssh.host_keys if _HOST_KEY.fullmatch(key)),
         network=net,
-        interpreter=host["python"]["executable"] or "/usr/bin/python3",
+        interpreter=host.python.executable or "/usr/bin/python3",
         root=kind.root,
         **vars(shared),
     )
@@ -236,25 +256,24 @@ def _host_plan(name: str, host: Facts, kind: Machine, asked: HostRequirements, n
 
 def _ssh_port(host: Facts) -> int:
     """The port that our own connection came in by, else one that sshd listens on."""
-    connection = host["network"].get("ssh_connection") or {}
-    return int(connection.get("server_port") or next(iter(host["ssh"]["ports"]), 22))
+    return int(host.network.ssh_connection.server_port or next(iter(host.ssh.ports), 22))
 
 
-def _system_packages(kind: Machine, chosen: Interpreter, openmpi: Component, nccl: Component | None) -> tuple[str, ...]:
+def _system_packages(kind: Machine, chosen: Interpreter, openmpi: OpenMpi, nccl: Nccl | None) -> tuple[str, ...]:
     """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
     if not kind.root:
         return ()
-    wanted = list(catalog.load("system_packages")[kind.family])
+    wanted = list(catalog.system_packages().of(kind.family))
     wanted += chosen.packages
     if openmpi.source == "distribution":
         wanted.append(openmpi.package)
-    if openmpi.source == "source":
-        known = catalog.load("openmpi")["tarball"]
-        wanted += known["packages"][kind.family]["always"]
-        if set(known["verbs"]) <= set(openmpi.options):
-            wanted += known["packages"][kind.family]["verbs"]
+    if isinstance(openmpi, SourceBuild):
+        known = catalog.openmpi().tarball
+        wanted += known.packages[kind.family].always
+        if set(known.verbs) <= set(openmpi.options):
+            wanted += known.packages[kind.family].verbs
     if nccl is not None and nccl.source == "source":
-        wanted += catalog.load("nccl")["tarball"]["packages"][kind.family]
+        wanted += catalog.nccl().tarball.packages[kind.family]
     return tuple(dict.fromkeys(wanted))
 
 
@@ -266,10 +285,10 @@ def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostRequ
     usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
     odd = sorted(name for name, prefix in prefixes.items() if prefix != usual)
     listed = ", ".join(f"{prefix} on {some(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
-    rootless = sorted(name for name in facts if not facts[name]["user"]["can_become"])
+    rootless = sorted(name for name in facts if not facts[name].user.can_become)
     same = f"{prefixes[rootless[0]]}, which hosts without root can write" if rootless else usual
-    ways = (Way(f"give all hosts the same provision_prefix: {same}"), leave_out(odd))
-    return {"the prefix": Blocked(odd[0], f"mpirun needs the same prefix on every host, not {listed}", ways)}
+    attempts = (Attempt(f"give all hosts the same provision_prefix: {same}"), leave_out(odd))
+    return {"the prefix": Blocked(odd[0], f"mpirun needs the same prefix on every host, not {listed}", attempts)}
 
 
 def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
@@ -285,10 +304,10 @@ def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
     ]
 
 
-def _anywhere(name: str, why: str) -> Component:
+def _anywhere(name: str, why: str) -> Wheel:
     """A package of the catalogue of which one release fits every host."""
-    version = catalog.load("python_packages")[name]["version"]
-    return Component(version, f"{name}=={version}", "wheel", (why,))
+    version = getattr(catalog.python_packages(), name).version
+    return Wheel(version, f"{name}=={version}", "wheel", (why,))
 
 
 def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:
@@ -307,7 +326,7 @@ def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> 
     for name in sorted(facts):
         if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and kind_of[name].cuda is None:
             unused.setdefault(kind_of[name].cuda_why, []).append(name)
-    count = {why: sum(len(facts[name]["gpus"]) for name in names) for why, names in unused.items()}
+    count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
@@ -315,7 +334,7 @@ def _missing(facts: Mapping[str, Facts]) -> list[str]:
     """What was assumed because the facts of some hosts say nothing of it, and would change the plan."""
     missing: dict[tuple[str, ...], list[str]] = {}
     for name, host in sorted(facts.items()):
-        parts = {"compute capability" if part.endswith("compute_capability") else part for part in host["missing"]}
+        parts = {"compute capability" if part.endswith("compute_capability") else part for part in host.missing}
         told = tuple(part for part in _ASSUMED if part in parts)
         if told:
             missing.setdefault(told, []).append(name)

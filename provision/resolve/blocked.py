@@ -1,4 +1,4 @@
-"""When nothing fits: the host that blocks, the constraint, and what could be done about it."""
+"""When nothing fits: the host that blocks, what is wrong, and what could be done about it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
+from provision.base.problems import Problem, Remedy
 from provision.base.text import some
 from provision.base.versions import key
-from provision.plan.model import Remedy
 from provision.plan.requirements import Requirements
 from provision.resolve.machine import Interpreter, Machine, driver_for
 
@@ -17,18 +17,16 @@ Kinds = Mapping[Machine, list[str]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way out of a conflict.
+class Attempt(Remedy):
+    """A remedy that can be tried before it is offered.
 
     Attributes:
-        text: what to do.
-        then: what the resolver is asked afterwards, so that it can be tried; None where nobody can say.
-        sort: of several ways of one sort the first that works is enough.
+        then: what the resolver is asked afterwards; None where nobody can say.
+        sort: of several of one sort the first that works is enough.
         without: the hosts that it leaves out.
         asks: the fields of ``Requirements`` that it changes.
     """
 
-    text: str
     then: Callable[[Kinds, Requirements], tuple[Kinds, Requirements]] | None = None
     sort: str = ""
     without: tuple[str, ...] = ()
@@ -36,27 +34,33 @@ class Way:
 
     def remedy(self, more: str = "") -> Remedy:
         """What the user is told, with ``more`` to add."""
-        return Remedy(self.text + more, "options" if self.asks else "hosts")
+        return Remedy(self.text + more, self.about)
 
 
 class Blocked(Exception):
-    """Raised inside the resolver when nothing fits. ``ways`` are in the order of what they cost, and read once."""
+    """Raised inside the resolver when nothing fits: the host that blocks, what is wrong, and ``attempts`` in the order of what they cost,
+    read once."""
 
-    def __init__(self, host: str, constraint: str, ways: Iterable[Way]) -> None:
-        super().__init__(constraint)
-        self.host, self.constraint, self.ways = host, constraint, ways
+    def __init__(self, host: str, what: str, attempts: Iterable[Attempt]) -> None:
+        super().__init__(what)
+        self.host, self.what, self.attempts = host, what, attempts
+
+    def problem(self, remedies: tuple[Remedy, ...]) -> Problem:
+        """What is wrong, with the remedies that work."""
+        return Problem("error", self.what, host=self.host, remedies=remedies)
 
 
-def ask(text: str, **requirements: Any) -> Way:
+def ask(text: str, **requirements: Any) -> Attempt:
     """Ask for something else: the fields of ``Requirements`` that change."""
-    return Way(text, lambda kinds, asked: (kinds, replace(asked, **requirements)), asks=tuple(requirements))
+    return Attempt(text, "options", lambda kinds, asked: (kinds, replace(asked, **requirements)), asks=tuple(requirements))
 
 
-def leave_out(names: Sequence[str]) -> Way:
+def leave_out(names: Sequence[str]) -> Attempt:
     """Go on without these hosts."""
     limit = ",".join(f"!{name}" for name in names)
     how = "take them off the inventory, or --limit" if len(names) > 3 else f"--limit '{limit}'"
-    return Way(f"leave {some(names)} out: {how}", lambda kinds, asked: (remaining(kinds, names), asked), without=tuple(names))
+    text = f"leave {some(names)} out: {how}"
+    return Attempt(text, then=lambda kinds, asked: (remaining(kinds, names), asked), without=tuple(names))
 
 
 def remaining(kinds: Kinds, gone: Collection[str]) -> Kinds:
@@ -65,7 +69,7 @@ def remaining(kinds: Kinds, gone: Collection[str]) -> Kinds:
     return {kind: names for kind, names in left.items() if names}
 
 
-def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> Way:
+def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> Attempt:
     """Change hosts: every kind becomes what ``change`` makes of it."""
 
     def then(kinds: Kinds, asked: Requirements) -> tuple[Kinds, Requirements]:
@@ -74,7 +78,7 @@ def become(text: str, change: Callable[[Machine], Machine], sort: str = "") -> W
             changed.setdefault(change(kind), []).extend(names)
         return changed, asked
 
-    return Way(text, then, sort)
+    return Attempt(text, then=then, sort=sort)
 
 
 def instead(before: Machine, after: Machine) -> Callable[[Machine], Machine]:
@@ -82,15 +86,15 @@ def instead(before: Machine, after: Machine) -> Callable[[Machine], Machine]:
     return lambda kind: after if kind == before else kind
 
 
-def newer_drivers(kind: Machine, names: Sequence[str]) -> Iterator[Way]:
+def newer_drivers(kind: Machine, names: Sequence[str]) -> Iterator[Attempt]:
     """Every newer driver for this kind of host, the oldest first."""
-    for cuda in sorted(catalog.load("cuda")["toolkits"]["drivers"], key=key):
+    for cuda in sorted(catalog.cuda().toolkits.drivers, key=key):
         if kind.cuda is None or key(cuda) > key(kind.cuda):
             text = f"update the NVIDIA driver of {some(names)} to {driver_for(cuda)} or newer (CUDA {cuda})"
             yield become(text, instead(kind, replace(kind, cuda=cuda, driver=driver_for(cuda), too_old=False)), "driver")
 
 
-def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]) -> Iterator[Way]:
+def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]) -> Iterator[Attempt]:
     """Every one of these Pythons for this kind of host, the newest first."""
     for version in sorted(versions, key=key, reverse=True):
         path = f"/usr/bin/python{version}"

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from provision import catalog
-from provision.plan.model import Component, Rejected
+from provision.plan.model import Rejected, Wheel
 from provision.resolve.machine import Machine
 
 
-def cmake(kind: Machine) -> Component:
+def cmake(kind: Machine) -> Wheel:
     """The wheel. It is the same for every architecture that Open MPI and PyTorch have wheels for."""
-    known = catalog.load("cmake")
-    wheel = known["wheel"]
+    known = catalog.cmake()
+    wheel = known.wheel
     offered = kind.offered("cmake")
     lost = [
         Rejected(f"the distribution's cmake{' ' + offered[0] if offered else ''}", "it differs from distribution to distribution"),
         *(
             Rejected(name, "it comes from another site than all the rest; the wheel does not")
-            for name in known["tarball"]["sha256"]
+            for name in known.tarball.sha256
             if kind.arch in name
         ),
     ]
     why = (
-        f"the same on every host; the engine needs {known['needed']['engine']} or newer, Horovod {known['needed']['horovod']}",
+        f"the same on every host; the engine needs {known.needed.engine} or newer, Horovod {known.needed.horovod}",
         "the last 3.x still builds what old projects bring along",
     )
-    return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why, tuple(lost))
+    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why, tuple(lost))

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from provision import catalog
-from provision.base.versions import matches, minor
-from provision.plan.model import Component, Rejected
+from provision.base.versions import minor
+from provision.plan.model import Component, Preinstalled, Rejected, SystemPackages
 from provision.resolve.machine import Machine
 
 
-def hwloc(kind: Machine, openmpi: Component) -> Component:
+def hwloc(kind: Machine, openmpi: Component) -> SystemPackages | Preinstalled:
     """What becomes of hwloc on this kind of host.
 
     ``remove`` for what must go, ``leave`` where only root could take it off, ``bundled`` for what comes with Open MPI.
     """
-    known = catalog.load("hwloc")
+    known = catalog.hwloc()
     for name, installed in kind.hwloc:
-        for entry in known["known_bad"]:
-            if matches(installed, entry):
-                bad = tuple(other for other, found in kind.hwloc if matches(found, entry))
-                why = (f"{name} {installed}: {entry['why']} ({entry['source']})", f"Open MPI {openmpi.version} brings what it needs itself")
+        for entry in known.known_bad:
+            if entry.covers(installed):
+                bad = tuple(other for other, found in kind.hwloc if entry.covers(found))
+                why = (f"{name} {installed}: {entry.why} ({entry.source})", f"Open MPI {openmpi.version} brings what it needs itself")
                 if not kind.root:
                     said = "only root could take it off; where it gets in the way, have an administrator do it"
-                    return Component(installed, " ".join(bad), "leave", (*why, said))
-                return Component(installed, " ".join(bad), "remove", why)
+                    return Preinstalled(installed, " ".join(bad), "leave", (*why, said))
+                return Preinstalled(installed, " ".join(bad), "remove", why)
     if openmpi.source == "distribution":
-        linked = str(kind.of_system(known["distribution"]["versions"]) or "")
-        return Component(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
-    version = str(known["embedded"]["versions"].get(minor(openmpi.version), ""))
+        linked = str(kind.of_system(known.distribution.versions) or "")
+        return SystemPackages(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
+    version = str(known.embedded.versions.get(minor(openmpi.version), ""))
     lost = tuple(Rejected(f"{name} {found}", "it is installed and stays, but Open MPI here does not use it") for name, found in kind.hwloc)
     inside = f"inside Open MPI {openmpi.version}: the same on every host, whatever the distribution has"
-    return Component(version, openmpi.package, "bundled", (inside,), lost)
+    return Preinstalled(version, openmpi.package, "bundled", (inside,), lost)

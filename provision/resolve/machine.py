@@ -8,9 +8,7 @@ from typing import Any
 
 from provision import catalog
 from provision.base.versions import key, minor
-from provision.facts import gpus
-
-Facts = Mapping[str, Any]
+from provision.facts import Facts, gpus
 
 USUAL_TOOLKIT = "/usr/local/cuda"
 
@@ -131,10 +129,10 @@ class Machine:
 
 
 def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Machine:
-    """The kind of host that these normalised facts describe, with what earlier runs took there."""
-    system = facts["os"]
-    os_id, version, family, arch = system["id"], system["version"], system["family"], str(facts["arch"])
-    driver = facts["driver"] or {}
+    """The kind of host that these facts describe, with what earlier runs took there."""
+    system = facts.os
+    os_id, version, family, arch = system.id, system.version, system.family, str(facts.arch)
+    driver = facts.driver.version if facts.driver else None
     fault = gpus.fault(facts)
     cuda, why = _cuda(facts) if fault is None else (None, fault.what)
     python, others = _interpreters(facts)
@@ -144,22 +142,22 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         family=family,
         arch=arch,
         repository=_repository(os_id, version),
-        driver=driver.get("version"),
+        driver=driver,
         cuda=cuda,
         cuda_why=why,
-        too_old=gpus.has_gpu(facts) and cuda is None and fault is None and bool(driver.get("version")),
+        too_old=gpus.has_gpu(facts) and cuda is None and fault is None and driver is not None,
         toolkits=_toolkits(facts) if cuda is not None else None,
-        capabilities=tuple(sorted({gpu["compute_capability"] for gpu in facts["gpus"] if gpu["compute_capability"]}, key=key)),
+        capabilities=tuple(sorted({gpu.compute_capability for gpu in facts.gpus if gpu.compute_capability}, key=key)),
         python=python,
         others=others,
-        candidates=_newest_first(facts["candidates"]),
-        torch_wheels=tuple(facts["pip"].get("torch_wheels") or ()),
-        hwloc=tuple(sorted((n, v) for n, v in facts["packages"].items() if n in catalog.load("hwloc")["packages"])),
-        root=facts["user"]["can_become"],
-        make=facts["user"]["can_become"] or facts["make"] is not None or "make" in facts["missing"],
+        candidates=_newest_first(facts.candidates),
+        torch_wheels=tuple(facts.pip.torch_wheels or ()),
+        hwloc=tuple(sorted((n, v) for n, v in facts.packages.items() if n in catalog.hwloc().packages)),
+        root=facts.user.can_become,
+        make=facts.user.can_become or facts.make is not None or "make" in facts.missing,
         builds=builds,
-        wheel_candidates=_newest_first(facts["wheel_candidates"]),
-        elsewhere=_newest_first(facts["candidates_elsewhere"]),
+        wheel_candidates=_newest_first(facts.wheel_candidates),
+        elsewhere=_newest_first(facts.candidates_elsewhere),
         gpu_fault=fault,
         own_nccl=_own_nccl(facts) if cuda is not None else (),
     )
@@ -167,12 +165,13 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
 
 def _own_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
     """What an earlier run brought counts as ours only as that run left it: a version that somebody put there since does not."""
-    nccl = catalog.load("nccl")["repository"]
-    names = nccl["rpm" if facts["os"]["family"] == "rhel" else "apt"]
-    installed = facts["installed"]
-    brought = {*installed["system_packages"]["added"], *installed["system_packages"]["replaced"]}
-    pins = ((((installed["manifest"] or {}).get("host") or {}).get("nccl") or {}).get("packages")) or ()
-    found = ((name, version.rpartition(":")[2]) for name, version in facts["packages"].items() if name in names)
+    nccl = catalog.nccl().repository
+    names = nccl.rpm if facts.os.family == "rhel" else nccl.apt
+    installed = facts.installed
+    brought = {*installed.system_packages.added, *installed.system_packages.replaced}
+    named = installed.component("nccl").get("packages")
+    pins = [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+    found = ((name, version.rpartition(":")[2]) for name, version in facts.packages.items() if name in names)
     return tuple(sorted((name, version) for name, version in found if not (name in brought and pins and _pinned(name, version, pins))))
 
 
@@ -189,23 +188,23 @@ def for_cpus(kind: Machine) -> Machine:
 
 def with_newest_driver(kind: Machine) -> Machine:
     """The same kind of host with a working driver, the newest that is known."""
-    drivers = catalog.load("cuda")["toolkits"]["drivers"]
+    drivers = catalog.cuda().toolkits.drivers
     cuda = max(drivers, key=key)
     return replace(kind, cuda=cuda, driver=drivers[cuda], too_old=False, gpu_fault=None)
 
 
 def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
     """What is left out of facts that were written by hand is taken to be there, in the usual place."""
-    found = facts["cuda"]["toolkits"]
-    if not found and "cuda" in facts["missing"]:
+    found = facts.cuda.toolkits
+    if not found and "cuda" in facts.missing:
         return None
     return tuple(
         Toolkit(
-            each.get("path") or USUAL_TOOLKIT,
-            minor(each["version"]) if each.get("version") else None,
-            compiler=each.get("nvcc", True),
-            headers=each.get("headers", True),
-            found=each.get("found") or "its facts name it",
+            each.path or USUAL_TOOLKIT,
+            minor(each.version) if each.version else None,
+            compiler=each.nvcc,
+            headers=each.headers,
+            found=each.found or "its facts name it",
         )
         for each in found
     )
@@ -217,55 +216,56 @@ def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str
 
 def cuda_of_driver(version: str) -> str | None:
     """The newest CUDA that this driver runs natively, by NVIDIA's table; None for one that is older than the table."""
-    known = catalog.load("cuda")["toolkits"]["drivers"]
+    known = catalog.cuda().toolkits.drivers
     fitting = [cuda for cuda, oldest in known.items() if key(oldest) <= key(version)]
     return max(fitting, key=key) if fitting else None
 
 
 def driver_for(cuda: str) -> str | None:
     """The oldest driver that runs this CUDA natively."""
-    oldest = catalog.load("cuda")["toolkits"]["drivers"].get(cuda)
+    oldest = catalog.cuda().toolkits.drivers.get(cuda)
     return str(oldest) if oldest else None
 
 
 def _cuda(facts: Facts) -> tuple[str | None, str]:
-    driver = facts["driver"]
-    if not gpus.has_gpu(facts):
+    driver = facts.driver
+    if driver is None or not gpus.has_gpu(facts):
         return None, "its container was given none of the machine's GPUs" if gpus.outside(facts) else "it has no GPU"
-    if driver["cuda"]:
-        return str(driver["cuda"]), f"the driver's CUDA is {driver['cuda']}"
-    if driver["version"]:
-        cuda = cuda_of_driver(driver["version"])
+    if driver.cuda:
+        return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
+    if driver.version:
+        cuda = cuda_of_driver(driver.version)
         if cuda is None:
-            return None, f"driver {driver['version']} is older than every CUDA in NVIDIA's table"
-        return cuda, f"driver {driver['version']} runs CUDA {cuda} by NVIDIA's table"
+            return None, f"driver {driver.version} is older than every CUDA in NVIDIA's table"
+        return cuda, f"driver {driver.version} runs CUDA {cuda} by NVIDIA's table"
     return None, "neither version nor CUDA of its driver is known"
 
 
 def _repository(os_id: str, version: str) -> str | None:
-    template = catalog.load("cuda_repositories")["systems"].get(os_id)
+    template = catalog.cuda_repositories().systems.get(os_id)
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 
 def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
-    python, system = facts["python"], facts["os"]
-    asked = python.get("asked_for")
-    if asked and asked.get("version"):  # the inventory's word: no other comes into question
-        return Interpreter(".".join(map(str, key(asked["version"]))), asked["path"], why="asked for in the inventory"), ()
-    entry = catalog.load("os")["distributions"].get(system["id"]) or {}
-    release: str = system["version"]
-    brought = entry.get("pythons", {}).get(release) or entry.get("pythons", {}).get(release.split(".")[0]) or []
-    version = python["version"] or (brought[0] if brought else None)
-    why = "the host's own, as its facts say" if python["version"] else "the one that its distribution brings, since its facts name none"
-    own = Interpreter(".".join(map(str, key(version))) if version else "", python["executable"] or "/usr/bin/python3", why=why)
-    found = [Interpreter(each["version"], each["path"]) for each in python["others"] if each.get("version")]
-    if not facts["user"]["can_become"]:  # nobody can bring another, or what the own one lacks
-        brought = []
-    templates = catalog.load("system_packages")["other_python"].get(system["family"], [])
+    python, system = facts.python, facts.os
+    asked = python.asked_for
+    if asked and asked.version:  # the inventory's word: no other comes into question
+        return Interpreter(".".join(map(str, key(asked.version))), asked.path or "", why="asked for in the inventory"), ()
+    entry = catalog.os().distributions.get(system.id)
+    pythons = entry.pythons if entry else {}
+    release: str = system.version
+    brought = pythons.get(release) or pythons.get(release.split(".")[0]) or ()
+    version = python.version or (brought[0] if brought else None)
+    why = "the host's own, as its facts say" if python.version else "the one that its distribution brings, since its facts name none"
+    own = Interpreter(".".join(map(str, key(version))) if version else "", python.executable or "/usr/bin/python3", why=why)
+    found = [Interpreter(each.version, each.path or "") for each in python.others if each.version]
+    if not facts.user.can_become:  # nobody can bring another, or what the own one lacks
+        brought = ()
+    templates = catalog.system_packages().other_python.get(system.family, ())
     found += [
         Interpreter(each, f"/usr/bin/python{each}", tuple(name.format(python=each) for name in templates))
         for each in brought[1:]
-        if not facts["candidates"] or f"python{each}" in facts["candidates"]
+        if not facts.candidates or f"python{each}" in facts.candidates
     ]
     others: dict[tuple[int, ...], Interpreter] = {}
     for each in found:

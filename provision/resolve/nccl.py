@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from provision import catalog
 from provision.base.text import some
-from provision.base.versions import key, troubles
-from provision.plan.model import Builder, Component, Rejected
+from provision.base.versions import key
+from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve import nccl_sources, toolkits
-from provision.resolve.blocked import Blocked, Way, ask, become, leave_out, newer_drivers
+from provision.resolve.blocked import Attempt, Blocked, ask, become, leave_out, newer_drivers
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 from provision.resolve.nccl_builds import FROM_SOURCE, SOURCES, Build, builds, downgrades, local_repository
 
@@ -34,7 +34,7 @@ class _Choice:
     builds: Mapping[Machine, Build]
 
 
-def nccl(kinds: Mapping[Machine, list[str]], requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
+def nccl(kinds: Mapping[Machine, list[str]], requirements: Requirements) -> tuple[dict[Machine, Nccl], list[str]]:
     """(NCCL for every kind of host that has a GPU and a driver, notes about where hosts and catalogue differ)
 
     Args:
@@ -77,8 +77,8 @@ def _without_effect(requirements: Requirements) -> list[str]:
     asked = {"--nccl": requirements.nccl_version, "--nccl-local": requirements.nccl_local, "--nccl-tarball": requirements.nccl_tarball}
     if not any(asked.values()) and requirements.nccl_source != "auto":
         asked["--nccl-source"] = requirements.nccl_source
-    known = {".".join(map(str, key(revision))) for revision in catalog.load("nccl")["repository"]["builds"]}
-    known |= {version for versions in catalog.load("nccl")["wheels"]["builds"].values() for version in versions}
+    known = {".".join(map(str, key(revision))) for revision in catalog.nccl().repository.builds}
+    known |= {version for versions in catalog.nccl().wheels.builds.values() for version in versions}
     unknown = requirements.nccl_version is not None and requirements.nccl_version not in known
     return [
         f"{option} {value} has no effect: none of these hosts has a GPU that is used"
@@ -103,7 +103,7 @@ class Misfit:
 
 def misfit(build: Build, kind: Machine, requirements: Requirements) -> Misfit | None:
     """Why this build cannot be used on this kind of host; None when it can. The most telling reason comes first."""
-    known = catalog.load("nccl")
+    known = catalog.nccl()
     asked = build.version == _version_asked(requirements)
     if kind.cuda is not None and key(build.cuda) > key(kind.cuda):
         return Misfit("driver", f"newer than the driver's CUDA {kind.cuda}")
@@ -121,13 +121,13 @@ def misfit(build: Build, kind: Machine, requirements: Requirements) -> Misfit | 
         return Misfit("version", f"--nccl {requirements.nccl_version} was asked for")
     if requirements.nccl_source != "auto" and build.source != _SOURCE_OF_WISH[requirements.nccl_source]:
         return Misfit("source", f"--nccl-source {requirements.nccl_source} was asked for")
-    if key(build.version) > key(known["known_bad_covers"]) and not asked:
-        covered = f"what the list of known bad releases covers ({known['known_bad_covers']})"
+    if key(build.version) > key(known.known_bad_covers) and not asked:
+        covered = f"what the list of known bad releases covers ({known.known_bad_covers})"
         return Misfit("too new", f"newer than {covered}; --nccl {build.version} takes it")
     return None
 
 
-@lru_cache(maxsize=256)  # a way out is tried by asking all again, with one kind of host or one requirement changed
+@lru_cache(maxsize=256)  # a remedy is tried by asking all again, with one kind of host or one requirement changed
 def _fitting(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> list[Build]:
     return [build for build in builds(kind, requirements, compilers)[0] if misfit(build, kind, requirements) is None]
 
@@ -144,11 +144,11 @@ def _runs(kind: Machine, cuda: str) -> bool:
 
 
 def _wrong_gpu(cuda: str, kind: Machine) -> Misfit | None:
-    known = catalog.load("cuda")
-    floor = known["gpu_floors"]["lowest"].get(cuda.split(".")[0])
+    known = catalog.cuda()
+    floor = known.gpu_floors.lowest.get(cuda.split(".")[0])
     if kind.capabilities and floor and key(kind.capabilities[0]) < key(floor):
         return Misfit("gpu", f"its CUDA has no code for compute capability {kind.capabilities[0]} any more", f"from {floor} on")
-    oldest = known["gpu_ceilings"]["oldest"]
+    oldest = known.gpu_ceilings.oldest
     for capability in reversed(kind.capabilities):
         named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
         if named and key(cuda) < key(oldest[named]):
@@ -163,7 +163,7 @@ def _no_code(build: Build, kind: Machine) -> Misfit | None:
         has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
         return Misfit("gpu", f"it has no code for compute capability {without[0]}", has)
     if build.source in ("repository", "local_repository") and kind.capabilities:
-        floors = catalog.load("nccl")["floors"]["lowest"].get(build.cuda.split(".")[0], {})
+        floors = catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
         floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
         if floor and key(kind.capabilities[0]) < key(floor):
             return Misfit("gpu", f"it has no code for compute capability {kind.capabilities[0]}", f"from {floor} on")
@@ -206,11 +206,11 @@ def _kept(build: Build, kind: Machine) -> bool:
 
 
 def _known_bad(version: str) -> list[str]:
-    return troubles(version, catalog.load("nccl")["known_bad"])
+    return catalog.troubles(version, catalog.nccl().known_bad)
 
 
 def _known_weak(version: str) -> list[str]:
-    return troubles(version, catalog.load("nccl")["known_weak"])
+    return catalog.troubles(version, catalog.nccl().known_weak)
 
 
 def _component(
@@ -222,7 +222,7 @@ def _component(
     everywhere: set[str],
     wanting: Mapping[Machine, list[str]],
     alone: Mapping[Machine, set[str]],
-) -> Component:
+) -> Nccl:
     build = choice.builds[kind]
     why = [kind.cuda_why, f"{choice.version} is the one version for all hosts with GPUs"]
     if kind.capabilities:
@@ -263,24 +263,15 @@ def _component(
             return _weak(other)
         return f"{choice.version} has builds that are surer, or less known trouble, or comes from a preferred source"
 
-    return Component(
-        build.version,
-        build.package,
-        build.source,
-        tuple(why),
-        tuple(
-            _lost(
-                [other for other in known if other != build], lost, choice.version, lambda other: misfit(other, kind, requirements), why_not
-            )
-        ),
-        cuda=build.cuda,
-        packages=build.packages,
-        repository=build.repository,
-        sha256=build.sha256,
-        url=build.url,
-        options=nccl_sources.options(sharing) if sharing else (),
-        builders=builders,
-    )
+    others = [other for other in known if other != build]
+    rejected = tuple(_lost(others, lost, choice.version, lambda other: misfit(other, kind, requirements), why_not))
+    common = (build.version, build.package)
+    if build.source == "source":
+        words = nccl_sources.options(sharing)
+        return SourceBuild(*common, "source", tuple(why), rejected, build.url, build.sha256, build.cuda, words, builders)
+    if build.source == "wheel":
+        return Wheel(*common, "wheel", tuple(why), rejected, sha256=build.sha256, cuda=build.cuda)
+    return SystemPackages(*common, build.source, tuple(why), rejected, build.packages, build.repository, build.sha256, build.cuda)
 
 
 def _weak(build: Build) -> str:
@@ -300,7 +291,7 @@ def _why_built(
     yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
     yield from toolkits.said(builders)
     if requirements.nccl_tarball:
-        official = catalog.load("nccl")["tarball"]["sha256"].get(build.version)
+        official = catalog.nccl().tarball.sha256.get(build.version)
         same = {None: "no checksum of that release is known", build.sha256: "it is the official one"}
         yield f"from the file that was given; {same.get(official, 'its checksum is not that of the official one')}"
     if all(other.capabilities for other in sharing):
@@ -352,10 +343,10 @@ def _blocked(
         versions = {build.version for build in fitting[blocking]}
         theirs = f"the others need {rest[0]} to {rest[-1]}" if rest else "the others have none in common either"
         constraint = f"NCCL must be the same everywhere; {_described(blocking)} allows up to {max(versions, key=key)}, {theirs}"
-    return Blocked(wanting[blocking][0], constraint, _ways_out(blocking, wanting[blocking], requirements))
+    return Blocked(wanting[blocking][0], constraint, _attempts(blocking, wanting[blocking], requirements))
 
 
-def _ways_out(blocking: Machine, names: list[str], requirements: Requirements) -> Iterator[Way]:
+def _attempts(blocking: Machine, names: list[str], requirements: Requirements) -> Iterator[Attempt]:
     """Cheapest first: an option less, hosts less, a newer driver."""
     options = {
         "--nccl": requirements.nccl_version,
@@ -379,10 +370,10 @@ def _ways_out(blocking: Machine, names: list[str], requirements: Requirements) -
         yield ask(f"--allow-downgrade replaces {replaced} on {some(names)} by an older one", allow_downgrade=True)
     yield leave_out(names)
     yield from newer_drivers(blocking, names)
-    yield Way(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
+    yield Attempt(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
 
 
-def _able_to_build(blocking: Machine, names: list[str]) -> Iterator[Way]:
+def _able_to_build(blocking: Machine, names: list[str]) -> Iterator[Attempt]:
     """What a host lacks to build it."""
     lacking, able = [], blocking
     if not blocking.make:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Literal
 
 from provision import catalog
 from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
-from provision.plan.model import Rejected, Repository, Source
+from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
 from provision.resolve import toolkits
 from provision.resolve.machine import Machine
@@ -23,8 +23,9 @@ FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
 _READ_OUT = "the CUDA is read out of the library in the wheel"
 
+NcclFrom = Literal["wheel", "repository", "local_repository", "distribution", "source"]
 # In the order in which they are preferred, all else being equal.
-SOURCES: tuple[Source, ...] = ("wheel", "repository", "local_repository", "distribution", "source")
+SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "distribution", "source")
 
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
@@ -44,7 +45,7 @@ class Build:
 
     version: str
     cuda: str
-    source: Source
+    source: NcclFrom
     package: str
     evidence: str
     weak: bool = False
@@ -102,9 +103,9 @@ def builds(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]
 
 def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
     """The wheels whose CUDA is known. Which of them there are, the index of the host's pip says where it was asked."""
-    wheels = catalog.load("nccl")["wheels"]
-    for package, versions in wheels["builds"].items():
-        first = wheels["aarch64_from"].get(package)
+    wheels = catalog.nccl().wheels
+    for package, versions in wheels.builds.items():
+        first = wheels.aarch64_from.get(package)
         offered = kind.wheels_offered(package)
         expected = {version for version in versions if kind.arch == "x86_64" or (first and key(version) >= key(first))}
         if offered is not None:
@@ -119,7 +120,7 @@ def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]
 
 
 def _wheel(package: str, version: str, cuda: str) -> Build:
-    code = next(each["has"] for each in catalog.load("nccl")["wheels"]["code"] if version in each["wheels"].get(package, ()))
+    code = next(each.has for each in catalog.nccl().wheels.code if version in each.wheels.get(package, ()))
     return Build(version, cuda, "wheel", f"{package}=={version}", _READ_OUT, code=tuple(code))
 
 
@@ -143,7 +144,7 @@ def _offered(
 
 def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
     """NVIDIA's repository. What the host's own package index says wins over the catalogue."""
-    known = catalog.load("nccl")
+    known = catalog.nccl()
     names = _names(kind)
     offered = [version for version in kind.offered(names[0]) if "+cuda" in version]
     place = repository(kind)
@@ -160,28 +161,28 @@ def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejec
             yield _package(kind, revision, cuda, there, "the host's own package index offers it")
     if offered:
         new = [version for version in offered if version not in listed]
-        gone = [version for version, entry in listed.items() if entry["proof"] and not entry["absent"] and version not in offered]
+        gone = [version for version, (known_by, absent) in listed.items() if known_by.proof and not absent and version not in offered]
         if new:
             differences.append(f"offers {names[0]} {', '.join(new)}, which the catalogue does not know")
         if gone:
             differences.append(f"does not offer {len(gone)} builds of {names[0]} that the catalogue lists: what the host says counts")
         return
-    for version, entry in listed.items():
+    for version, (known_by, absent) in listed.items():
         revision, _, cuda = version.partition("+cuda")
-        if not entry["proof"]:
-            yield Rejected(_strings(kind, version)[0], f"{entry['what']}: no proof that it exists")
-        elif entry["absent"]:
-            yield Rejected(_strings(kind, version)[0], *entry["absent"])
+        if not known_by.proof:
+            yield Rejected(_strings(kind, version)[0], f"{known_by.what}: no proof that it exists")
+        elif absent:
+            yield Rejected(_strings(kind, version)[0], *absent)
         else:
             first = _first_cuda(kind)
             early = first is not None and key(cuda) < key(first)
-            evidence = f"builds for other systems ({entry['what']}; {kind.repository}'s repository is sure from CUDA {first} on)"
-            yield _package(kind, revision, cuda, there, evidence if early else entry["what"], weak=entry["weak"] or early)
-    for entry in known["absent"]:  # strings that people copy, though no such build was ever listed
-        for cuda in entry["cuda"]:
-            version = f"{entry['version']}+cuda{cuda}"
-            if version not in listed and kind.repository in entry.get("systems", [kind.repository]):
-                yield Rejected(_strings(kind, version)[0], _ABSENT, entry["source"])
+            evidence = f"builds for other systems ({known_by.what}; {kind.repository}'s repository is sure from CUDA {first} on)"
+            yield _package(kind, revision, cuda, there, evidence if early else known_by.what, weak=known_by.weak or early)
+    for entry in known.absent:  # strings that people copy, though no such build was ever listed
+        for cuda in entry.cuda:
+            version = f"{entry.version}+cuda{cuda}"
+            if version not in listed and kind.repository in (entry.systems or (kind.repository,)):
+                yield Rejected(_strings(kind, version)[0], _ABSENT, entry.source)
 
 
 def _installed(kind: Machine) -> Iterator[Build]:
@@ -207,29 +208,30 @@ def _name_of(kind: Machine, package: str) -> str:
     return package.rsplit("-", 2)[0] if kind.family == "rhel" else package.partition("=")[0]
 
 
-def _catalogued(kind: Machine) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    known = catalog.load("nccl")
+def _catalogued(kind: Machine) -> Iterator[tuple[str, tuple[catalog.models.NcclEvidence, tuple[str, ...] | None]]]:
+    """(version, (how it is known, why it is not there after all))"""
+    known = catalog.nccl()
     absent = {
-        f"{entry['version']}+cuda{cuda}": (_ABSENT, entry["source"])
-        for entry in known["absent"]
-        for cuda in entry["cuda"]
-        if kind.repository in entry.get("systems", [kind.repository])
+        f"{entry.version}+cuda{cuda}": (_ABSENT, entry.source)
+        for entry in known.absent
+        for cuda in entry.cuda
+        if kind.repository in (entry.systems or (kind.repository,))
     }
-    for revision, by_cuda in known["repository"]["builds"].items():
+    for revision, by_cuda in known.repository.builds.items():
         for cuda, letter in by_cuda.items():
             version = f"{revision}+cuda{cuda}"
-            yield version, {"proof": True, **known["evidence"][letter], "absent": absent.get(version) or _too_late(kind, cuda)}
+            yield version, (known.evidence[letter], absent.get(version) or _too_late(kind, cuda))
 
 
 def _too_late(kind: Machine, cuda: str) -> tuple[str] | None:
     """Why NVIDIA's repository for this system has nothing for this CUDA, where it was given up before."""
-    last = catalog.load("cuda_repositories")["last_cuda"]["systems"].get(kind.repository)
+    last = catalog.cuda_repositories().last_cuda.systems.get(kind.repository or "")
     return (f"{kind.repository}'s repository ends with CUDA {last}",) if last and key(cuda) > key(last) else None
 
 
 def _first_cuda(kind: Machine) -> str | None:
     """The oldest CUDA whose builds surely lie in NVIDIA's repository for this system: evidence of a build is of some system's."""
-    first: str | None = catalog.load("cuda_repositories")["first_cuda"]["systems"].get(kind.repository)
+    first: str | None = catalog.cuda_repositories().first_cuda.systems.get(kind.repository or "")
     return first
 
 
@@ -257,17 +259,17 @@ def _local(kind: Machine, requirements: Requirements) -> Iterator[Build | Reject
 
 def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
     """The distribution's own package: without a CUDA in its name, so that only the catalogue can say what it was built for."""
-    entry = catalog.load("nccl")["distribution"]["builds"].get(kind.repository or "")
+    entry = catalog.nccl().distribution.builds.get(kind.repository or "")
     own = [version for version in kind.offered(_names(kind)[0]) if "+cuda" not in version]
-    version = own[0] if own else entry["version"] if entry else None
+    version = own[0] if own else entry.version if entry else None
     if version is None:
         return
-    if entry is None or entry["cuda"] is None or key(entry["version"]) != key(version):
+    if entry is None or entry.cuda is None or key(entry.version) != key(version):
         yield Rejected(_strings(kind, version)[0], "the distribution's own; which CUDA it was built for is not known")
         return
     strings = _strings(kind, version)
     number = ".".join(map(str, key(version)))
-    yield Build(number, entry["cuda"], "distribution", strings[0], "the distribution's list of files", weak=True, packages=strings)
+    yield Build(number, entry.cuda, "distribution", strings[0], "the distribution's list of files", weak=True, packages=strings)
 
 
 def _sources(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
@@ -280,12 +282,12 @@ def _sources(kind: Machine, requirements: Requirements, compilers: tuple[str, ..
         for cuda in compilers:
             yield _buildable(requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256=requirements.nccl_tarball_sha256)
     else:
-        known = catalog.load("nccl")["tarball"]
-        for version, checksum in known["sha256"].items():
-            url = known["url"].format(version=version)
+        known = catalog.nccl().tarball
+        for version, checksum in known.sha256.items():
+            url = known.url.format(version=version)
             for cuda in compilers:
                 yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256=checksum, url=url)
-        if requirements.nccl_version and requirements.nccl_version not in known["sha256"]:
+        if requirements.nccl_version and requirements.nccl_version not in known.sha256:
             yield Rejected(FROM_SOURCE, without_checksum(requirements.nccl_version))
 
 
@@ -301,11 +303,11 @@ def _buildable(version: str, cuda: str, name: str, *, sha256: str | None, url: s
 
 def _cudas(version: str) -> Iterator[str]:
     """The CUDAs for which prebuilt ones of this release's series are known."""
-    known = catalog.load("nccl")
-    for revision, by_cuda in known["repository"]["builds"].items():
+    known = catalog.nccl()
+    for revision, by_cuda in known.repository.builds.items():
         if minor(revision) == minor(version):
             yield from by_cuda
-    for wheels in known["wheels"]["builds"].values():
+    for wheels in known.wheels.builds.values():
         yield from (cuda for release, cuda in wheels.items() if minor(release) == minor(version))
 
 
@@ -327,7 +329,7 @@ def without_compiler(kind: Machine) -> str:
 
 def without_checksum(version: str) -> str:
     """Why a release cannot be fetched."""
-    there = ", ".join(catalog.load("nccl")["tarball"]["sha256"])
+    there = ", ".join(catalog.nccl().tarball.sha256)
     return f"no checksum of the sources of NCCL {version} is known (there are those of {there})"
 
 
@@ -337,9 +339,9 @@ def _package(kind: Machine, revision: str, cuda: str, place: Repository | None, 
     return Build(number, cuda, "repository", strings[0], evidence, weak, strings, place)
 
 
-def _names(kind: Machine) -> list[str]:
-    names: list[str] = catalog.load("nccl")["repository"]["rpm" if kind.family == "rhel" else "apt"]
-    return names
+def _names(kind: Machine) -> tuple[str, ...]:
+    known = catalog.nccl().repository
+    return known.rpm if kind.family == "rhel" else known.apt
 
 
 def _strings(kind: Machine, version: str) -> tuple[str, ...]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from provision import catalog
 from provision.base.text import some
-from provision.base.versions import key, minor, troubles
-from provision.plan.model import Component, Rejected
+from provision.base.versions import key, minor
+from provision.plan.model import OpenMpi, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve import openmpi_sources, toolkits
-from provision.resolve.blocked import Blocked, Kinds, Way, ask, become, leave_out
+from provision.resolve.blocked import Attempt, Blocked, Kinds, ask, become, leave_out
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
 
 _FOR_GPUS = "with support for buffers in GPU memory, as asked for"
@@ -28,7 +27,7 @@ class _Misfit:
     reason: str
 
 
-def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
+def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, OpenMpi], list[str]]:
     """(the one for every kind of host, notes): one version from one source, built for GPU memory only where there are GPUs.
 
     Raises:
@@ -36,21 +35,23 @@ def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Com
     """
     chosen = _chosen(kinds, requirements)
     without_gpu = chosen
-    if chosen.cuda:
-        options = tuple(word for word in chosen.options if word not in catalog.load("openmpi")["tarball"]["cuda"])
+    if isinstance(chosen, SourceBuild) and chosen.cuda:
+        options = tuple(word for word in chosen.options if word not in catalog.openmpi().tarball.cuda)
         why = tuple(said if said != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for said in chosen.why)
         without_gpu = replace(chosen, cuda=None, options=options, why=why)
-    made = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
+    made: dict[Machine, OpenMpi] = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
     notes = list(_differences(kinds))
     if "openmpi" in requirements.kept:
         notes += [
             f"Open MPI {chosen.version}, which an earlier run took, is known bad: {said}; --upgrade resolves again"
             for said in _known_bad(chosen.version, requirements)
         ]
-    if chosen.source == "source":
+    if isinstance(chosen, SourceBuild):
         builders = openmpi_sources.builders(kinds, chosen.cuda)
         made = {
-            kind: replace(each, builders=builders[kind], why=(*each.why, *toolkits.said(builders[kind]))) for kind, each in made.items()
+            kind: replace(each, builders=builders[kind], why=(*each.why, *toolkits.said(builders[kind])))
+            for kind, each in made.items()
+            if isinstance(each, SourceBuild)
         }
         unknown = sorted({able[0].host for able in builders.values() if able and able[0].why == toolkits.UNKNOWN})
         if unknown:
@@ -58,26 +59,26 @@ def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Com
     return made, notes
 
 
-def _chosen(kinds: Kinds, requirements: Requirements) -> Component:
+def _chosen(kinds: Kinds, requirements: Requirements) -> OpenMpi:
     version = _asked_version(kinds, requirements)
     distribution = _distribution(kinds, requirements)
     wheel = _wheel(kinds, version, requirements)
     source = _source(kinds, version, requirements)
-    candidates = {"wheel": wheel, "distribution": distribution, "source": source}
-    if isinstance(distribution, Component) and version and key(distribution.version) != key(version):
+    candidates: dict[str, OpenMpi | _Misfit] = {"wheel": wheel, "distribution": distribution, "source": source}
+    if isinstance(distribution, SystemPackages) and version and key(distribution.version) != key(version):
         candidates["distribution"] = _Misfit(_first(kinds), f"{version} was asked for")
     elif requirements.openmpi_tarball or requirements.openmpi_cuda or requirements.openmpi_verbs:
         candidates["distribution"] = _Misfit(_first(kinds), "a build of its own was asked for")
     if requirements.openmpi != "auto":
         chosen = candidates[requirements.openmpi]
         if isinstance(chosen, _Misfit):
-            raise Blocked(chosen.host, chosen.reason, _ways_out(kinds, requirements, chosen.host))
+            raise Blocked(chosen.host, chosen.reason, _attempts(kinds, requirements, chosen.host))
         return replace(chosen, rejected=_lost(candidates, requirements.openmpi, f"--openmpi {requirements.openmpi} was asked for"))
     for name, found in candidates.items():
-        if isinstance(found, Component):
+        if not isinstance(found, _Misfit):
             return replace(found, rejected=_lost(candidates, name, f"the {name} comes first"))
     misfit = next(found for found in (source, wheel, distribution) if isinstance(found, _Misfit))
-    raise Blocked(misfit.host, misfit.reason, _ways_out(kinds, requirements, misfit.host))
+    raise Blocked(misfit.host, misfit.reason, _attempts(kinds, requirements, misfit.host))
 
 
 def tarball_version(name: str) -> str | None:
@@ -88,9 +89,8 @@ def tarball_version(name: str) -> str | None:
 
 def known_checksum(name: str) -> str | None:
     """The SHA-256 of the official tarball of that name; None where the catalogue has none."""
-    known: dict[str, dict[str, str]] = catalog.load("openmpi")["tarball"]["sha256"]
-    entry = known.get(tarball_version(name) or "")
-    return entry["value"] if entry and name.endswith(f".tar.{entry['ending']}") else None
+    entry = catalog.openmpi().tarball.sha256.get(tarball_version(name) or "")
+    return entry.value if entry and name.endswith(f".tar.{entry.ending}") else None
 
 
 def _asked_version(kinds: Kinds, requirements: Requirements) -> str | None:
@@ -99,7 +99,7 @@ def _asked_version(kinds: Kinds, requirements: Requirements) -> str | None:
     if version is None:
         return None
     named = [option for option, asked in _versions_asked(requirements) if asked]
-    default = catalog.load("openmpi")["tarball"]["default"]
+    default = catalog.openmpi().tarball.default
     way = ask(f"leave {' and '.join(named)} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
         other = ask(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
@@ -116,21 +116,21 @@ def _asked_version(kinds: Kinds, requirements: Requirements) -> str | None:
 
 def _known_bad(version: str, requirements: Requirements) -> list[str]:
     """What is known against a version, for what it is wanted for."""
-    known = catalog.load("openmpi")
-    return troubles(version, [*known["known_bad"], *(known["known_bad_with_cuda"] if requirements.openmpi_cuda else ())])
+    known = catalog.openmpi()
+    return catalog.troubles(version, [*known.known_bad, *(known.known_bad_with_cuda if requirements.openmpi_cuda else ())])
 
 
-def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Component | _Misfit:
-    wheel = catalog.load("openmpi")["wheel"]
-    lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel["architectures"]]
+def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Wheel | _Misfit:
+    wheel = catalog.openmpi().wheel
+    lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel.architectures]
     if lacking:
-        arch = next(kind.arch for kind in kinds if kind.arch not in wheel["architectures"])
+        arch = next(kind.arch for kind in kinds if kind.arch not in wheel.architectures)
         return _Misfit(min(lacking), f"no Open MPI wheel for {arch}")
-    without = sorted(name for kind, names in kinds.items() if wheel["version"] not in _wheels(kind, wheel) for name in names)
+    without = sorted(name for kind, names in kinds.items() if wheel.version not in _wheels(kind, wheel) for name in names)
     if without:
-        return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel['version']}")
-    if version is not None and key(version) != key(wheel["version"]):
-        return _Misfit(_first(kinds), f"the wheel is {wheel['version']}, {version} was asked for")
+        return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel.version}")
+    if version is not None and key(version) != key(wheel.version):
+        return _Misfit(_first(kinds), f"the wheel is {wheel.version}, {version} was asked for")
     if requirements.openmpi_cuda:
         return _Misfit(_first(kinds), "the wheel is built without CUDA, which was asked for")
     if requirements.openmpi_verbs:
@@ -138,23 +138,23 @@ def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Com
     if requirements.openmpi_tarball:
         return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} was given")
     why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
-    return Component(wheel["version"], f"{wheel['package']}=={wheel['version']}", "wheel", why)
+    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why)
 
 
-def _wheels(kind: Machine, wheel: Mapping[str, Any]) -> tuple[str, ...]:
+def _wheels(kind: Machine, wheel: catalog.models.OpenmpiWheel) -> tuple[str, ...]:
     """The versions of the wheel: what the host says counts, without its word the catalogue."""
-    offered = kind.wheels_offered(wheel["package"])
-    return (wheel["version"],) if offered is None else offered
+    offered = kind.wheels_offered(wheel.package)
+    return (wheel.version,) if offered is None else offered
 
 
-def _distribution(kinds: Kinds, requirements: Requirements) -> Component | _Misfit:
+def _distribution(kinds: Kinds, requirements: Requirements) -> SystemPackages | _Misfit:
     """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
-    known = catalog.load("openmpi")["distribution"]
+    known = catalog.openmpi().distribution
     found: dict[str, str] = {}
     for kind, names in sorted(kinds.items(), key=lambda each: each[1][0]):
-        if kind.family in known["unfit"]:
-            return _Misfit(names[0], known["unfit"][kind.family])
-        package = known["package"][kind.family]
+        if kind.family in known.unfit:
+            return _Misfit(names[0], known.unfit[kind.family])
+        package = known.package[kind.family]
         version = _offered(kind) or _listed(kind)
         if not kind.root:
             return _Misfit(names[0], f"{names[0]}: only root can install the distribution's")
@@ -172,20 +172,20 @@ def _distribution(kinds: Kinds, requirements: Requirements) -> Component | _Misf
     if bad and not (requirements.openmpi_version == version and requirements.allows_bad("openmpi")):
         return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
     why = [f"every host's distribution has the same {version}"]
-    why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
-    return Component(version, package, "distribution", tuple(why))
+    why += [f"known trouble, fixed only in newer ones: {said}" for said in catalog.troubles(version, catalog.openmpi().known_weak)]
+    return SystemPackages(version, package, "distribution", tuple(why))
 
 
 def _offered(kind: Machine) -> str | None:
     """The version of the distribution's package, by the host's own package index."""
-    package = catalog.load("openmpi")["distribution"]["package"].get(kind.family, "")
+    package = catalog.openmpi().distribution.package.get(kind.family, "")
     return next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
 
 
 def _listed(kind: Machine) -> str | None:
     """The same, by the catalogue."""
-    known = catalog.load("openmpi")["distribution"]
-    version: str | None = kind.of_system(known["versions"]) or kind.of_system(known["not_4x"])
+    known = catalog.openmpi().distribution
+    version: str | None = kind.of_system(known.versions) or kind.of_system(known.not_4x)
     return version
 
 
@@ -195,25 +195,25 @@ def _differences(kinds: Kinds) -> Iterator[str]:
         offered, listed = _offered(kind), _listed(kind)
         if offered and listed and key(offered) != key(listed):
             yield f"{some(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
-        wheel = catalog.load("openmpi")["wheel"]
-        if wheel["version"] not in _wheels(kind, wheel):
+        wheel = catalog.openmpi().wheel
+        if wheel.version not in _wheels(kind, wheel):
             yield (
-                f"{some(names)}: its package index for Python does not offer Open MPI {wheel['version']}, as the catalogue says: "
+                f"{some(names)}: its package index for Python does not offer Open MPI {wheel.version}, as the catalogue says: "
                 "what the host says counts"
             )
 
 
-def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> Component | _Misfit:
-    known = catalog.load("openmpi")["tarball"]
-    version = version or known["default"]
+def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> SourceBuild | _Misfit:
+    known = catalog.openmpi().tarball
+    version = version or known.default
     why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
-    options = tuple(known["options"] + known["verbs" if requirements.openmpi_verbs else "no_verbs"])
+    options = known.options + (known.verbs if requirements.openmpi_verbs else known.no_verbs)
     cuda = None
     if requirements.openmpi_cuda:
         cuda = _cuda(kinds)
         if cuda is None:
             return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
-        options += tuple(known["cuda"])
+        options += tuple(known.cuda)
         why.append(_FOR_GPUS)
     without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
     if without_make:
@@ -221,12 +221,12 @@ def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> Co
     if without_toolkit:
         said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {some(without_toolkit)} (in {toolkits.LOOKED_AT})"
         return _Misfit(without_toolkit[0], said)
-    why += [f"known trouble, fixed only in newer ones: {said}" for said in troubles(version, catalog.load("openmpi")["known_weak"])]
+    why += [f"known trouble, fixed only in newer ones: {said}" for said in catalog.troubles(version, catalog.openmpi().known_weak)]
     if requirements.openmpi_tarball:
         if tarball_version(requirements.openmpi_tarball) != version:
             return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} is not Open MPI {version}, which was asked for")
         why.append("from the file that was given")
-        return Component(
+        return SourceBuild(
             version,
             requirements.openmpi_tarball,
             "source",
@@ -235,15 +235,15 @@ def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> Co
             cuda=cuda,
             options=options,
         )
-    checksum = known["sha256"].get(version)
+    checksum = known.sha256.get(version)
     if checksum is None:
-        there = ", ".join(sorted(known["sha256"], key=key))
+        there = ", ".join(sorted(known.sha256, key=key))
         return _Misfit(_first(kinds), f"no checksum of Open MPI {version}'s tarball is known (there are those of {there})")
-    url = known["url"].format(series=minor(version), version=version, ending=checksum["ending"])
-    return Component(version, url.rsplit("/", 1)[-1], "source", tuple(why), url=url, sha256=checksum["value"], cuda=cuda, options=options)
+    url = known.url.format(series=minor(version), version=version, ending=checksum.ending)
+    return SourceBuild(version, url.rsplit("/", 1)[-1], "source", tuple(why), url=url, sha256=checksum.value, cuda=cuda, options=options)
 
 
-def _lost(candidates: Mapping[str, Component | _Misfit], chosen: str, reason: str) -> tuple[Rejected, ...]:
+def _lost(candidates: Mapping[str, OpenMpi | _Misfit], chosen: str, reason: str) -> tuple[Rejected, ...]:
     lost = []
     for name, found in candidates.items():
         if name == chosen:
@@ -256,10 +256,10 @@ def _lost(candidates: Mapping[str, Component | _Misfit], chosen: str, reason: st
     return tuple(lost)
 
 
-def _worse(name: str, lost: Component, chosen: Component | _Misfit, reason: str) -> str:
-    if isinstance(chosen, Component) and name == "distribution" and key(lost.version) < key(chosen.version):
+def _worse(name: str, lost: OpenMpi, chosen: OpenMpi | _Misfit, reason: str) -> str:
+    if not isinstance(chosen, _Misfit) and name == "distribution" and key(lost.version) < key(chosen.version):
         return f"the {chosen.source} is newer"
-    if isinstance(chosen, Component) and chosen.source == "wheel" and name == "source":
+    if isinstance(chosen, Wheel) and name == "source":
         return "the wheel is the same version and needs no ten minutes of building"
     return reason
 
@@ -268,7 +268,7 @@ def _versions_asked(requirements: Requirements) -> tuple[tuple[str, str | None],
     return ("--openmpi-version", requirements.openmpi_version), ("--openmpi-tarball", requirements.openmpi_tarball)
 
 
-def _ways_out(kinds: Kinds, requirements: Requirements, host: str) -> Iterator[Way]:
+def _attempts(kinds: Kinds, requirements: Requirements, host: str) -> Iterator[Attempt]:
     """Cheapest first: another source, an option less, a file, hosts less, work on the hosts."""
     if requirements.openmpi != "auto":
         for name in ("wheel", "distribution", "source"):
@@ -286,10 +286,10 @@ def _ways_out(kinds: Kinds, requirements: Requirements, host: str) -> Iterator[W
     yield leave_out(next(names for names in kinds.values() if host in names))
     yield from _able_to_build(kinds, requirements)
     if requirements.openmpi == "distribution":
-        yield Way("bring all hosts to one distribution release")
+        yield Attempt("bring all hosts to one distribution release")
 
 
-def _able_to_build(kinds: Kinds, requirements: Requirements) -> Iterator[Way]:
+def _able_to_build(kinds: Kinds, requirements: Requirements) -> Iterator[Attempt]:
     """What hosts lack that are to build it."""
     cuda = _cuda(kinds) if requirements.openmpi_cuda else None
     without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)

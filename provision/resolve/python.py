@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from provision import catalog
 from provision.base.versions import key, minor
-from provision.plan.model import Component, Rejected, Source
+from provision.plan.model import Preinstalled, Rejected, SystemPackages, Wheel
 from provision.resolve.machine import Interpreter, Machine
 
 
@@ -47,7 +47,7 @@ def misfit(python: Interpreter) -> str | None:
     return None
 
 
-def python(kind: Machine, chosen: Interpreter, *, shared: bool) -> Component:
+def python(kind: Machine, chosen: Interpreter, *, shared: bool) -> SystemPackages | Preinstalled:
     """The interpreter as a component; ``shared`` says that all hosts have the same."""
     why = [chosen.why or "not the host's own Python, but one that all can have"]
     if chosen.packages:
@@ -55,14 +55,15 @@ def python(kind: Machine, chosen: Interpreter, *, shared: bool) -> Component:
     why.append("the same on every host" if shared else "the hosts have no Python in common")
     reason = "not needed: the host's own fits" if chosen == kind.python else "not on every host"
     lost = tuple(Rejected(f"Python {each.version} ({each.path})", reason) for each in (kind.python, *kind.others) if each != chosen)
-    source: Source = "distribution" if chosen.packages else "host"
-    return Component(chosen.version, chosen.path, source, tuple(why), lost, packages=chosen.packages)
+    if chosen.packages:
+        return SystemPackages(chosen.version, chosen.path, "distribution", tuple(why), lost, packages=chosen.packages)
+    return Preinstalled(chosen.version, chosen.path, "host", tuple(why), lost)
 
 
-def numpy(chosen: Interpreter) -> Component:
+def numpy(chosen: Interpreter) -> Wheel:
     """NumPy for that interpreter."""
     version = _numpy()[minor(chosen.version)]
-    return Component(version, f"numpy=={version}", "wheel", (f"the catalogue's release for Python {minor(chosen.version)}",))
+    return Wheel(version, f"numpy=={version}", "wheel", (f"the catalogue's release for Python {minor(chosen.version)}",))
 
 
 def _newest(python: Interpreter) -> tuple[int, ...]:
@@ -74,5 +75,5 @@ def _minor(python: Interpreter) -> str:
 
 
 def _numpy() -> dict[str, str]:
-    versions: dict[str, str] = catalog.load("python_packages")["numpy"]["by_python"]
+    versions: dict[str, str] = catalog.python_packages().numpy.by_python
     return versions

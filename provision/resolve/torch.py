@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from provision import catalog
 from provision.base.versions import key, minor
-from provision.plan.model import Component, Rejected, Source
+from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve.blocked import Blocked, Kinds, Way, ask, leave_out, newer_drivers, other_pythons
+from provision.resolve.blocked import Attempt, Blocked, Kinds, ask, leave_out, newer_drivers, other_pythons
 from provision.resolve.machine import Interpreter, Machine
 
 CPU = "cpu"
 
 
-def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], requirements: Requirements) -> tuple[dict[Machine, Component], list[str]]:
+def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], requirements: Requirements) -> tuple[dict[Machine, Wheel], list[str]]:
     """(PyTorch for every kind of host, notes). Raises Blocked with the host that no release fits."""
     misfits = {version: _misfit(version, kinds, pythons, requirements) for version in _candidates(requirements)}
     fitting = {
@@ -27,7 +27,7 @@ def torch(kinds: Kinds, pythons: Mapping[Machine, Interpreter], requirements: Re
     if not fitting:
         # What tells the user most: that there is no build at all, before that there is no wheel for a Python.
         found = min((misfit for misfit in misfits.values() if misfit), key=lambda each: each.is_of_python)
-        raise Blocked(found.host, found.reason, _ways_out(found.host, kinds, requirements))
+        raise Blocked(found.host, found.reason, _attempts(found.host, kinds, requirements))
     version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
     rejected = tuple(_lost(version, fitting, misfits))
     tags = fitting[version]
@@ -56,16 +56,16 @@ def _lost(chosen: str, fitting: Mapping[str, Mapping[Machine, str]], misfits: Ma
 
 def pythons(requirements: Requirements) -> list[str]:
     """The Pythons that the best release has wheels for; empty when the catalogue does not know it."""
-    release = catalog.load("pytorch")["releases"].get(_candidates(requirements)[0])
-    return list(release["pythons"]) if release else []
+    release = catalog.pytorch().releases.get(_candidates(requirements)[0])
+    return list(release.pythons) if release else []
 
 
 def _candidates(requirements: Requirements) -> list[str]:
     """Releases, best first."""
     if requirements.torch_version:
         return [requirements.torch_version]
-    known = catalog.load("pytorch")
-    return [known["default"], *sorted((v for v in known["releases"] if v != known["default"]), key=key, reverse=True)]
+    known = catalog.pytorch()
+    return [known.default, *sorted((v for v in known.releases if v != known.default), key=key, reverse=True)]
 
 
 class _Misfit(NamedTuple):
@@ -82,7 +82,7 @@ def _misfit(
     """Of the first host by name that the release does not fit."""
     if requirements.torch_index and requirements.torch_version:
         return None  # the user says that it is there
-    release = catalog.load("pytorch")["releases"].get(version)
+    release = catalog.pytorch().releases.get(version)
     found = []
     for kind, names in kinds.items():
         python = minor(pythons[kind].version)
@@ -90,17 +90,17 @@ def _misfit(
             given = f"{version}+{_tags(version, kind, requirements)[0]}"
             there = _there(given, python, kind.arch, (*requirements.files, *kind.torch_wheels))
             reason = None if there else f"the catalogue does not know PyTorch {version}"
-        elif python not in release["pythons"]:
+        elif python not in release.pythons:
             reason = f"PyTorch {version} has no wheel for Python {python}"
         else:
             reason = None if _tags(version, kind, requirements) else _no_build(version, kind)
         if reason:
-            found.append(_Misfit(names[0], reason, release is not None and python not in release["pythons"]))
+            found.append(_Misfit(names[0], reason, release is not None and python not in release.pythons))
     return min(found, default=None)
 
 
 def _no_build(version: str, kind: Machine) -> str:
-    builds = catalog.load("pytorch")["releases"][version]["builds"]
+    builds = catalog.pytorch().releases[version].builds
     if any(_runs_on_driver(cuda, kind) for cuda in builds):
         gpus = ", ".join(kind.capabilities)
         return f"no build of PyTorch {version} that a driver for CUDA {kind.cuda} runs has code for compute capability {gpus}"
@@ -116,7 +116,7 @@ def _tags(version: str, kind: Machine, requirements: Requirements) -> list[str]:
     """
     if kind.cuda is None:
         return [CPU]
-    release = catalog.load("pytorch")["releases"].get(version)
+    release = catalog.pytorch().releases.get(version)
     if release is None:
         named = re.findall(
             rf"^torch-{re.escape(version)}\+(cu\d{{3}})-", "\n".join((*requirements.files, *kind.torch_wheels)), re.MULTILINE
@@ -127,9 +127,9 @@ def _tags(version: str, kind: Machine, requirements: Requirements) -> list[str]:
     def cost(cuda: str) -> tuple[Any, ...]:
         native = key(cuda) <= limit
         size = tuple(-part if native else part for part in key(cuda))
-        return not _kept(version, _tag(cuda), kind), key(cuda)[0] != limit[0], "weak" in release["builds"][cuda], not native, size
+        return not _kept(version, _tag(cuda), kind), key(cuda)[0] != limit[0], release.builds[cuda].weak is not None, not native, size
 
-    usable = [cuda for cuda, build in release["builds"].items() if _runs_on_driver(cuda, kind) and _has_code(build.get(kind.arch), kind)]
+    usable = [cuda for cuda, build in release.builds.items() if _runs_on_driver(cuda, kind) and _has_code(build.code(kind.arch), kind)]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
 
 
@@ -142,12 +142,12 @@ def _runs_on_driver(cuda: str, kind: Machine) -> bool:
         return False
     if key(cuda) <= key(kind.cuda):
         return True
-    oldest = catalog.load("cuda")["minor_compatibility"]["drivers"].get(cuda.split(".")[0])
+    oldest = catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
     same_major = key(cuda)[0] == key(kind.cuda)[0]
     return same_major and bool(oldest) and (kind.driver is None or key(kind.driver) >= key(oldest))
 
 
-def _has_code(compiled: list[str] | None, kind: Machine) -> bool:
+def _has_code(compiled: Sequence[str] | None, kind: Machine) -> bool:
     """Whether a build runs on all GPUs: code for the same major and no newer minor, or PTX for an older one."""
     return compiled is not None and not kind.without_code(compiled)
 
@@ -167,20 +167,20 @@ def _same_nccl(version: str, tags: dict[Machine, str], requirements: Requirement
 
 def _other_builds(version: str, chosen: str, kind: Machine) -> Iterator[Rejected]:
     """The builds of this release that this kind of host does not get, and why."""
-    release = catalog.load("pytorch")["releases"].get(version)
-    for cuda, build in release["builds"].items() if release else ():
+    release = catalog.pytorch().releases.get(version)
+    for cuda, build in release.builds.items() if release else ():
         if _tag(cuda) == chosen:
             continue
         if kind.cuda is None:
             reason = kind.cuda_why
         elif not _runs_on_driver(cuda, kind):
             reason = f"newer than the driver's CUDA {kind.cuda}"
-        elif not _has_code(build.get(kind.arch), kind):
+        elif not _has_code(build.code(kind.arch), kind):
             reason = f"it has no code for compute capability {', '.join(kind.capabilities)} on {kind.arch}"
         elif _kept(version, chosen, kind):
             reason = "an earlier run took another build of it"
-        elif "weak" in build:
-            reason = f"weak: {build['weak']}"
+        elif build.weak:
+            reason = f"weak: {build.weak}"
         else:
             reason = f"{chosen} fits the driver better, or fits the other hosts, too: ranks need the same NCCL inside"
         yield Rejected(f"torch=={version}+{_tag(cuda)}", reason)
@@ -203,8 +203,8 @@ def _nccls(version: str, tags: Mapping[Machine, str]) -> dict[str, Machine]:
 
 
 def _nccl_inside(version: str, tag: str) -> str:
-    release = catalog.load("pytorch")["releases"].get(version)
-    inside = release["builds"][_dotted(tag)]["nccl"] if release else None
+    release = catalog.pytorch().releases.get(version)
+    inside = release.builds[_dotted(tag)].nccl if release else None
     return inside or f"of {tag}"
 
 
@@ -222,8 +222,8 @@ def _cuda(tag: str) -> tuple[int, ...]:
 
 def _component(
     version: str, tag: str, kind: Machine, python: Interpreter, requirements: Requirements, rejected: tuple[Rejected, ...]
-) -> Component:
-    known = catalog.load("pytorch")
+) -> Wheel:
+    known = catalog.pytorch()
     exact = f"{version}+{tag}"
     cuda = None if tag == CPU else _dotted(tag)
     if tag != CPU:
@@ -236,10 +236,10 @@ def _component(
         why.append(f"by minor-version compatibility: a driver for CUDA {kind.cuda} runs builds of the same major, without newer PTX")
     if cuda and kind.capabilities:
         why.append(f"it has code for compute capability {', '.join(kind.capabilities)}")
-    weak = known["releases"].get(version, {}).get("builds", {}).get(cuda, {}).get("weak")
-    if weak:
-        why.append(f"weak: {weak}")
-    source: Source
+    build = known.releases[version].builds.get(cuda or "") if version in known.releases else None
+    if build and build.weak:
+        why.append(f"weak: {build.weak}")
+    source: Literal["index", "folder", "host"]
     index, sha256 = None, None
     file = _there(exact, minor(python.version), kind.arch, requirements.files)
     if file:
@@ -252,9 +252,9 @@ def _component(
         source, index, exact = "index", requirements.torch_index, version
         why.append("the index that was asked for")
     else:
-        source, index = "index", known["index"].format(tag=tag)
+        source, index = "index", known.index.format(tag=tag)
         why.append("from the PyTorch project's index for this build")
-    return Component(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda, file=file, sha256=sha256)
+    return Wheel(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda, file=file, sha256=sha256)
 
 
 def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> str | None:
@@ -264,14 +264,14 @@ def _there(version: str, python: str, arch: str, wheels: Iterable[str]) -> str |
     return next((wheel for wheel, parts in named if len(parts) >= 5 and parts[:3] == wanted and parts[-1].endswith(arch)), None)
 
 
-def _ways_out(host: str, kinds: Kinds, requirements: Requirements) -> Iterator[Way]:
+def _attempts(host: str, kinds: Kinds, requirements: Requirements) -> Iterator[Attempt]:
     """Cheapest first: an option less, another Python, hosts less, a newer driver, no PyTorch."""
     kind, names = next((kind, names) for kind, names in kinds.items() if host in names)
     if requirements.torch_version:
         yield ask("leave --torch out: the plan finds one that fits", torch_version=None)
         yield ask("--torch-index URL of an index that has it", torch_index="https://index.example/simple")
-    known = catalog.load("pytorch")["releases"].values()
-    yield from other_pythons(kind, names, {python for release in known for python in release["pythons"]})
+    known = catalog.pytorch().releases.values()
+    yield from other_pythons(kind, names, {python for release in known for python in release.pythons})
     yield leave_out(names)
     yield from newer_drivers(kind, names)
     yield ask("--without-torch: Open MPI and the engine's NumPy side only", torch=False)

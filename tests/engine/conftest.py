@@ -19,7 +19,24 @@ WORKERS = Path(__file__).parent / "workers"
 #: Seconds: a launch takes two to ten on a busy machine with two cores; a hang must not block the suite.
 LAUNCH_LIMIT = 120
 
+#: The modules of long tests, which processes of xdist get before the others, so that none is left at the end to one core.
+LONGEST_FIRST = (
+    "test_elastic.py",
+    "test_runner.py",
+    "test_torch.py",
+    "test_checkpoints.py",
+    "test_collectives.py",
+    "test_train_mnist.py",
+    "test_failures.py",
+    "test_observation.py",
+)
+
 pytest.importorskip("collective_core", reason="the engine is not installed: pip install ./collective_core")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @dataclass

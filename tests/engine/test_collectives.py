@@ -8,9 +8,10 @@ import sys
 from importlib import metadata
 
 import pytest
+from cases import slow_but_last
 
 #: (ranks, hosts): uneven hosts and ranks without a partner on the other hosts are among them.
-PLACES = [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (2, 2), (3, 3), (4, 2), (7, 3)]
+PLACES = [(4, 1), *slow_but_last((1, 1), (2, 1), (3, 1), (7, 1), (2, 2), (3, 3), (4, 2), (7, 3))]  # on one host, and on several
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_every_collective_type_and_size(bits_of, n, hosts):
     assert bits_of(n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(2, 2), (3, 3), (4, 2), (7, 3)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 2), (3, 3), (4, 2), (7, 3)))
 def test_topology_and_run_do_not_change_a_bit(bits_of, n, hosts):
     assert bits_of(n, hosts) == bits_of(n)
 
@@ -90,7 +91,7 @@ def test_the_ranks_reach_each_other_where_the_system_allows_it(launch):
         assert json.loads(outcome.must_succeed().stdout)["single_copy"] is expected
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 def test_tensors_of_more_than_two_gibibytes(launch, hosts):
     """Of every collective. About 5 GB of memory: both ranks' tensors and what they send."""
     pytest.importorskip("torch")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import slow_but_last
 from collective_core.torch.ops import fusion
 
 FUSED = ["g.fused", "g.4", "g.7"]  # one is too large, one of another type
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 1), (4, 2)))
 def test_a_group_has_the_sums_of_its_tensors(launch, n, hosts):
     reports = launch("fused_groups.py", n, hosts).must_succeed().reports()
     assert {tuple(entry["submitted"]) for entry in reports.values()} == {tuple(FUSED)}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow_but_last
 from collective_core.horovod_environment import translate
 from collective_core.launch.frames import Frame
 from collective_core.launch.tracebacks import Tracebacks
@@ -179,7 +180,7 @@ def test_which_traceback_is_the_one_to_read():
     assert len(shown) == 3 + 200 + 6 + len(cause) + 4 + 3 + 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*slow_but_last(signal.SIGTERM, signal.SIGINT), signal.SIGKILL])
 def test_no_process_outlives_the_launcher(ssh, number, mark):
     words = command("-H", "localhost:2,other:2", "-x", "FRUIT=fig", *python(mark, "-1", "0"), ssh=ssh)
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from cases import slow_but_last
 
 MPI = {"COLLECTIVE_BACKEND": "mpi"}
 #: Seconds in which a death must be noticed.
 NOTICE = 2.0
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 2)))
 def test_every_collective(launch, n, hosts):
     reports = launch("mpi_backend.py", n, hosts, env=MPI).must_succeed().reports()
     assert {rank for rank, entry in reports.items() if entry["done"]} == set(range(n))

@@ -16,6 +16,7 @@ import threading
 import zipfile
 
 import pytest
+from cases import slow_but_last
 from collective_core.errors import CollectiveError
 
 from collective_core import _native, nccl, nccl_plan
@@ -200,19 +201,19 @@ def test_ranks_on_one_gpu_are_found():
     assert gpu.ranks_that_share([b"a", b"b", b"a", b"c", b"b", b"a"]) == [[0, 2, 5], [1, 4]]
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 3)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
 def test_a_death_between_operations_is_seen_by_who_looks(launch, n, hosts):
     reports = launch("idle.py", n, hosts, keep_going=True).reports()
     assert {(reports[rank]["kind"], *reports[rank]["ranks"]) for rank in set(range(n)) - {1}} == {("peer_lost", 1)}
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (3, 2)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((3, 1), (3, 2)))
 def test_the_engine_agrees_and_leaves_the_memory_of_gpus_alone(launch, n, hosts):
     reports = launch("carried_for_gpus.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", slow_but_last(2, 3))
 def test_torch_tensors_come_to_the_same_through_it(launch, n):
     pytest.importorskip("torch")
     reports = launch("pretended_gpus.py", n).must_succeed().reports()

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import slow_but_last
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, frames, function, horovod_run
 from collective_core.launch.frames import Frame
@@ -457,7 +458,7 @@ def train():
     assert program.returncode != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*slow_but_last(signal.SIGTERM, signal.SIGINT), signal.SIGKILL])
 def test_ranks_end_with_the_program_that_started_them(tmp_path, number):
     assert_ranks_end_with(number, tmp_path, "Runner(np=2)")
 

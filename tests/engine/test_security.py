@@ -7,12 +7,13 @@ import hmac
 import os
 
 import pytest
+from cases import slow_but_last
 from leftovers import MARK, files, processes_marked
 
 from collective_core import _native
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 @pytest.mark.parametrize("who", ["strangers", "flood"])
 def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts, who):
     reports = launch("security.py", 2, hosts, [who, str(tmp_path)]).must_succeed().reports()
@@ -35,7 +36,7 @@ def test_what_a_rank_said_at_an_earlier_start_opens_no_door(launch, tmp_path):
     assert set(answers) == {32 + 32}, "each time a challenge and a proof of its own, and not a word more"
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
     reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()
     assert not any(entry["connected"] for entry in reports.values())

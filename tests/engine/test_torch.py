@@ -7,19 +7,20 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from cases import slow_but_last
 
 from collective_core import context, cores
 
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (4, 2)))
 def test_operations(launch, n, hosts):
     reports = launch("torch_ops.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (2, 2)))
 def test_training_equals_one_process_with_the_whole_batch(launch, n, hosts):
     assert digest_of(launch("training.py", n, hosts), n)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
 import json
 import os
 import re
@@ -43,12 +42,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 TIME_LIMIT_S = 240  # the job itself takes about ten seconds; a busy machine may take many times that
 
 
-def python_with_yaml() -> str:
-    """The toolkit's own code unpacks the digits; it needs PyYAML, which the engine's environment need not have."""
-    if importlib.util.find_spec("yaml"):
-        return sys.executable
+def python_of_the_toolkit() -> str:
+    """The toolkit's own code unpacks the digits; the engine's environment has not what it needs."""
     toolkit = REPOSITORY / ".venv/bin/python"
-    assert toolkit.exists(), "PyYAML is needed here, or the toolkit's environment: make setup"
+    assert toolkit.exists(), "the toolkit's environment is needed here: make setup"
     return str(toolkit)
 
 
@@ -61,7 +58,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
         "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_percent}))"
     )
-    done = subprocess.run([python_with_yaml(), "-c", program, str(cache)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([python_of_the_toolkit(), "-c", program, str(cache)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -23,8 +23,25 @@ from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
 #: The sandboxes of one test process: ``it<pid>-<what>``.
 PREFIX = f"it{os.getpid()}"
 
+#: The modules of long tests, in the order in which processes of xdist get them: the longest first, so that none is left at the end to one
+#: core, and test_up.py among the first, because what it installs is what the others begin with.
+LONGEST_FIRST = (
+    "test_image.py",
+    "test_up.py",
+    "test_no_root.py",
+    "test_sandbox.py",
+    "test_bundle.py",
+    "test_doctor.py",
+    "test_controllers.py",
+)
+
 SandboxFactory = Callable[..., Sandbox]
 Ssh = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

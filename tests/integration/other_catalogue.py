@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from provision import catalog
 from provision.cli import main
 
@@ -25,7 +27,7 @@ def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 changes = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-read = catalog.load
-catalog.load = lambda name: merged(read(name), changes[name]) if name in changes else read(name)  # type: ignore[assignment]
+read = catalog.content
+catalog.content = lambda name: json.dumps(merged(yaml.safe_load(read(name)), changes.get(name, {})), default=str).encode()
 sys.argv = ["provision", *sys.argv[2:]]
 main.main()

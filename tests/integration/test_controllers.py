@@ -19,7 +19,7 @@ def cluster(ready_sandbox) -> Sandbox:
 
 
 def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
-    with running("smoke", str(cluster.inventory)) as first:
+    with running("smoke", str(cluster.inventory), "--epochs", "1") as first:
         first.wait_for("Survey")
         second = provision("up", str(cluster.inventory))
         assert second.returncode == 1

@@ -188,10 +188,8 @@ def test_a_bundle_holds_no_secret(cluster, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def installed(sandbox_factory) -> Sandbox:
-    made = sandbox_factory(2, "debian:12", name="doctor-installed")
-    good(provision("up", str(made.inventory), "--without-torch", "--no-smoke"))
-    return made
+def installed(ready_sandbox) -> Sandbox:
+    return ready_sandbox("doctor-installed")
 
 
 def fixed(cluster: Sandbox, *names: str) -> None:
@@ -240,6 +238,7 @@ def test_an_engine_that_was_built_for_another_python_and_host_keys_that_changed(
 # ------------------------------------------------------------------------------------------ what the distributions bring differs
 
 
+@pytest.mark.slow
 def test_different_open_mpi_on_two_hosts(sandbox_factory):
     mixed = sandbox_factory(2, ["debian:12", "debian:13"], name="doctor-mixed")
     for host in mixed.hosts:

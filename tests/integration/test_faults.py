@@ -142,13 +142,13 @@ def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_pa
 def test_a_host_that_dies_inside_apt_is_explained(guarded):
     host = guarded.hosts[0]
     with running("up", str(guarded.inventory), *LEAN, "--become-password-file", str(guarded.become_password)) as run:
-        run.wait_for("node1: packages: Work out what is missing")
+        run.wait_for("node1: packages: Select missing packages")
         wait_until(lambda: "dpkg-deb" in root(host, "ps -eo comm"))  # in the middle of unpacking
         container(host).kill()
         ended = run.finish()
     container(host).start()
     assert ended.returncode == 1
-    assert "packages / Install what is missing (apt)" in ended.stdout
+    assert "packages / Install missing packages (apt)" in ended.stdout
     assert "it goes on where it stopped" in ended.stdout
 
 
@@ -156,7 +156,7 @@ def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_
     host = guarded.hosts[0]
     word = ("--become-password-file", str(guarded.become_password))
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
-        run.wait_for("node1: packages: Look for an installation")
+        run.wait_for("node1: packages: Check for interrupted packages")
         wait_until(lambda: "dpkg" in root(host, "ps -eo comm"))
         run.process.send_signal(signal.SIGINT)
         ended = run.finish(timeout=90)

@@ -168,7 +168,7 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
     has_no_image(engine, f"{IMAGE}-bad")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_build_leaves_nothing_with_a_name(engine: docker.DockerClient, base: str, how: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # a mirror that never answers: the step waits for it
         mirror = f"http://127.0.0.1:{silent.getsockname()[1]}/debian"
@@ -316,6 +316,13 @@ def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: py
     assert "sudo apt-get install docker.io" in said
 
 
+SAYS_HERE = """
+import pathlib, sys, time, collective_core as c
+c.init()
+print("here", c.rank(), (pathlib.Path.home() / "more").exists())
+"""
+
+
 def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     engine: docker.DockerClient,
     image: str,
@@ -325,7 +332,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     hosts = str(far_hosts.inventory)
-    assert provision("run", hosts, image, "--smoke", "--epochs", "2", "--keep") == 0
+    assert provision("run", hosts, image, "--smoke", "--epochs", "1", "--keep") == 0
     out, err = capfd.readouterr()
     assert "2 ranks on 2 hosts" in out
     assert "bit-identical on all ranks" in out
@@ -338,10 +345,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
 
     # It is there now, and the job's exit code is ours. What a killed run left goes on the way.
     monkeypatch.chdir(tmp_path)
-    program = (
-        "import pathlib, sys, time, collective_core as c\nc.init()\nprint('here', c.rank(), (pathlib.Path.home() / 'more').exists())\n"
-    )
-    (tmp_path / "fails.py").write_text(program + "sys.exit(7 * c.rank())\n")
+    (tmp_path / "fails.py").write_text(SAYS_HERE + "sys.exit(7 * c.rank())\n")
     a_killed_run_left(far_hosts, image)
     assert held(far_hosts) != kept
     assert provision("run", hosts, image, "--", "python", "fails.py") == 7
@@ -350,19 +354,25 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     assert "copying" not in err
     assert held(far_hosts) == kept
 
-    # Another image goes when the job ends, also when it is ended.
+
+@pytest.mark.slow
+def test_another_image_goes_when_the_job_is_ended(
+    engine: docker.DockerClient, image: str, far_hosts: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, before = str(far_hosts.inventory), held(far_hosts)
+    monkeypatch.chdir(tmp_path)
     derived = f"{IMAGE}-more"
     engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nRUN echo more > ~/more\n".encode()), tag=derived, rm=True)
     try:
-        (tmp_path / "waits.py").write_text(program + "time.sleep(600)\n")
+        (tmp_path / "waits.py").write_text(SAYS_HERE + "time.sleep(600)\n")
         with running("image", "run", hosts, derived, "--", "python", "waits.py") as job:
             job.wait_for("here 1 True")
-            assert held(far_hosts) != kept
+            assert held(far_hosts) != before
             job.process.send_signal(signal.SIGTERM)
             ended = job.finish(timeout=120)
         assert ended.returncode == 130
         assert "provision: interrupted" in ended.stderr
-        assert held(far_hosts) == kept
+        assert held(far_hosts) == before
     finally:
         engine.images.remove(derived, force=True)
 

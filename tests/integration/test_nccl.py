@@ -163,7 +163,7 @@ def put(host: Sandbox, version: str) -> None:
 # --- what must not happen to a bare host --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wrong", "reason"), [({"base": "{address}/nowhere/{{system}}"}, "404"), ({"sha256": "0" * 64}, "SHA-256")])
+@pytest.mark.parametrize(("wrong", "reason"), [({"base": "{address}/no/{{system}}/{{arch}}"}, "404"), ({"sha256": "0" * 64}, "SHA-256")])
 def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_host_is_touched(
     wrong, reason, host, before, nvidia, provision, tmp_path, monkeypatch
 ):
@@ -230,7 +230,7 @@ def test_with_a_mirror_of_the_distribution_nvidias_repository_is_still_where_it_
     done = play(*REQUIREMENTS, "--apt-mirror", mirror)
     root(host.hosts[0], "mv /var/tmp/sources.list /etc/apt")
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "Look at the mirror" in done.stdout
+    assert "Update the mirror's index" in done.stdout
     assert state(host) == HELD
 
 

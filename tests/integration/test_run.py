@@ -141,7 +141,8 @@ def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"), [("own", signal.SIGINT), ("own", signal.SIGTERM), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)]
+    ("launcher", "number"),
+    [("own", signal.SIGINT), pytest.param("own", signal.SIGTERM, marks=pytest.mark.slow), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)],
 )
 def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
     with at_work(cluster, work, launcher) as run:
@@ -175,7 +176,7 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", ["orted", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpirun", "job"))])
 def test_what_launches_is_killed_and_leaves_nothing(cluster, work, victim):
     number, pattern, says = VICTIMS[victim]
     with at_work(cluster, work, "mpi") as run:

@@ -546,7 +546,11 @@ class Controller:
         return output + errors
 
 
-MOMENTS = [("installing sshd", 0.0), ("installing sshd", 2.0), pytest.param("waiting for sshd", 0.0, marks=pytest.mark.slow)]
+MOMENTS = [
+    pytest.param("installing sshd", 0.0, marks=pytest.mark.slow),
+    ("installing sshd", 2.0),
+    pytest.param("waiting for sshd", 0.0, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("said", "later"), MOMENTS)
@@ -575,7 +579,7 @@ def test_down_after_sigkill(name, world, cold_cache, said, later):
     assert world() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_debootstrap_dies_with_its_controller(name, world, engine, monkeypatch, tmp_path, number):
     if lack := debootstrap.lacking():
         pytest.skip(lack)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ready
 import yaml
 from hosts import container, good, marked_processes, provision, report, root
 
@@ -33,11 +34,17 @@ def bare(sandbox_factory) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def first_run(sandbox_factory) -> tuple[Sandbox, dict[str, Any]]:
-    """Bare hosts on which the main job ran, and its report. Later runs keep Horovod's names without being told."""
-    made = sandbox_factory(2, "debian:12", name="up")
-    # Without a command: it is the main job.
-    return made, report(good(provision(str(made.inventory), "--horovod-names", "--json")))
+def first_run(engine, sandbox_factory) -> tuple[Sandbox, dict[str, Any]]:
+    """Bare hosts on which the main job ran, and its report. Later runs keep Horovod's names without being told.
+
+    What it has installed becomes the ready hosts of the other modules.
+    """
+    with ready.being_made():
+        made = sandbox_factory(2, "debian:12", name="up")
+        # Without a command: it is the main job.
+        document = report(good(provision(str(made.inventory), "--horovod-names", "--json")))
+        ready.keep(engine, made.hosts[0])
+    return made, document
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,7 @@ def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
 
 
 def test_the_second_run_changes_nothing_and_trains_again(cluster):
-    result = good(provision("up", inventory(cluster), "--full"))
+    result = good(provision("up", inventory(cluster), "--full", "--epochs", "1"))
     assert "ready in" in result.stdout
     table = [line.split() for line in result.stdout.splitlines() if line.startswith(("host ", "node1 ", "node2 "))][:3]
     assert table[0][-2:] == ["changed", "time"]
@@ -225,6 +232,6 @@ def test_a_yaml_inventory_root_and_another_ssh_port(cluster, tmp_path):
     )
     hosts = {host.name: {"ansible_host": host.address} for host in cluster.hosts}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"training": {"hosts": hosts}}}}))
-    document = report(good(provision("up", str(tmp_path / "hosts.yml"), "--json")))
+    document = report(good(provision("up", str(tmp_path / "hosts.yml"), "--epochs", "1", "--json")))
     assert document["smoke"]["np"] == 2
     assert "Port 2222" in root(cluster.hosts[0], "cat /root/.ssh/provision_config")

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import load_ansible_module
 from rendered import variables_in
-from test_remove_script import ROOT, load_module
+from test_remove_script import ROOT
 
 from provision import facts, inventory
 from provision.base import aptsources
@@ -66,7 +67,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setitem(sys.modules, "ansible.module_utils.aptsources", aptsources)
     monkeypatch.setattr(ansible.module_utils, "aptsources", aptsources, raising=False)
-    found = load_module("apt_mirror")
+    found = load_ansible_module("apt_mirror")
     monkeypatch.setattr(found, "AnsibleModule", Module)
     monkeypatch.setattr(
         found, "IMPATIENT", [*found.IMPATIENT, "-o", "Acquire::http::Proxy::127.0.0.1=DIRECT", "-o", "APT::Sandbox::User=root"]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_catalogue import change
 
-from provision import catalog, facts
+from provision import facts
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import artifacts, builds, from_source
 from provision.install.artifacts import Given
-from provision.plan.model import Plan, Repository
+from provision.plan.model import Plan, Repository, SystemPackages
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 
@@ -236,7 +237,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
 
 
 def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.load("nccl")["tarball"], "url", "http://127.0.0.1:1/v{version}-1.tar.gz")
+    change(monkeypatch, "nccl", {"tarball": {"url": "http://127.0.0.1:1/v{version}-1.tar.gz"}})
     plan = planned(Requirements(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
     with pytest.raises(ProvisionError, match=r"NCCL 2\.27\.5 cannot be had") as error:
         nccl(plan, tmp_path / "one")
@@ -276,7 +277,10 @@ def with_repository(**changes: Any) -> Plan:
     values = {"kind": "rpm", "name": "cuda-rhel9-x86_64", "url": "u", "entry": "e", "key_url": "http://127.0.0.1:1/key", "keyring": "/k"}
     a = plan.hosts["a"]
     assert a.nccl is not None
-    return replace(plan, hosts={"a": replace(a, nccl=replace(a.nccl, source="repository", repository=Repository(**{**values, **changes})))})
+    return replace(
+        plan,
+        hosts={"a": replace(a, nccl=SystemPackages("2.21.5", "libnccl", "repository", (), repository=Repository(**{**values, **changes})))},
+    )
 
 
 def test_the_key_of_an_rpm_repository_counts_without_its_version_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from provision import facts
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install.bundle import archive, gather, wheels
+from provision.plan import cluster_lock
 from provision.plan.cluster_lock import Lock
-from provision.plan.model import Plan
+from provision.plan.model import Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
@@ -182,11 +183,11 @@ def test_what_is_no_plain_file_of_the_stated_size_is_refused(packed: Path, tmp_p
 
 
 def test_a_lock_in_it_that_cannot_be_believed_is_refused(packed: Path, tmp_path: Path) -> None:
-    wrong = Lock({"openmpi": [{"version": "{{ x }}", "package": "p", "source": "wheel", "hosts": [], "why": []}]}, {}).as_dict()
+    version = {"openmpi": [{"version": "{{ x }}", "package": "p", "source": "wheel", "hosts": [], "why": []}]}
     files = [{"name": "x\n--index-url http://x", "version": "1.0", "url": None, "sha256": "a" * 64}]
-    long = Lock({}, {"k" * 2000: []}).as_dict()  # YAML, as which a lock is read, has no such keys
-    large = Lock({}, {"e": ["x" * (4 << 20)]}).as_dict()
-    for odd in (wrong, Lock({}, {"e": files}).as_dict(), {}, [], {**Lock({}, {}).as_dict(), "digest": "0"}, long, large):
+    bodies = [{"components": version, "environments": {}}, {"components": {}, "environments": {"e": files}}]
+    wrong = [{**body, "digest": cluster_lock.digest(body)} for body in bodies]
+    for odd in (*wrong, {}, [], {**Lock({}, {}).as_dict(), "digest": "0"}):
         with pytest.raises(UsageError, match="its list is damaged"):
             archive.unpack(rewritten(packed, lambda listing, odd=odd: listing.update(lock=odd)), tmp_path / "out")  # type: ignore[misc]
         shutil.rmtree(tmp_path / "out")
@@ -222,7 +223,7 @@ def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: 
     other = replace(made.hosts["node1"], cmake=replace(made.hosts["node1"].cmake, version="9.9", package="cmake==9.9"))
     with pytest.raises(UsageError, match=r"does not hold cmake==9\.9"):
         bundle.must_hold(Plan({**made.hosts, "node1": other}))
-    from_sources = replace(made.hosts["node1"], openmpi=replace(made.hosts["node1"].openmpi, source="source"))
+    from_sources = replace(made.hosts["node1"], openmpi=SourceBuild("4.1.8", "openmpi-4.1.8.tar.bz2", "source", ()))
     with pytest.raises(UsageError, match="does not hold the sources of Open MPI"):
         bundle.must_hold(Plan({**made.hosts, "node1": from_sources}))
     with pytest.raises(UsageError, match="not made for new"):

@@ -1,71 +1,50 @@
-"""What of a bundle's packages is installed on a host that has moved on since: the module's real code with the real dpkg and apt.
+"""What of a bundle's packages is installed on a host that has moved on since: the role's script with the real dpkg and apt.
 
 apt only simulates, and goes by the host's record of packages in a folder of the test's.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_remove_script import load_module
+
+from provision.base import resources
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt is on Debian and Ubuntu")
 
 HAS = "Package: {0}\nStatus: install ok installed\nVersion: {1}\nArchitecture: all\nMaintainer: t <t@example.org>\nDescription: d\n\n"
 
-
-class Failed(Exception):
-    """What a module ends with where it cannot go on."""
+Install = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], str]]:
-    """``install(there, *files, check)``: the files that the module has installed, and what apt said it would do."""
+def said(tmp_path: Path) -> Path:
+    """What apt says it would do."""
+    return tmp_path / "said"
+
+
+@pytest.fixture
+def install(tmp_path: Path, said: Path) -> Install:
+    """``install(there, *files)``: what the script prints on a host with these packages."""
     status = tmp_path / "dpkg/status"
     status.parent.mkdir()
-    said: list[str] = []
+    fake = tmp_path / "bin/apt-get"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"#!/bin/sh\n{shutil.which('apt-get')} --simulate -o Dir::State::status={status} \"$@\" 2>&1 | tee {said}; ! grep -q '^E:' {said}\n"
+    )
+    fake.chmod(0o755)
 
-    class Module:
-        check_mode = False
-
-        def __init__(self, argument_spec: Mapping[str, Any], supports_check_mode: bool) -> None:
-            assert set(argument_spec) == {"files"}
-            assert supports_check_mode
-
-        params: Mapping[str, Any] = {}
-
-        def run_command(self, argv: list[str], check_rc: bool = False, environ_update: Mapping[str, str] | None = None) -> Any:
-            own = {"dpkg-query": ["--admindir", str(status.parent)], "apt-get": ["--simulate", "-o", f"Dir::State::status={status}"]}
-            command = [argv[0], *own.get(argv[0], []), *argv[1:]]
-            done = subprocess.run(command, capture_output=True, text=True, check=check_rc, env={**os.environ, **(environ_update or {})})
-            if argv[0] == "apt-get":
-                said.append(done.stdout)
-            return done.returncode, done.stdout, done.stderr
-
-        def exit_json(self, **result: Any) -> None:
-            raise SystemExit(json.dumps(result))
-
-        def fail_json(self, msg: str, **_result: Any) -> None:
-            raise Failed(msg)
-
-    found = load_module("bundled_packages")
-    monkeypatch.setattr(found, "AnsibleModule", Module)
-
-    def call(there: Mapping[str, str], *files: Path, check: bool = False) -> tuple[list[str], str]:
+    def call(there: Mapping[str, str], *files: Path) -> subprocess.CompletedProcess[str]:
         status.write_text("".join(HAS.format(name, version) for name, version in there.items()))
-        Module.params, Module.check_mode = {"files": [str(file) for file in files]}, check
-        with pytest.raises(SystemExit) as ended:
-            found.main()
-        result = json.loads(str(ended.value))
-        assert result["changed"] == bool(result["files"])
-        return [Path(file).name for file in result["files"]], "".join(said)
+        script = resources.folder("playbooks") / "roles/packages/files/install_bundled.sh"
+        own = {"PATH": f"{fake.parent}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(status.parent)}
+        return subprocess.run(["sh", script, *files], env={**os.environ, **own}, capture_output=True, text=True, check=False)
 
     return call
 
@@ -84,21 +63,26 @@ def deb(tmp_path: Path) -> Callable[..., Path]:
     return build
 
 
-def test_what_is_there_in_that_version_or_a_newer_one_stays(install: Any, deb: Any) -> None:
+def taken(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return [Path(line).name for line in done.stdout.splitlines()]
+
+
+def test_what_is_there_in_that_version_or_a_newer_one_stays(install: Install, deb: Callable[..., Path], said: Path) -> None:
     files = [deb("pvnew", "1.0"), deb("pvsame", "1.0"), deb("pvnewer", "1.9"), deb("pvolder", "1.10")]
-    taken, said = install({"pvsame": "1.0", "pvnewer": "1.10", "pvolder": "1.9"}, *files)
-    assert taken == ["pvnew_1.0_all.deb", "pvolder_1.10_all.deb"]
-    assert {line.split()[1] for line in said.splitlines() if line.startswith("Inst ")} == {"pvnew", "pvolder"}
+    done = install({"pvsame": "1.0", "pvnewer": "1.10", "pvolder": "1.9"}, *files)
+    assert taken(done) == ["pvnew_1.0_all.deb", "pvolder_1.10_all.deb"]
+    assert {line.split()[1] for line in said.read_text().splitlines() if line.startswith("Inst ")} == {"pvnew", "pvolder"}
 
 
-def test_what_would_be_half_installed_is_refused_as_a_whole(install: Any, deb: Any) -> None:
+def test_what_would_be_half_installed_is_refused_as_a_whole(install: Install, deb: Callable[..., Path]) -> None:
     files = [deb("pvtop", "1.0", "pvunder (= 1.0)"), deb("pvunder", "1.0")]
-    assert install({}, *files)[0] == ["pvtop_1.0_all.deb", "pvunder_1.0_all.deb"]
-    with pytest.raises(Failed, match=r"do not fit what is installed here by now; make it again:\n.*pvtop : Depends: pvunder \(= 1\.0\)"):
-        install({"pvunder": "1.1"}, *files)
+    assert taken(install({}, *files)) == ["pvtop_1.0_all.deb", "pvunder_1.0_all.deb"]
+    refused = install({"pvunder": "1.1"}, *files)
+    assert refused.returncode == 1
+    assert "do not fit what is installed here by now; make it again:\n" in refused.stderr
+    assert "pvtop : Depends: pvunder (= 1.0)" in refused.stderr
 
 
-def test_a_dry_run_tells_and_nothing_to_do_is_no_change(install: Any, deb: Any) -> None:
-    file = deb("pvnew", "1.0")
-    assert install({}, file, check=True) == (["pvnew_1.0_all.deb"], "")
-    assert install({"pvnew": "1.0"}, file) == ([], "")
+def test_nothing_to_do_is_no_change(install: Install, deb: Callable[..., Path]) -> None:
+    assert taken(install({"pvnew": "1.0"}, deb("pvnew", "1.0"))) == []

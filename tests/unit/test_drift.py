@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def inventory() -> Inventory:
 
 
 def plan_of(facts: dict[str, Any]) -> Plan:
-    made = resolve(facts, Requirements(), {name: HostRequirements() for name in facts})
+    made = resolve(read(facts), Requirements(), {name: HostRequirements() for name in facts})
     assert not made.conflicts
     return made
 
@@ -36,19 +35,23 @@ def plan_of(facts: dict[str, Any]) -> Plan:
 @pytest.fixture
 def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     """The facts of hosts on which a run has just ended."""
-    facts = {name: copy.deepcopy(found) for name, found in reading.load_file(DATA / "lint-facts.json").items()}
+    facts = {name: found.model_dump() for name, found in reading.load_file(DATA / "lint-facts.json").items()}
     for found in facts.values():
-        found["ssh"] = {**found["ssh"], "mesh_key": KEY}
-        found["user"] = {**found["user"], "name": "trainer"}
-    for name, manifest in installer.manifests(plan_of(facts), inventory, facts).items():
-        facts[name]["installed"] = {**facts[name]["installed"], "manifest": json.loads(json.dumps(manifest))}
+        found["ssh"]["mesh_key"] = KEY
+        found["user"]["name"] = "trainer"
+    for name, manifest in installer.manifests(plan_of(facts), inventory, read(facts)).items():
+        facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifest))
         facts[name]["drift"] = []
     return facts
 
 
+def read(facts: dict[str, dict[str, Any]]) -> dict[str, reading.Facts]:
+    return {name: reading.normalise(each) for name, each in facts.items()}
+
+
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:
-    wanted = installer.manifests(plan_of(facts), inventory, facts)
-    return {name: drift.reason_to_run(wanted[name], facts[name]) for name in wanted}
+    wanted = installer.manifests(plan_of(facts), inventory, read(facts))
+    return {name: drift.reason_to_run(wanted[name], read(facts)[name]) for name in wanted}
 
 
 def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
@@ -69,14 +72,14 @@ def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str,
 def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on_the_host(
     inventory: Inventory, done: dict[str, dict[str, Any]]
 ) -> None:
-    wanted = installer.manifests(plan_of(done), inventory, done)["node1"]
+    wanted = installer.manifests(plan_of(done), inventory, read(done))["node1"]
     done["node1"]["drift"] = ["package g++ is gone"]
-    assert drift.reason_to_run(wanted, done["node1"])
-    assert not drift.is_rewritten(wanted, done["node1"])
+    assert drift.reason_to_run(wanted, read(done)["node1"])
+    assert not drift.is_rewritten(wanted, read(done)["node1"])
     done["node1"]["installed"]["manifest"]["host"]["slots"] = 9
-    assert drift.is_rewritten(wanted, done["node1"])
+    assert drift.is_rewritten(wanted, read(done)["node1"])
     done["node1"]["installed"]["manifest"] = None
-    assert drift.is_rewritten(wanted, done["node1"])
+    assert drift.is_rewritten(wanted, read(done)["node1"])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_what_is_missing_or_changed_is_noticed(inventory: Inventory, done: dict[
 def test_hosts_outside_the_limit_stay_members(done: dict[str, dict[str, Any]]) -> None:
     limited = load(str(DATA / "lint.ini"), limit="node1")
     only = {"node1": done["node1"]}
-    assert set(ssh_mesh.members(plan_of(only), limited, only)) == {"node1", "gpu1"}
+    assert set(ssh_mesh.members(plan_of(only), limited, read(only))) == {"node1", "gpu1"}
     assert ssh_mesh.cluster_id(limited) == ssh_mesh.cluster_id(load(str(DATA / "lint.ini")))
     assert reasons(limited, only) == {"node1": None}
 
@@ -110,7 +113,7 @@ def test_hosts_outside_the_limit_stay_members(done: dict[str, dict[str, Any]]) -
 def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, done: dict[str, dict[str, Any]]) -> None:
     (tmp_path / "hosts.ini").write_text((DATA / "lint.ini").read_text().replace("gpu1", "gpu9"))
     only = {"node1": done["node1"]}
-    assert set(ssh_mesh.members(plan_of(only), load(str(tmp_path / "hosts.ini"), limit="node1"), only)) == {"node1"}
+    assert set(ssh_mesh.members(plan_of(only), load(str(tmp_path / "hosts.ini"), limit="node1"), read(only))) == {"node1"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, do
 )
 def test_a_manifest_cannot_smuggle_lines_into_other_hosts_files(done: dict[str, dict[str, Any]], field: str, value: Any) -> None:
     done["node1"]["installed"]["manifest"]["members"]["gpu1"][field] = value
-    assert "gpu1" not in ssh_mesh.remembered(done["node1"])
+    assert "gpu1" not in ssh_mesh.remembered(read(done)["node1"])
 
 
 def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

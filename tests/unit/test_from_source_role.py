@@ -59,7 +59,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, lis
         "build_of": {name: key for key, names in SHARING.items() for name in names},
         "builds": {key: {"hosts": names, "builders": names, "sha256": ""} for key, names in SHARING.items()},
     }
-    plans = {name: {"prefix": str(folder / name), "system": "debian 12", "arch": "x86_64", "openmpi": component} for name in hosts}
+    plans = {
+        name: {"prefix": str(folder / name), "interpreter": sys.executable, "system": "debian 12", "arch": "x86_64", "openmpi": component}
+        for name in hosts
+    }
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -91,7 +94,7 @@ def test_a_host_that_fails_before_it_can_build_stops_nobody_else(played: tuple[P
     assert set(outcome.failed) == {"b", *SHARING[BAD]}
     failure = outcome.hosts["b"].failure
     assert failure is not None
-    assert failure.task == "Make a folder for the build"
+    assert failure.task == "Create a folder for the build"
     assert not (folder / "b/tries").exists()
 
 
@@ -99,7 +102,7 @@ def test_sources_that_no_host_can_build_are_tried_on_three_hosts_and_no_more(pla
     folder, outcome, _ = played
     assert [(folder / name / "tries").exists() for name in SHARING[BAD]] == [True, True, True, False]
     said = {name: outcome.hosts[name].failure for name in SHARING[BAD]}
-    assert all(event is not None and event.task == "Stop where no host could build it" for event in said.values())
+    assert all(event is not None and event.task == "Stop without a build" for event in said.values())
     assert "no compiler on e" in said["e"].text  # type: ignore[union-attr]
     assert said["g"].text == "no host could build Thing 1.0 for debian 12 on x86_64: see d, e, f"  # type: ignore[union-attr]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_remove_script import load_module
+from loading import load_ansible_module
 
 
 @pytest.fixture(scope="module")
 def held() -> Any:
-    return load_module("held_packages")
+    return load_ansible_module("held_packages")
 
 
 class Host:

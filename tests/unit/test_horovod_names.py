@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from invented_hosts import host, plan_for
+from invented_hosts import host, plan_for, remedies
 from rendered import variables_in
 from typer.testing import CliRunner
 
@@ -71,9 +71,9 @@ def test_the_role_installs_them_last_and_takes_them_off_where_they_are_not_wante
     packages = next(task for task in before if task["name"] == "Install Python packages")
     assert f"'{HOROVOD_NAMES}' in host_plan.engine.options" in packages["uv_packages"]["absent"]
     assert "collective-core-horovod" in packages["uv_packages"]["absent"]
-    names = next(task for task in tasks if task["name"] == "Horovod's names for it")
+    names = next(task for task in tasks if task["name"] == "Install Horovod's names")
     assert names["when"] == f"'{HOROVOD_NAMES}' in host_plan.engine.options"
-    assert tasks.index(names) > [task["name"] for task in tasks].index("The engine")
+    assert tasks.index(names) > [task["name"] for task in tasks].index("Install the engine")
 
 
 def test_they_are_refused_beside_the_real_horovod() -> None:
@@ -81,8 +81,8 @@ def test_they_are_refused_beside_the_real_horovod() -> None:
     assert plan_for(both).hosts
     (conflict,) = plan_for(both, Requirements(horovod_names=True, torch=False)).conflicts
     assert conflict.host == "b"
-    assert conflict.constraint == "Horovod 0.28.1 is in /opt/provision/venv, and --horovod-names would overwrite its files"
-    assert set(conflict.ways_out) == {
+    assert conflict.what == "Horovod 0.28.1 is in /opt/provision/venv, and --horovod-names would overwrite its files"
+    assert set(remedies(conflict)) == {
         "uninstall it there: /opt/provision/venv/bin/pip uninstall horovod",
         "leave --horovod-names out",
     }
@@ -115,4 +115,4 @@ def test_images_are_made_without_them() -> None:
 def test_a_host_may_have_another_prefix() -> None:
     there = {"a": host(installed={"packages": {"horovod": "0.28.1"}})}
     (conflict,) = plan_for(there, Requirements(horovod_names=True, torch=False), a=HostRequirements(prefix="/srv/p")).conflicts
-    assert "in /srv/p/venv" in conflict.constraint
+    assert "in /srv/p/venv" in conflict.what

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from invented_hosts import stated
+
 from provision import facts
 from provision.doctor.checks import examine
 from provision.install import removal
@@ -39,5 +41,5 @@ def test_the_survey_says_what_the_host_said_and_the_doctor_knows_it() -> None:
 
 def test_a_removal_of_which_half_did_not_run_has_failed() -> None:
     half = f"{removal.BEGIN}\n{NOTHING}\n{facts.END}\n"
-    found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": facts.normalise({})}), dry_run=False)
+    found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": stated({})}), dry_run=False)
     assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]

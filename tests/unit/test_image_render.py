@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import changed
 
 from provision import catalog
 from provision.base.engine_source import EngineSource
@@ -118,7 +119,7 @@ def test_every_version_is_the_plans(every: dict[str, tuple[Target, str]]) -> Non
 
 
 def test_everything_ends_as_the_ordinary_user_and_names_no_login(every: dict[str, tuple[Target, str]]) -> None:
-    uid = catalog.load("images")["user"]["uid"]
+    uid = catalog.images().user.uid
     for name, (_target, text) in every.items():
         finished = text.rpartition("\nFROM ")[2]
         assert re.findall(r"^(USER .*|RUN|CMD)", finished, re.MULTILINE) == ["RUN", f"USER {uid}", "CMD"], name
@@ -184,7 +185,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
 def test_nccl_from_source_is_for_hosts_alone() -> None:
     inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
-    known = {**known, "gpu1": {**known["gpu1"], "cuda": toolkit}}
+    known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
     plan, sources = planning.make_plan(inventory, known, Options(nccl_source="source"))
     made = {target.hosts: target for target in targets.of_hosts(plan, known)}
     with pytest.raises(UsageError, match="an image with NCCL from source cannot be made yet"):
@@ -193,7 +194,7 @@ def test_nccl_from_source_is_for_hosts_alone() -> None:
 
 def test_hosts_of_one_kind_share_an_image() -> None:
     inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
-    twice = {**known, "gpu2": {**known["gpu1"], "hostname": "gpu2"}}
+    twice = {**known, "gpu2": changed(known["gpu1"], hostname="gpu2")}
     plan, _sources = planning.make_plan(inventory, known, Options())
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
     assert [target.hosts for target in targets.of_hosts(plan, twice)] == [("node1",), ("gpu1", "gpu2")]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import changed, stated
 
-from provision import facts
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.doctor.checks import examine
@@ -93,24 +93,24 @@ def test_what_an_engine_says_of_itself(lines: list[str], nvidia: bool) -> None:
     [([], True, [], []), ([{}], False, [], []), ([{}], True, [], ["--gpus"]), ([{}], True, [{}], ["--gpus", "--device"])],
 )
 def test_a_container_gets_what_the_host_has(gpus: list[Any], nvidia: bool, ports: list[Any], words: list[str]) -> None:
-    facts = {"memory": {"total_mb": 8192}, "gpus": gpus, "infiniband": ports}
-    given = job_containers._resources(facts, Engine("docker", nvidia, ()))
+    found = stated({"memory": {"total_mb": 8192}, "gpus": gpus, "infiniband": ports})
+    given = job_containers._resources(found, Engine("docker", nvidia, ()))
     assert given[:2] == ["--shm-size", str(4096 << 20)]
     assert [word for word in given[2:] if word.startswith("--")] == words
 
 
 def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> None:
     seen = {"pci_devices": ["10de:20b0"], "smi_error": None, "nouveau": False, "fabric_manager": False, "peer_memory": False}
-    base = facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "infiniband": [{"state": "active"}]})
-    host = {**base, "nvidia": {**base["nvidia"], **seen}, "driver": {"version": "550.54", "cuda": "12.4"}, "gpus": []}
-    host["limits"] = {"memlock": {"soft": 64 << 10, "hard": 64 << 10}}
+    limits = {"memlock": {"soft": 64 << 10, "hard": 64 << 10}}
+    driver = {"version": "550.54", "cuda": "12.4"}
+    host = stated({"infiniband": [{"state": "active"}], "nvidia": seen, "driver": driver, "gpus": [], "limits": limits})
     faults = [finding.id for finding in examine({"node1": host}, {}, {}) if finding.severity == "error"]
     assert {"libcuda-missing", "rm-init-adapter-failed"} <= set(faults), "doctor says so of a host"
     assert [
         finding.id for finding in examine({"node1": verification.of_container(host)}, {}, {}) if finding.layer in ("driver", "nccl")
     ] == []
-    given = {**host, "gpus": [{"name": "A100"}]}
-    assert verification.of_container(given)["driver"] == host["driver"]
+    given = changed(host, gpus=[{"name": "A100"}])
+    assert verification.of_container(given).driver == host.driver
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from invented_hosts import stated
 
 from provision.base.errors import UsageError
-from provision.inventory import InventoryError, check_against_facts, load
+from provision.facts import Facts, against_inventory
+from provision.inventory import InventoryError, load
 
 
 @pytest.fixture(autouse=True)
@@ -319,9 +321,9 @@ def test_limit_file_that_is_not_there() -> None:
 # ----------------------------------------------------------------------------------------------------- against the facts
 
 
-def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)) -> dict[str, object]:
+def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)) -> Facts:
     listed = [{"name": name, "up": not name.startswith("down"), "loopback": False, "virtual": False} for name in interfaces]
-    return {"gpus": [{"name": "GPU"}] * gpus, "cpu": {"cores": cores}, "network": {"interfaces": listed}}
+    return stated({"gpus": [{"name": "GPU"}] * gpus, "cpu": {"cores": cores}, "network": {"interfaces": listed}})
 
 
 @pytest.mark.parametrize(
@@ -331,31 +333,31 @@ def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)
             "slots=4",
             facts(gpus=2),
             "error",
-            "h.ini: host `a` has 2 GPUs but slots=4; NCCL refuses two ranks on one GPU\n  → set slots=2 or less",
+            "host `a` has 2 GPUs but slots=4; NCCL refuses two ranks on one GPU (h.ini)\n  → set slots=2 or less",
         ),
-        ("slots=1", facts(gpus=4), "warning", "h.ini: host `a` has 4 GPUs but slots=1; 3 would stay idle"),
+        ("slots=1", facts(gpus=4), "warning", "host `a` has 4 GPUs but slots=1; 3 would stay idle"),
         (
             "slots=9",
             facts(cores=8),
             "warning",
-            "h.ini: host `a` has 8 cores but slots=9; ranks would take turns on the cores\n  → set slots=8 or less",
+            "host `a` has 8 cores but slots=9; ranks would take turns on the cores (h.ini)\n  → set slots=8 or less",
         ),
-        ("provision_interface=ib0", facts(), "error", "h.ini: host `a` has no interface `ib0`\n  → it has eth0"),
+        ("provision_interface=ib0", facts(), "error", "host `a` has no interface `ib0` (h.ini)\n  → it has eth0"),
         (
             "provision_interface=down0",
             facts(interfaces=("eth0", "down0")),
             "error",
-            "h.ini: interface `down0` of host `a` is down\n  → up are eth0",
+            "interface `down0` of host `a` is down (h.ini)\n  → up are eth0",
         ),
     ],
 )
-def test_against_what_the_survey_saw(variables: str, seen: dict[str, object], level: str, said: str) -> None:
+def test_against_what_the_survey_saw(variables: str, seen: Facts, level: str, said: str) -> None:
     Path("h.ini").write_text(f"a {variables}\n")
-    (finding,) = check_against_facts(load("h.ini"), {"a": seen})
+    (finding,) = against_inventory(load("h.ini"), {"a": seen})
     assert (finding.severity, finding.host) == (level, "a")
     assert said in str(finding)
 
 
 def test_what_fits_and_what_was_not_reached_is_no_finding() -> None:
     Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
-    assert check_against_facts(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []
+    assert against_inventory(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []

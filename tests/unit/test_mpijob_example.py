@@ -52,7 +52,7 @@ def test_the_schema_refuses_what_kubernetes_would_drop() -> None:
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])
 def test_its_pods_are_of_one_image_and_run_as_its_user(role: str) -> None:
-    uid = catalog.load("images")["user"]["uid"]
+    uid = catalog.images().user.uid
     assert container(role)["securityContext"] == {"runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": True}
     assert container(role)["image"] == container("Worker")["image"]
     assert pod(role)["nodeSelector"] == pod("Worker")["nodeSelector"]
@@ -132,7 +132,7 @@ def test_ssh_of_the_launcher_believes_the_jobs_key_alone() -> None:
     assert lines["StrictHostKeyChecking"] == "yes"
     assert lines["IdentityFile"] == f"{JOB['spec']['sshAuthMountPath']}/id_rsa"
     assert lines["UserKnownHostsFile"] == f"{mesh.home()}/mpi_known_hosts"
-    assert lines["Port"] == str(catalog.load("images")["ssh_port"])
+    assert lines["Port"] == str(catalog.images().ssh_port)
 
 
 def test_the_command_that_wrote_such_a_job_says_where_the_example_is(capsys: pytest.CaptureFixture[str]) -> None:

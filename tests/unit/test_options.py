@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_catalogue import change
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import options
@@ -47,7 +47,7 @@ def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypat
     given = tmp_path / "openmpi-4.1.8.tar.gz"
     given.write_bytes(b"the official one")
     known = {"4.1.8": {"ending": "gz", "value": hashlib.sha256(b"the official one").hexdigest()}}
-    monkeypatch.setitem(catalog.load("openmpi")["tarball"], "sha256", known)
+    change(monkeypatch, "openmpi", {"tarball": {"sha256": known}})
     assert options.requirements(openmpi_tarball=given).openmpi_tarball == given
 
 

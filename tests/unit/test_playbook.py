@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loading import load
+import yaml
+from loading import load_ansible_module
 
 from provision.base import resources
 from provision.remote import ansible
@@ -192,7 +193,7 @@ def test_uv_packages_says_what_uv_said(tmp_path: Path) -> None:
 
 
 def test_what_pip_is_set_up_for_is_what_uv_asks_and_no_password_is_on_a_command_line() -> None:
-    module = load("uv_packages", resources.folder("playbooks") / "library" / "uv_packages.py")
+    module = load_ansible_module("uv_packages")
     task = {"bundle": None, "index_url": None, "extra_index_url": "https://own.example/whl", "find_links": None}
     environ = {
         "XDG_CONFIG_DIRS": "/nonexistent",
@@ -216,27 +217,29 @@ def test_what_pip_is_set_up_for_is_what_uv_asks_and_no_password_is_on_a_command_
 
 
 def test_a_wheel_of_several_that_fit_is_told_by_its_tags() -> None:
-    module = load("uv_packages", resources.folder("playbooks") / "library" / "uv_packages.py")
+    module = load_ansible_module("uv_packages")
     assert module.tags("cmake-3.31.6-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl") == {
         "py3-none-manylinux_2_17_x86_64",
         "py3-none-manylinux2014_x86_64",
     }
 
 
-# --- package_lock -----------------------------------------------------------------------------------------------------------------
+# --- who has the package manager's lock ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
     os.getuid() != 0 or not Path("/var/lib/dpkg/lock").exists(), reason="needs root and dpkg; the integration tests cover it too"
 )
-def test_package_lock_names_the_holder(tmp_path: Path) -> None:
-    _, events = play(tmp_path, [{"name": "Ask", "package_lock": {}}], name="free")
-    free = next(event for event in events if event.kind == "ok").result["holder"]
+def test_who_has_the_package_managers_lock_is_named(tmp_path: Path) -> None:
+    (task,) = yaml.safe_load((resources.folder("playbooks") / "roles/packages/tasks/lock.yml").read_text())
+    once = [{name: value for name, value in task.items() if name not in ("until", "retries", "delay")}]
+    _, events = play(tmp_path, once, name="free")
+    free = next(event for event in events if event.kind == "ok").result["stdout"]
     with open("/var/lib/dpkg/lock", "r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        _, events = play(tmp_path, [{"name": "Ask", "package_lock": {}}], name="held")
+        _, events = play(tmp_path, once, name="held")
     assert free == ""
-    assert next(event for event in events if event.kind == "ok").result["holder"].endswith(f"(pid {os.getpid()})")
+    assert next(event for event in events if event.kind == "ok").result["stdout"].endswith(f"(pid {os.getpid()})")
 
 
 # --- controller_lock --------------------------------------------------------------------------------------------------------------

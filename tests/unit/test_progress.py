@@ -36,7 +36,7 @@ def event(kind: Kind, seconds: float = 0.0, **result: object) -> Event:
             "FAILED: ERROR: no matching distribution",
         ),
         (event("unreachable", msg="Failed to connect\nConnection timed out"), "UNREACHABLE: Connection timed out"),
-        (event("waiting", holder="apt-get (pid 7)"), "waiting: the package manager is held by apt-get (pid 7)"),
+        (event("waiting", stdout="apt-get (pid 7)\n"), "waiting: the package manager is held by apt-get (pid 7)"),
     ],
 )
 def test_one_line_per_event(given: Event, line: str) -> None:
@@ -44,7 +44,7 @@ def test_one_line_per_event(given: Event, line: str) -> None:
 
 
 def test_nothing_for_what_is_skipped_and_one_line_for_a_long_wait() -> None:
-    wait = event("waiting", holder="apt-get (pid 7)")
+    wait = event("waiting", stdout="apt-get (pid 7)\n")
     lines = shown(event("skipped"), event("started"), wait, wait, wait).splitlines()
     assert len([line for line in lines if line.startswith("a:")]) == 1
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from invented_hosts import stated
 
-from provision import facts
+from provision.facts import Facts
 from provision.install.removal import HostRemoval, add_elsewhere
 from provision.inventory import Host
 
 PREFIX = "/opt/provision"
 
 
-def seen(*elsewhere: str, can_become: bool) -> dict[str, Any]:
-    return facts.normalise(
-        {"installed": {"elsewhere": list(elsewhere)}, "user": {"name": "ann", "sudo": "unwanted", "can_become": can_become}}
-    )
+def seen(*elsewhere: str, can_become: bool, manifest: Any = None) -> Facts:
+    installed = {"elsewhere": list(elsewhere), "manifest": manifest}
+    return stated({"installed": installed, "user": {"name": "ann", "sudo": "unwanted", "can_become": can_become}})
 
 
-def judged(removal: HostRemoval, found: dict[str, Any], prefix: str | None = None, *, dry_run: bool = False) -> HostRemoval:
+def judged(removal: HostRemoval, found: Facts, prefix: str | None = None, *, dry_run: bool = False) -> HostRemoval:
     add_elsewhere(removal, Host("node1", "node1", prefix=prefix), found, dry_run=dry_run)
     return removal
 
@@ -48,8 +48,7 @@ def test_an_installation_of_its_own_stays_and_is_named(prefix: str | None, can_b
 
 
 def test_beside_an_installation_of_the_users_own_that_of_root_is_somebody_elses() -> None:
-    found = seen(PREFIX, can_become=False)
-    found["installed"]["manifest"] = {"schema": 1}
+    found = seen(PREFIX, can_become=False, manifest={"schema": 1})
     removal = judged(HostRemoval("node1", "removed"), found)
     assert (removal.state, removal.bad, [one["what"] for one in removal.left]) == ("removed", False, [PREFIX])
 

@@ -5,36 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loading import load
+from loading import load, load_ansible_module
 
 ROOT = Path(__file__).parents[2]
 
 
-def load_module(name: str) -> Any:
-    """An Ansible module of ours, with our helpers where Ansible puts them on the host."""
-    sys.modules["ansible.module_utils.host_record"] = load(
-        "ansible.module_utils.host_record", ROOT / "playbooks/module_utils/host_record.py"
-    )
-    import ansible.module_utils
-
-    ansible.module_utils.host_record = sys.modules["ansible.module_utils.host_record"]
-    return load(name, ROOT / f"playbooks/library/{name}.py")
-
-
 @pytest.fixture(scope="module")
 def owned() -> Any:
-    return load_module("owned_file")
+    return load_ansible_module("owned_file")
 
 
 @pytest.fixture(scope="module")
-def owned_prefix() -> Any:
-    return load_module("owned_prefix")
+def prefix_record() -> Any:
+    return load_ansible_module("host_record")
 
 
 @pytest.fixture(scope="module")
@@ -141,29 +129,29 @@ def test_folders_in_the_prefix_that_the_record_does_not_name_stay(remover: Any, 
     assert {Path(entry["what"]).name for entry in done.left} == {"openmpi", "src", "wheels"}
 
 
-def test_a_prefix_of_somebody_elses_is_refused(owned_prefix: Any, tmp_path: Path) -> None:
+def test_a_prefix_of_somebody_elses_is_refused(prefix_record: Any, tmp_path: Path) -> None:
     names = ["src", "venv"]
-    assert owned_prefix.refusal(str(tmp_path / "new"), names) is None
-    assert owned_prefix.refusal(str(tmp_path), names) is None
+    assert prefix_record.refusal(str(tmp_path / "new"), names) is None
+    assert prefix_record.refusal(str(tmp_path), names) is None
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".provision-x1y2").write_text("half a record of a run that died")
-    assert owned_prefix.refusal(str(tmp_path), names) is None
+    assert prefix_record.refusal(str(tmp_path), names) is None
     (tmp_path / "letters").mkdir()
-    assert "holds letters, which provision did not make" in owned_prefix.refusal(str(tmp_path), names)
+    assert "holds letters, which provision did not make" in prefix_record.refusal(str(tmp_path), names)
     (tmp_path / "record.json").write_text('{"album": 1}')
-    assert "record.json is no record of provision's" in owned_prefix.refusal(str(tmp_path), names)
+    assert "record.json is no record of provision's" in prefix_record.refusal(str(tmp_path), names)
 
 
-def test_a_prefix_of_ours_is_taken_again_but_for_what_others_made_there(owned_prefix: Any, tmp_path: Path) -> None:
+def test_a_prefix_of_ours_is_taken_again_but_for_what_others_made_there(prefix_record: Any, tmp_path: Path) -> None:
     write(tmp_path, {"contents": ["venv"]})
     (tmp_path / "venv").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    assert owned_prefix.refusal(str(tmp_path), ["venv", "src"]) is None
+    assert prefix_record.refusal(str(tmp_path), ["venv", "src"]) is None
     (tmp_path / "src").mkdir()
-    assert "holds src, which provision did not make" in owned_prefix.refusal(str(tmp_path), ["venv", "src"])
+    assert "holds src, which provision did not make" in prefix_record.refusal(str(tmp_path), ["venv", "src"])
     (tmp_path / "manifest.json").write_text('{"schema": 2, "cluster": "c", "host": {}}')
     write(tmp_path, {})  # as versions before `contents` left it
-    assert owned_prefix.refusal(str(tmp_path), ["venv", "src"]) is None
+    assert prefix_record.refusal(str(tmp_path), ["venv", "src"]) is None
 
 
 def test_every_folder_that_a_role_makes_in_the_prefix_is_noted_first() -> None:
@@ -221,7 +209,7 @@ def test_what_belongs_to_a_package_by_now_stays(owned: Any, remover: Any, tmp_pa
 
 
 def test_files_of_others_are_told_from_ours(tmp_path: Path) -> None:
-    repository = load_module("vendor_repository")
+    repository = load_ansible_module("owned_repository")
     theirs, ours = tmp_path / "theirs.gpg", tmp_path / "ours.gpg"
     record = {"files": {str(ours): {}}, "claimed": []}
     assert not repository.not_ours(record, str(theirs))
@@ -249,7 +237,7 @@ def test_of_several_archives_of_a_package_that_was_cut_off_the_last_one_is_unpac
 
 
 def test_repositories_that_the_plan_does_without_go_and_what_stays_is_not_missed(tmp_path: Path, monkeypatch: Any) -> None:
-    module = load_module("unwanted_repositories")
+    module = load_ansible_module("owned_repository")
     lists, keys = tmp_path / "lists", tmp_path / "keys"
     monkeypatch.setattr(module, "LISTS", (f"{lists}/",))
     monkeypatch.setattr(module, "KEYS", (f"{keys}/",))
@@ -300,7 +288,7 @@ def test_a_file_that_the_plan_does_without_goes_with_its_note_and_a_changed_one_
     class Module:
         def __init__(self, **_given: Any) -> None:
             self.check_mode = dry_run
-            defaults = {"claimed": [], "content": None, "marker": None, "mode": "0644"}
+            defaults = {"content": None, "marker": None, "mode": "0644"}
             self.params = {**defaults, "record": str(path), "path": str(file), "state": "absent"}
 
         def exit_json(self, changed: bool, **_result: Any) -> None:

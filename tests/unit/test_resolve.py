@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from invented_hosts import gpu, host, plan_for
+from invented_hosts import changed, gpu, host, plan_for, remedies
 
 from provision import facts
 from provision.plan.model import HostPlan
@@ -25,7 +25,7 @@ def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
 
 def test_a_plan_does_not_depend_on_what_an_earlier_run_has_installed() -> None:
     bare = host()
-    finished = facts.normalise({**bare, "packages": {"g++": "4:12.2"}})
+    finished = changed(bare, {"packages": {"g++": "4:12.2"}})
     assert plan_for({"a": finished}) == plan_for({"a": bare})
 
 
@@ -45,12 +45,12 @@ def test_the_ssh_port_is_the_one_that_was_used() -> None:
 
 def test_different_prefixes_are_a_conflict() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2")}, b=HostRequirements(prefix="/srv/provision"))
-    assert "/srv/provision on b" in made.conflicts[0].constraint
+    assert "/srv/provision on b" in made.conflicts[0].what
 
 
 def test_an_interface_without_an_address_is_a_conflict() -> None:
     made = plan_for({"a": host(interfaces=[ETH0, {"name": "ib0", "addresses": [], "up": True}])}, a=HostRequirements(interface="ib0"))
-    assert "no IPv4 address" in made.conflicts[0].constraint
+    assert "no IPv4 address" in made.conflicts[0].what
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_mpi_gets_the_interface_that_carried_our_connection() -> None:
 def test_the_inventorys_interface_wins_and_a_wrong_one_is_a_conflict() -> None:
     facts_of_a = {"a": host(interfaces=[ETH0, IB0])}
     assert plan_for(facts_of_a, a=HostRequirements(interface="ib0")).hosts["a"].network.interface == "ib0"
-    assert "eth1" in plan_for(facts_of_a, a=HostRequirements(interface="eth1")).conflicts[0].constraint
+    assert "eth1" in plan_for(facts_of_a, a=HostRequirements(interface="eth1")).conflicts[0].what
 
 
 def test_docker0_and_loopback_are_never_taken() -> None:
@@ -97,10 +97,10 @@ def test_docker0_and_loopback_are_never_taken() -> None:
 
 
 def test_gpus_without_a_driver_are_a_conflict_unless_the_cpu_build_is_meant() -> None:
-    dark = facts.normalise({**host(), "nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
+    dark = changed(host(), {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
-    assert (conflict.host, conflict.constraint) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
-    assert [way.partition(" ")[0] for way in conflict.ways_out] == ["install", "--cpu:"]
+    assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
+    assert [way.partition(" ")[0] for way in remedies(conflict)] == ["install", "--cpu:"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
     assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was asked for; --no-cpu takes it back",)
@@ -109,14 +109,14 @@ def test_gpus_without_a_driver_are_a_conflict_unless_the_cpu_build_is_meant() ->
 
 def test_the_gpus_of_the_machine_around_a_container_are_not_its_own() -> None:
     seen = {"pci_devices": ["0000:01:00.0"], "device_nodes": []}
-    inside = facts.normalise({**host(cuda="12.4"), "gpus": [], "container": "docker", "nvidia": seen})
+    inside = changed(host(cuda="12.4"), gpus=[], container="docker", nvidia=seen)
     made = plan_for({"a": inside})
     assert made.hosts["a"].nccl is None
     assert made.notes == ("a: all GPUs stay unused: its container was given none of the machine's GPUs",)
 
 
 def test_a_driver_without_a_gpu_gets_no_nccl() -> None:
-    bare = facts.normalise({**host(cuda="12.4"), "gpus": []})
+    bare = changed(host(cuda="12.4"), gpus=[])
     assert plan_for({"a": bare}).hosts["a"].nccl is None
 
 
@@ -130,7 +130,7 @@ def test_a_driver_of_which_only_the_version_is_known() -> None:
 
 def test_an_unknown_distribution_and_an_unknown_architecture_are_conflicts() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("slackware", "15")), "c": host("10.0.0.3", arch="ppc64le")})
-    assert {conflict.host: conflict.constraint.split(";")[0] for conflict in made.conflicts} == {
+    assert {conflict.host: conflict.what.split(";")[0] for conflict in made.conflicts} == {
         "b": "the distribution slackware 15 is not known",
         "c": "architecture ppc64le is not supported",
     }
@@ -138,8 +138,8 @@ def test_an_unknown_distribution_and_an_unknown_architecture_are_conflicts() -> 
 
 def test_a_release_that_is_too_old_is_refused() -> None:
     made = plan_for({"a": host(system=("ubuntu", "18.04")), "b": host("10.0.0.2")})
-    assert made.conflicts[0].constraint == "ubuntu 18.04 is too old; 20.04 is the oldest that is supported"
-    assert made.conflicts[0].ways_out[0] == "leave a out: --limit '!a'"
+    assert made.conflicts[0].what == "ubuntu 18.04 is too old; 20.04 is the oldest that is supported"
+    assert remedies(made.conflicts[0])[0] == "leave a out: --limit '!a'"
 
 
 def test_what_nobody_said_is_not_told_as_if_somebody_had() -> None:
@@ -147,7 +147,7 @@ def test_what_nobody_said_is_not_told_as_if_somebody_had() -> None:
     made = plan_for({"a": bare}).hosts["a"]
     assert made.network.why == "the only host, and nothing is known of its network"
     assert "its facts name none" in made.python.why[0]
-    asked = facts.normalise({**bare, "python": {"version": "3.10.12", "asked_for": {"path": "/usr/bin/python3.11", "version": "3.11.9"}}})
+    asked = changed(bare, {"python": {"version": "3.10.12", "asked_for": {"path": "/usr/bin/python3.11", "version": "3.11.9"}}})
     assert plan_for({"a": asked}).hosts["a"].python.why[0] == "asked for in the inventory"
 
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from invented_hosts import gpu, host, plan_for
+from invented_hosts import changed, gpu, host, plan_for, remedies
 
-from provision import facts
 from provision.plan.model import Component
 from provision.plan.requirements import Requirements
 
@@ -21,7 +20,7 @@ def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() 
 
 
 def test_rpm_strings_and_repository() -> None:
-    rhel = facts.normalise({**gpu("12.4"), "os": {"id": "rocky", "version": "9.4"}})
+    rhel = changed(gpu("12.4"), {"os": {"id": "rocky", "version": "9.4"}})
     made = plan_for({"a": rhel}, Requirements(nccl_source="repository", nccl_version="2.21.5")).hosts["a"].nccl
     assert made.packages == ("libnccl-2.21.5-1+cuda12.4", "libnccl-devel-2.21.5-1+cuda12.4")
     assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64" in made.repository.entry
@@ -41,14 +40,14 @@ def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
     requirements = Requirements(nccl_source="local", nccl_local=LOCAL)
     made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, requirements)
     assert [conflict.host for conflict in made.conflicts] == ["old"]
-    assert "newer than the driver's CUDA 12.2" in made.conflicts[0].constraint or "12.2" in made.conflicts[0].constraint
-    assert made.conflicts[0].ways_out == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
+    assert "newer than the driver's CUDA 12.2" in made.conflicts[0].what or "12.2" in made.conflicts[0].what
+    assert remedies(made.conflicts[0]) == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
 
 
 def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
     refused = plan_for({"a": gpu("12.0")}, Requirements(nccl_version="2.17.1"))
-    assert "known bad: hang in alltoallv" in refused.conflicts[0].constraint
-    assert "--allow-bad" in " ".join(refused.conflicts[0].ways_out)
+    assert "known bad: hang in alltoallv" in refused.conflicts[0].what
+    assert "--allow-bad" in " ".join(remedies(refused.conflicts[0]))
     taken = plan_for({"a": gpu("12.0")}, Requirements(nccl_version="2.17.1", allow_bad=True)).hosts["a"].nccl
     assert taken.version == "2.17.1"
     assert any("--allow-bad" in why for why in taken.why)
@@ -61,8 +60,8 @@ def local(version: str) -> str:
 def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_allowed() -> None:
     given = Requirements(nccl_source="local", nccl_local=local("2.17.1"))
     (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
-    assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.constraint
-    assert refused.ways_out == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.what
+    assert remedies(refused) == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
     taken = plan_for({"a": gpu("12.0")}, replace(given, allow_bad=True)).hosts["a"].nccl
     assert (taken.version, taken.source) == ("2.17.1", "local_repository")
 
@@ -73,13 +72,13 @@ def test_a_local_repository_package_newer_than_the_list_of_bad_ones_was_asked_fo
 
 
 def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_cuda() -> None:
-    focal = facts.normalise({**gpu("13.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    focal = changed(gpu("13.0", python="3.8.10"), {"os": {"id": "ubuntu", "version": "20.04"}})
     requirements = Requirements(nccl_source="repository", nccl_version="2.28.9", torch=False)
     made = plan_for({"a": focal}, requirements).hosts["a"].nccl
     assert made.packages[0] == "libnccl2=2.28.9-1+cuda12.9"
     assert any(lost.candidate == "libnccl2=2.28.9-1+cuda13.0" and "ends with CUDA 12.9" in lost.reason for lost in made.rejected)
     assert plan_for({"a": gpu("13.0")}, requirements).hosts["a"].nccl.cuda == "13.0"
-    offers = facts.normalise({**focal, "candidates": {"libnccl2": ["2.28.9-1+cuda13.0"]}})
+    offers = changed(focal, {"candidates": {"libnccl2": ["2.28.9-1+cuda13.0"]}})
     assert plan_for({"a": offers}, requirements).hosts["a"].nccl.cuda == "13.0", "what the host's own index offers counts"
 
 
@@ -88,11 +87,11 @@ def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_
 )
 def test_a_version_that_cannot_be_had_is_a_conflict_about_that_version(version: str, said: str) -> None:
     made = plan_for({"a": gpu("12.2")}, Requirements(nccl_version=version))
-    assert said in made.conflicts[0].constraint
+    assert said in made.conflicts[0].what
 
 
 def test_a_build_that_does_not_exist_for_this_distribution_is_not_taken() -> None:
-    focal = facts.normalise({**gpu("12.0", python="3.8.10"), "os": {"id": "ubuntu", "version": "20.04"}})
+    focal = changed(gpu("12.0", python="3.8.10"), {"os": {"id": "ubuntu", "version": "20.04"}})
     requirements = Requirements(nccl_source="repository", nccl_version="2.19.3")
     assert plan_for({"a": focal}, requirements).hosts["a"].nccl.cuda == "12.0"
     made = plan_for({"a": gpu("12.0")}, requirements).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
@@ -127,7 +126,7 @@ def test_where_the_host_knows_a_repository_with_the_build_it_is_not_told_of_nvid
 def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distribution(system: tuple[str, str], python: str) -> None:
     a100 = [{"name": "A100", "compute_capability": "8.0"}]
     old = {"os": {"id": system[0], "version": system[1]}, "driver": {"version": "525.147.05", "cuda": "12.0"}, "gpus": a100}
-    known = facts.normalise({**host(system=system, python=python), **old})
+    known = changed(host(system=system, python=python), old)
     made = plan_for({"a": known}).hosts["a"].nccl
     assert (made.source, made.cuda) == ("wheel", "11.0")
     lost = next(lost for lost in made.rejected if lost.candidate == "libnccl2=2.19.3-1+cuda12.0")
@@ -156,7 +155,7 @@ def test_a_gpu_is_told_the_cuda_that_the_newest_of_its_demands_needs() -> None:
 def test_a_build_holds_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
     made = plan_for({"a": gpu(cuda, capability)}, Requirements(torch=False, **asked))
     assert (made.hosts["a"].nccl.version if made.hosts else None) == version
-    assert version or f"compute capability {capability}" in made.conflicts[0].constraint
+    assert version or f"compute capability {capability}" in made.conflicts[0].what
 
 
 NEWER = {"libnccl2": "2.27.3-1+cuda12.4", "libnccl-dev": "2.27.3-1+cuda12.4"}
@@ -172,8 +171,8 @@ def test_a_newer_nccl_of_the_hosts_own_is_not_replaced_by_an_older_one_without_a
     unfit = gpu("12.4", packages={"libnccl2": "2.29.7-1+cuda13.2"})
     assert plan_for({"a": unfit}, Requirements(torch=False)).hosts["a"].nccl.source == "wheel", "which is in the prefix"
     (conflict,) = plan_for({"a": theirs}, older).conflicts
-    assert "libnccl2 2.27.3-1+cuda12.4 is installed there, which is newer" in conflict.constraint
-    assert any(way.startswith("--allow-downgrade") for way in conflict.ways_out)
+    assert "libnccl2 2.27.3-1+cuda12.4 is installed there, which is newer" in conflict.what
+    assert any(way.startswith("--allow-downgrade") for way in remedies(conflict))
     told = plan_for({"a": theirs}, replace(older, allow_downgrade=True))
     assert told.hosts["a"].nccl.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
     assert any("libnccl2 2.27.3-1+cuda12.4 is replaced by the older 2.21.5-1+cuda12.4" in note for note in told.notes)

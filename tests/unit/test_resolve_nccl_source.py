@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from invented_hosts import FROM_SOURCE, TOOLKITS, equipped, plan_for, toolkit
+from invented_hosts import FROM_SOURCE, TOOLKITS, changed, equipped, plan_for, remedies, toolkit
 
-from provision import facts
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements
 
@@ -44,7 +43,7 @@ def test_nccl_is_built_for_the_cuda_of_the_compiler_and_the_gpus_of_all_that_get
 
 
 def test_gpus_that_the_facts_do_not_name_get_what_the_makefile_takes_by_default() -> None:
-    unknown = facts.normalise({**equipped(toolkit("12.4"), "12.4"), "gpus": [{"name": "GPU"}]})
+    unknown = changed(equipped(toolkit("12.4"), "12.4"), gpus=[{"name": "GPU"}])
     assert plan_for({"a": unknown}, FROM_SOURCE).hosts["a"].nccl.options == ()
 
 
@@ -62,11 +61,11 @@ NEEDS_NVCC = "it needs a CUDA compiler, nvcc, and there is none (in CUDA_HOME, C
 )
 def test_without_a_fitting_compiler_the_host_is_named_with_two_ways_out(found: dict[str, Any] | None, said: str) -> None:
     a, like_it = equipped(toolkit("12.4"), "12.4"), equipped(found, "12.4", address="10.0.0.2")
-    alone = facts.normalise({**like_it, "os": {"id": "ubuntu", "version": "24.04"}})
+    alone = changed(like_it, {"os": {"id": "ubuntu", "version": "24.04"}})
     (conflict,) = plan_for({"a": a, "alone": alone}, FROM_SOURCE).conflicts
     assert conflict.host == "alone"
-    assert said in conflict.constraint
-    assert conflict.ways_out == (
+    assert said in conflict.what
+    assert remedies(conflict) == (
         "leave --nccl-source out: the plan finds one that fits",
         "install a CUDA toolkit of 12.4 or older with nvcc on alone",
     )
@@ -74,7 +73,7 @@ def test_without_a_fitting_compiler_the_host_is_named_with_two_ways_out(found: d
 
 def test_a_compiler_that_does_not_know_the_gpu_does_not_count() -> None:
     (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.8", "10.0")}, FROM_SOURCE).conflicts
-    assert "no CUDA compiler of it fits driver and GPUs: that at /usr/local/cuda is of 12.4" in conflict.constraint
+    assert "no CUDA compiler of it fits driver and GPUs: that at /usr/local/cuda is of 12.4" in conflict.what
 
 
 def test_of_several_toolkits_the_largest_that_the_driver_runs_is_taken_and_said() -> None:
@@ -100,8 +99,8 @@ def test_a_toolkit_that_an_earlier_run_built_with_is_kept() -> None:
 def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
     requirements = Requirements(nccl_source="source", nccl_version="2.28.9")
     (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, requirements).conflicts
-    assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.constraint
-    assert conflict.ways_out[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, a file of yours"
+    assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.what
+    assert remedies(conflict)[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, a file of yours"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_tarball_that_was_given_is_what_is_built(version: str, said: str) -> N
 def test_a_tarball_of_a_known_bad_release_needs_allow_bad() -> None:
     hosts = {"a": equipped(toolkit("12.4"), "12.4")}
     (conflict,) = plan_for(hosts, given("2.17.1")).conflicts
-    assert conflict.ways_out == ("leave --nccl-tarball out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    assert remedies(conflict) == ("leave --nccl-tarball out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
     assert plan_for(hosts, given("2.17.1", allow_bad=True)).hosts["a"].nccl.version == "2.17.1"
 
 

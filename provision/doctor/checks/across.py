@@ -9,6 +9,7 @@ from typing import Any
 
 from provision.doctor.checks.model import Seen, check_across
 from provision.facts import Facts
+from provision.facts.model import Interface
 
 Hosts = Mapping[str, Facts]
 
@@ -26,17 +27,17 @@ def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Iterat
 
 
 def _packages(name: str) -> Callable[[Facts], Any]:
-    return lambda facts: facts["installed"]["packages"].get(name)
+    return lambda facts: facts.installed.packages.get(name)
 
 
 @check_across("driver-differs")
 def _driver(hosts: Hosts) -> Iterator[Seen]:
-    yield from _differing(hosts, "the NVIDIA driver", lambda facts: (facts["driver"] or {}).get("version"))
+    yield from _differing(hosts, "the NVIDIA driver", lambda facts: facts.driver.version if facts.driver else None)
 
 
 @check_across("nccl-version-mismatch-hosts", "warning")
 def _nccl(hosts: Hosts) -> Iterator[Seen]:
-    yield from _differing(hosts, "NCCL", lambda facts: next((each["version"] for each in facts["nccl"]["libraries"]), None))
+    yield from _differing(hosts, "NCCL", lambda facts: next((each.version for each in facts.nccl.libraries), None))
 
 
 @check_across("ompi-version-mismatch")
@@ -44,9 +45,7 @@ def _open_mpi(hosts: Hosts) -> Iterator[Seen]:
     """What mpirun starts is what the non-interactive PATH finds; what we installed is started by its path."""
 
     def first(facts: Facts) -> Any:
-        found = {each["path"]: each for each in facts["mpi"]["found"]}
-        mine = found.get(facts["mpi"]["first"])
-        return mine["version"] if mine and mine["flavour"] == "openmpi" else None
+        return next((each.version for each in facts.mpi.found if each.path == facts.mpi.first and each.flavour == "openmpi"), None)
 
     yield from _differing(hosts, "the Open MPI that mpirun finds first", first)
     yield from _differing(hosts, "the installed Open MPI", _packages("openmpi"))
@@ -55,14 +54,14 @@ def _open_mpi(hosts: Hosts) -> Iterator[Seen]:
 @check_across("orte-unpack-past-end", "warning")
 def _hwloc(hosts: Hosts) -> Iterator[Seen]:
     """Only where Open MPI is the distribution's, which uses the system's hwloc."""
-    distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts["packages"])}
-    yield from _differing(distribution, "hwloc", lambda facts: next((each["file"] for each in facts["hwloc"]["libraries"]), None))
+    distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts.packages)}
+    yield from _differing(distribution, "hwloc", lambda facts: next((each.file for each in facts.hwloc.libraries), None))
 
 
 @check_across("python-version-differs")
 def _python(hosts: Hosts) -> Iterator[Seen]:
     def minor(facts: Facts) -> Any:
-        return ".".join(((facts["installed"]["venv"] or {}).get("python_version") or "").split(".")[:2])
+        return ".".join((facts.installed.venv.python_version or "").split(".")[:2])
 
     yield from _differing(hosts, "the environment's Python", minor)
 
@@ -83,21 +82,21 @@ def _loopback(hosts: Hosts) -> Iterator[Seen]:
     if len(hosts) < 2:
         return
     for name, facts in hosts.items():
-        wrong = [address for address in facts["hosts_file"] if address.startswith("127.")]
-        address = (facts["network"]["ssh_connection"] or {}).get("server_address")
-        if wrong and (len(wrong) == len(facts["hosts_file"]) or facts["hosts_file"][0].startswith("127.")):
+        wrong = [address for address in facts.hosts_file if address.startswith("127.")]
+        address = facts.network.ssh_connection.server_address if facts.network.ssh_connection else None
+        if wrong and (len(wrong) == len(facts.hosts_file) or facts.hosts_file[0].startswith("127.")):
             expected = address or "its address in the network of the others"
-            fix = (f"sudo sed -i 's/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts['hostname']}/' /etc/hosts",)
-            yield Seen(f"/etc/hosts maps its own name {facts['hostname']} to {wrong[0]}", expected, fix, name)
+            fix = (f"sudo sed -i 's/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts.hostname}/' /etc/hosts",)
+            yield Seen(f"/etc/hosts maps its own name {facts.hostname} to {wrong[0]}", expected, fix, name)
 
 
 @check_across("btl-tcp-unexpected-peer", "warning")
 def _same_address(hosts: Hosts) -> Iterator[Seen]:
     owners: dict[str, list[str]] = defaultdict(list)
     for name, facts in hosts.items():
-        for interface in facts["network"]["interfaces"]:
-            if not interface["virtual"] and not interface["loopback"] and interface["up"]:
-                for cidr in interface["addresses"]:
+        for interface in facts.network.interfaces:
+            if not interface.virtual and not interface.loopback and interface.up:
+                for cidr in interface.addresses:
                     owners[cidr.split("/")[0]].append(name)
     for address, names in owners.items():
         if len(set(names)) > 1 and not address.startswith("fe80:"):
@@ -109,35 +108,35 @@ def _bridges(hosts: Hosts) -> Iterator[Seen]:
     """Where Open MPI was not told which network to use, it tries the bridges too that every container host has."""
     bridges: dict[str, dict[str, str]] = defaultdict(dict)
     for name, facts in hosts.items():
-        told = facts["signs"]["mca_params"].get("btl_tcp_if_include") or facts["environment"]["variables"].get(
-            "OMPI_MCA_btl_tcp_if_include"
-        )
-        if facts["mpi"]["found"] and not told:
-            for interface in facts["network"]["interfaces"]:
-                if interface["kind"] == "container" and interface["up"]:
-                    for cidr in interface["addresses"]:
-                        bridges[cidr][name] = interface["name"]
+        told = facts.signs.mca_params.get("btl_tcp_if_include") or facts.environment.variables.get("OMPI_MCA_btl_tcp_if_include")
+        if facts.mpi.found and not told:
+            for interface in facts.network.interfaces:
+                if interface.kind == "container" and interface.up:
+                    for cidr in interface.addresses:
+                        bridges[cidr][name] = interface.name
     for cidr, owners in bridges.items():
         if len(owners) > 1 and ":" not in cidr:
-            name, interface = next(iter(owners.items()))
-            said = f"{cidr} ({interface}) exists on {' and '.join(owners)}, and no setting keeps Open MPI from it"
+            name, bridge = next(iter(owners.items()))
+            said = f"{cidr} ({bridge}) exists on {' and '.join(owners)}, and no setting keeps Open MPI from it"
             yield Seen(said, "btl_tcp_if_include = the hosts' network", host=name)
 
 
 @check_across("mtu-differs")
 def _mtu(hosts: Hosts) -> Iterator[Seen]:
-    yield from _differing(hosts, "the MTU of its network", lambda facts: _picked(facts).get("mtu"))
+    yield from _differing(hosts, "the MTU of its network", lambda facts: picked.mtu if (picked := _picked(facts)) else None)
 
 
-def _picked(facts: Facts) -> Mapping[str, Any]:
+def _picked(facts: Facts) -> Interface | None:
     """The interface that MPI would use (`resolve/network.py`): the one asked for, that of our connection, that of the default route."""
-    network = facts["network"]
-    wanted = network.get("asked_for") or (network["ssh_connection"] or {}).get("interface") or network["default_route_interface"]
-    return next((each for each in network["interfaces"] if each["name"] == wanted), {})
+    network = facts.network
+    wanted = network.asked_for or network.ssh_connection.interface or network.default_route_interface
+    return next((each for each in network.interfaces if each.name == wanted), None)
 
 
-def _subnets(interface: Mapping[str, Any]) -> set[str]:
-    return {str(ipaddress.ip_interface(cidr).network) for cidr in interface.get("addresses", ()) if not cidr.startswith("fe80:")}
+def _subnets(interface: Interface | None) -> set[str]:
+    return {
+        str(ipaddress.ip_interface(cidr).network) for cidr in (interface.addresses if interface else ()) if not cidr.startswith("fe80:")
+    }
 
 
 @check_across("mpi-other-network")
@@ -150,7 +149,8 @@ def _other_network(hosts: Hosts) -> Iterator[Seen]:
     usual, members = count.most_common(1)[0]
     for name, found in subnets.items():
         if usual not in found and members > 1:
-            said = f"MPI would use {_picked(hosts[name])['name']} ({', '.join(sorted(found))})"
+            picked = _picked(hosts[name])
+            said = f"MPI would use {picked.name if picked else '?'} ({', '.join(sorted(found))})"
             yield Seen(said, f"an interface in {usual}, as on {members} others", host=name)
 
 
@@ -159,17 +159,15 @@ def _faster_network(hosts: Hosts) -> Iterator[Seen]:
     """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
     if len(hosts) < 2:
         return
-    faster: list[dict[str, Mapping[str, Any]]] = []
-    for facts in hosts.values():
-        speed = _picked(facts).get("speed") or 0
-        usable = [
-            each for each in facts["network"]["interfaces"] if each["up"] and not each["virtual"] and (each["speed"] or 0) > speed > 0
-        ]
+    picked = {name: _picked(facts) for name, facts in hosts.items()}
+    faster: list[dict[str, Interface]] = []
+    for name, facts in hosts.items():
+        speed = (mine.speed if (mine := picked[name]) else None) or 0
+        usable = [each for each in facts.network.interfaces if each.up and not each.virtual and (each.speed or 0) > speed > 0]
         faster.append({subnet: each for each in usable for subnet in _subnets(each)})
     for subnet in sorted(set.intersection(*(set(each) for each in faster))):
-        for name, mine in zip(hosts, faster, strict=True):
-            picked, better = _picked(hosts[name]), mine[subnet]
-            said = (
-                f"MPI would use {picked['name']} ({picked['speed']} Mbit/s); {better['name']} has {better['speed']} Mbit/s and reaches all"
-            )
-            yield Seen(said, f"{better['name']}", (f"provision_interface={better['name']}   # next to the host in the inventory",), name)
+        for (name, used), found in zip(picked.items(), faster, strict=True):
+            better = found[subnet]
+            current = f"{used.name} ({used.speed} Mbit/s)" if used else ""
+            said = f"MPI would use {current}; {better.name} has {better.speed} Mbit/s and reaches all"
+            yield Seen(said, better.name, (f"provision_interface={better.name}   # next to the host in the inventory",), name)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from provision.base.problems import Problem
 from provision.diagnosis.findings import SEVERITIES, UNKNOWN, Finding, Severity
 from provision.diagnosis.logs import Scanner, judge
 from provision.diagnosis.signatures import LAYERS, Signature, all_signatures, conditions, harmless
 from provision.doctor.checks.model import CHECKS, Answer, Check, Seen
-from provision.facts import Facts, normalise
+from provision.facts import Facts
 
 LOGIN_FIX = (
     "provision up HOSTS   # lets every host into every other, with their host keys known",
@@ -19,9 +18,7 @@ LOGIN_FIX = (
 )
 
 
-def examine(
-    hosts: Mapping[str, Mapping[str, Any]], problems: Sequence[Problem] = (), answers: Mapping[str, Answer] | None = None
-) -> list[Finding]:
+def examine(hosts: Mapping[str, Facts], problems: Sequence[Problem] = (), answers: Mapping[str, Answer] | None = None) -> list[Finding]:
     """What is wrong with the hosts, worst first, then by layer and host.
 
     Args:
@@ -29,14 +26,13 @@ def examine(
         problems: what the survey itself found.
         answers: what the hosts saw of each other, where they were asked.
     """
-    known = {name: normalise(facts) for name, facts in hosts.items()}
     found = [_of_problem(problem) for problem in problems]
     for each in CHECKS:
-        found += _of_check(each, known, answers or {})
-    for name, facts in known.items():
+        found += _of_check(each, hosts, answers or {})
+    for name, facts in hosts.items():
         found += _of_kernel_log(name, facts)
     for name, answer in (answers or {}).items():
-        found += _of_logins(name, answer, known[name])
+        found += _of_logins(name, answer, hosts[name])
     unique: dict[tuple[str, str | None], Finding] = {}
     for finding in found:
         same = unique.setdefault((finding.id, finding.host), finding)
@@ -70,7 +66,7 @@ def _of_problem(problem: Problem) -> Finding:
 
 
 def _of_kernel_log(host: str, facts: Facts) -> Iterable[Finding]:
-    for finding in _explained("\n".join(facts["signs"]["kernel_log"]), f"kernel log of {host}"):
+    for finding in _explained("\n".join(facts.signs.kernel_log), f"kernel log of {host}"):
         if finding.id != UNKNOWN and finding.layer in ("driver", "os"):
             finding.host = host
             finding.seen = finding.evidence[0].text
@@ -79,7 +75,7 @@ def _of_kernel_log(host: str, facts: Facts) -> Iterable[Finding]:
 
 def _of_logins(host: str, answer: Answer, facts: Facts) -> Iterable[Finding]:
     """What ssh said on the way to the others, under the ids of its messages. Where we installed nothing, nobody may need it."""
-    severity: Severity = "error" if facts["installed"]["manifest"] else "warning"
+    severity: Severity = "error" if facts.installed.manifest else "warning"
     for peer, said in answer.ssh.items():
         if said is not None:
             name = next((each.id for each in _explained(said) if each.id != UNKNOWN), "ssh-between-hosts")

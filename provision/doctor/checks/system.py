@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from provision.doctor.checks.model import Seen, check
 from provision.facts import Facts
+from provision.facts.model import Limits
 
 FEW_FILES = 4096  # a rank with eight data loader workers and 64 peers passes 1024
 LITTLE_DISK_MB = 1024
@@ -14,25 +15,24 @@ MASTER_PORT = 29500  # PyTorch's default
 
 @check("too-many-open-files", "warning")
 def _files(facts: Facts) -> Iterator[Seen]:
-    limit = (facts["limits"].get("nofile") or {}).get("soft")
-    if limit not in (None, "unlimited") and int(limit) < FEW_FILES:
+    limit = facts.limits.get("nofile", Limits()).soft
+    if isinstance(limit, int) and limit < FEW_FILES:
         yield Seen(f"ulimit -n is {limit} in a non-interactive shell", f"{FEW_FILES} or more")
 
 
 @check("disk-full", "warning")
 def _disk(facts: Facts) -> Iterator[Seen]:
     told = set()
-    for name in ("prefix", "tmp", "home"):
-        disk = facts["disk"][name]
-        free, total = disk.get("free_mb"), disk.get("total_mb")
+    for disk in (facts.disk.prefix, facts.disk.tmp, facts.disk.home):
+        free, total = disk.free_mb, disk.total_mb
         if free is not None and free < LITTLE_DISK_MB and (free, total) not in told:
             told.add((free, total))
-            yield Seen(f"{disk['path']} has {free} MB free", f"{LITTLE_DISK_MB} MB or more", (f"df -h {disk['path']}",))
+            yield Seen(f"{disk.path} has {free:.0f} MB free", f"{LITTLE_DISK_MB} MB or more", (f"df -h {disk.path}",))
 
 
 @check("ompi-session-dir")
 def _tmp(facts: Facts) -> Iterator[Seen]:
-    mode = facts["signs"]["modes"].get("/tmp")
+    mode = facts.signs.modes.get("/tmp")
     if mode and mode not in ("1777", "0777"):
         yield Seen(f"/tmp has mode {mode}", "1777", ("sudo chmod 1777 /tmp",))
 
@@ -40,8 +40,8 @@ def _tmp(facts: Facts) -> Iterator[Seen]:
 @check("ssh-permission-denied", "warning")
 def _ssh_modes(facts: Facts) -> Iterator[Seen]:
     """sshd and ssh refuse keys that others could have changed or read."""
-    for file in facts["ssh"]["files"]:
-        path, mode = file["path"], int(file["mode"], 8)
+    for file in facts.ssh.files:
+        path, mode = file.path, int(file.mode, 8)
         private = path.rpartition("/")[2].startswith("id_")
         if mode & (0o077 if private else 0o022):
             wanted = (
@@ -51,25 +51,25 @@ def _ssh_modes(facts: Facts) -> Iterator[Seen]:
                 if path.endswith(".ssh")
                 else "0755"
             )
-            yield Seen(f"{path} has mode {file['mode']}", wanted, (f"chmod {wanted} {path}",))
+            yield Seen(f"{path} has mode {file.mode}", wanted, (f"chmod {wanted} {path}",))
 
 
 @check("master-port-in-use", "warning")
 def _port(facts: Facts) -> Iterator[Seen]:
-    if MASTER_PORT in facts["signs"]["listening"]:
+    if MASTER_PORT in facts.signs.listening:
         yield Seen(f"something listens on port {MASTER_PORT}, PyTorch's default", "nothing", (f"ss -ltnp 'sport = :{MASTER_PORT}'",))
 
 
 @check("firewall-active")
 def _firewall(facts: Facts) -> Iterator[Seen]:
-    active = [name for name in ("ufw", "firewalld") if facts["security"][name]]
+    active = [name for name, on in (("ufw", facts.security.ufw), ("firewalld", facts.security.firewalld)) if on]
     if active:
         yield Seen(f"{' and '.join(active)} is active", "one that lets the other hosts through")
 
 
 @check("btl-tcp-if-include-bad")
 def _if_include(facts: Facts) -> Iterator[Seen]:
-    for source, settings in (("OMPI_MCA_", facts["environment"]["variables"]), ("", facts["signs"]["mca_params"])):
+    for source, settings in (("OMPI_MCA_", facts.environment.variables), ("", facts.signs.mca_params)):
         for name in ("btl_tcp_if_include", "oob_tcp_if_include"):
             for wanted in filter(None, settings.get(source + name, "").split(",")):
                 if not _has(facts, wanted):
@@ -79,11 +79,11 @@ def _if_include(facts: Facts) -> Iterator[Seen]:
 def _has(facts: Facts, wanted: str) -> bool:
     import ipaddress
 
-    interfaces = facts["network"]["interfaces"]
+    interfaces = facts.network.interfaces
     if "/" not in wanted:
-        return any(each["name"] == wanted for each in interfaces) or not interfaces
+        return any(each.name == wanted for each in interfaces) or not interfaces
     try:
         subnet = ipaddress.ip_network(wanted, strict=False)
-        return any(ipaddress.ip_interface(cidr).ip in subnet for each in interfaces for cidr in each["addresses"])
+        return any(ipaddress.ip_interface(cidr).ip in subnet for each in interfaces for cidr in each.addresses)
     except ValueError:
         return False

@@ -49,7 +49,7 @@ def operating_system(machine):
             values[key] = value.strip().strip("\"'")
     distribution = values.get("ID", "linux").lower()
     alike = values.get("ID_LIKE", "").lower().split()
-    in_brackets = re.search(r"\(([A-Za-z ]+)\)", values.get("VERSION", ""))
+    in_brackets = re.search(r"\(([A-Za-z]+)\)", values.get("VERSION", ""))
     names = [distribution] + alike
     family = "other"
     if "debian" in names or "ubuntu" in names:

@@ -87,7 +87,10 @@ class Bundle:
         for name, host in plan.hosts.items():
             made_for = self.hosts[name]
             brought = {name_of_package(file) for file in (*made_for["debs"], *made_for["nccl_debs"])}
-            needed = {*map(name_of_package, (*host.packages, *(host.nccl.packages if host.nccl else ()))), *made_for["relies_on"]}
+            needed = {
+                *map(name_of_package, (*host.packages, *(host.nccl_packages.packages if host.nccl_packages else ()))),
+                *made_for["relies_on"],
+            }
             if lacking := sorted(needed - brought - set(there[name])):
                 listed = ", ".join(lacking[:8]) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
                 what = f"the bundle lacks packages that are not installed there: {listed}"
@@ -139,7 +142,8 @@ def requirements_of(host: HostPlan) -> list[str]:
     pins = [
         one.package for one in components if one is not None and "==" in one.package and one.source in ("wheel", "index", "folder", "host")
     ]
-    nccl = [] if host.nccl is None else [*host.nccl.packages, *([host.nccl.package] if host.nccl.source == "local_repository" else [])]
+    own = host.nccl_packages
+    nccl = [] if own is None else [*own.packages, *([own.package] if own.source == "local_repository" else [])]
     sources = [f"the sources of {each.title} {found.version}" for each in from_source.RECIPES if (found := each.of(host))]
     return [*pins, *host.packages, *nccl, *sources]
 

@@ -13,6 +13,7 @@ from typing import Any
 from provision.base import aptsources, downloads, paths, resources
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
+from provision.facts import Facts
 from provision.install import artifacts, installer
 from provision.install.bundle import archive, debs, wheels
 from provision.plan.cluster_lock import Lock, of_plan
@@ -35,7 +36,7 @@ class Places:
 def gather(
     session: Session,
     plan: Plan,
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Facts],
     places: Places,
     sources: installer.Sources,
     target: Path,
@@ -55,7 +56,7 @@ def gather(
         brought: dict[str, list[str]] = {}
         seen = _look(session, plan, work / "seen")
         for host in plan.hosts.values():
-            target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name]["os"].get("libc") or "2.17")
+            target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name].os.libc or "2.17")
             found: dict[str, list[str]] = {"venv": [], "nccl": []}
             for environment, pins in _pins(host).items():
                 kind = _kind(host, pins)
@@ -98,13 +99,11 @@ def _refuse(plan: Plan, folder: Path | None) -> None:
         artifacts.torch_wheel(host, folder)  # of the user's: it must be at hand
 
 
-def _packages(
-    host: HostPlan, facts: Mapping[str, Any], seen: str, work: Path, folder: Path, places: Places, say: Say
-) -> dict[str, list[str]]:
+def _packages(host: HostPlan, facts: Facts, seen: str, work: Path, folder: Path, places: Places, say: Say) -> dict[str, list[str]]:
     """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own. And what is not
     brought because the host has it.
     """
-    nccl = host.nccl if host.nccl is not None and host.nccl.source in ("repository", "distribution") else None
+    nccl = host.nccl_packages if host.nccl_packages and host.nccl_packages.source != "local_repository" else None
     say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
     found: dict[str, list[str]] = {"debs": [], "nccl_debs": [], "relies_on": []}
     pinned = {archive.name_of_package(package) for package in nccl.packages} if nccl else set()
@@ -112,7 +111,7 @@ def _packages(
         if host.packages or nccl:
             apt = debs.Apt(host.arch, seen, work, _release(facts, places))
             # What came with an earlier run goes again with `provision remove`.
-            earlier = sorted(set(facts["installed"]["system_packages"]["added"]) - set(host.packages) - pinned)
+            earlier = sorted(set(facts.installed.system_packages.added) - set(host.packages) - pinned)
             found["debs"] = apt.bring([*host.packages, *earlier], folder)
             brought = {archive.name_of_package(file) for file in found["debs"]}
             found["relies_on"] = [name for name in apt.rely_on(host.packages) if name not in brought]
@@ -125,8 +124,8 @@ def _packages(
     return found
 
 
-def _release(facts: Mapping[str, Any], places: Places) -> debs.Release:
-    distribution, codename = facts["os"]["id"], facts["os"].get("codename") or ""
+def _release(facts: Facts, places: Places) -> debs.Release:
+    distribution, codename = facts.os.id, facts.os.codename or ""
     mirror = aptsources.mirror_at(places.apt_mirror, distribution) if places.apt_mirror else None
     return debs.Release(distribution, codename, mirror)
 

@@ -12,27 +12,29 @@ import time
 from typing import Any
 
 import pytest
+from invented_hosts import stated
 from loading import load
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.doctor import reach
 from provision.doctor.checks import Answer, examine
+from provision.facts import Facts
 from provision.inventory import Host
 
 SCRIPT = resources.hostside("reach.py")
 
 
-def facts(number: int, **more: Any) -> dict[str, Any]:
+def facts(number: int, **more: Any) -> Facts:
     connection = {"client_address": "127.0.0.1", "server_address": f"127.0.0.{number + 1}", "server_port": 22, "interface": "lo"}
-    return {
+    known = {
         "python": {"executable": sys.executable},
         "user": {"name": "trainer"},
         "network": {"ssh_connection": connection},
         "mpi": {"found": []},
-        "installed": {"manifest": None},
         **more,
     }
+    return stated(known)
 
 
 def made(count: int, *, bandwidth: bool = False) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def test_an_answer_that_is_none_is_an_error_and_no_crash(said: str) -> None:
 
 
 def found(answers: dict[str, Answer]) -> dict[tuple[str, str | None], str]:
-    return {(each.id, each.host): each.seen for each in examine({name: {} for name in answers}, (), answers)}
+    return {(each.id, each.host): each.seen for each in examine({name: stated({}) for name in answers}, (), answers)}
 
 
 def test_a_host_that_listened_and_was_not_reached_is_behind_a_firewall() -> None:
@@ -196,9 +198,9 @@ def interface(name: str, cidr: str, speed: int | None) -> dict[str, Any]:
     }
 
 
-def network(number: int, *, asked: str | None = None, first: str = "10.0.0") -> dict[str, Any]:
+def network(number: int, *, asked: str | None = None, first: str = "10.0.0") -> Facts:
     interfaces = [interface("eth0", f"{first}.{number}/24", 1000), interface("eth1", f"10.9.0.{number}/24", 100_000)]
-    return {"network": {"interfaces": interfaces, "default_route_interface": "eth0", "ssh_connection": None, "asked_for": asked}}
+    return stated({"network": {"interfaces": interfaces, "default_route_interface": "eth0", "ssh_connection": None, "asked_for": asked}})
 
 
 def test_the_interface_that_mpi_would_pick() -> None:

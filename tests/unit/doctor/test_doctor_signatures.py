@@ -7,21 +7,42 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from provision.base import validation
 from provision.base.errors import UsageError
+from provision.cli.main import app
 from provision.diagnosis.logs.literals import required
 from provision.diagnosis.logs.unknown import MARKERS
 from provision.diagnosis.patterns import letters
-from provision.diagnosis.signatures import FOLDER, LAYERS, all_signatures, harmless, named
+from provision.diagnosis.signatures import FOLDER, LAYERS, Signatures, all_signatures, harmless, named
 
 FILES = sorted((FOLDER / "signatures").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_file_of_signatures_keeps_to_the_schema(file: Path) -> None:
-    schema = json.loads((FOLDER / "signatures.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(yaml.safe_load(file.read_text(encoding="utf-8")), schema)
+def test_a_file_of_signatures_keeps_to_the_printed_schema(file: Path) -> None:
+    jsonschema.validate(
+        yaml.safe_load(file.read_text(encoding="utf-8")), json.loads(CliRunner().invoke(app, ["schema", "signatures"]).output)
+    )
     assert file.stem in LAYERS
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("  severity: error", "  severity: bad", "`[0].severity` must be 'error', 'warning' or 'note', not 'bad'"),
+        ("  probe:", "  prope:", "`[0].prope` is unknown; did you mean `probe`?"),
+        ("'failed to extend", "'(?<=failed to extend", "`[0].patterns[0]`: invalid perl operator: (?<"),
+        ("over: [disk-full]", "fix: []", "`fix` stands there twice"),
+    ],
+)
+def test_a_mistake_in_a_file_is_said_with_its_line(right: str, wrong: str, said: str) -> None:
+    text = (FOLDER / "signatures/nccl.yaml").read_text(encoding="utf-8")
+    line = text[: text.index(right)].count("\n") + 1
+    with pytest.raises(UsageError) as caught:
+        validation.parse(Signatures, text.replace(right, wrong, 1), "nccl.yaml", "yaml")
+    assert str(caught.value).startswith(f"nccl.yaml:{line}: {said}")
 
 
 def test_ids_are_unique_and_what_entries_name_exists() -> None:

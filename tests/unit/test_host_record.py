@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from loading import load
-from test_remove_script import ROOT, load_module
+from loading import load, load_ansible_module
+from test_remove_script import ROOT
 
 BARE = ["bash", "libc6"]
 
 
 @pytest.fixture(scope="module")
 def owned() -> Any:
-    return load_module("owned_packages")
+    return load_ansible_module("host_record")
 
 
 def noted(owned: Any, *steps: tuple[Any, ...]) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def test_every_installation_is_closed_also_when_it_fails() -> None:
     brackets = 0
     for book in sorted((ROOT / "playbooks/roles").rglob("tasks/*.yml")):
         tasks = tasks_of(yaml.safe_load(book.read_text()))
-        states = [task["owned_packages"]["state"] for task in tasks if "owned_packages" in task]
-        blocks = [task for task in tasks if any(one.get("owned_packages", {}).get("state") == "before" for one in task.get("block", []))]
+        states = [task["host_record"]["packages"] for task in tasks if "packages" in task.get("host_record", {})]
+        blocks = [task for task in tasks if any(one.get("host_record", {}).get("packages") == "before" for one in task.get("block", []))]
         assert states.count("before") == len(blocks), book
         for block in blocks:
-            assert [one["owned_packages"]["state"] for one in block["always"]] == ["after"], book
+            assert [one["host_record"]["packages"] for one in block["always"]] == ["after"], book
         brackets += len(blocks)
     assert brackets == 3

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from provision import facts
+from provision.base.problems import Problem
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
@@ -50,8 +52,18 @@ def host(
     return facts.normalise(given_facts)
 
 
+def stated(sections: Mapping[str, Any]) -> facts.Facts:
+    """The facts of a host of which this is known."""
+    return facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
+
+
+def changed(known: facts.Facts, sections: Mapping[str, Any] | None = None, **more: Any) -> facts.Facts:
+    """The same facts with other sections, which are plain data."""
+    return facts.normalise({**known.model_dump(), **(sections or {}), **more})
+
+
 def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> facts.Facts:
-    return facts.normalise({**host(address, system=("ubuntu", "22.04"), cuda=cuda, **more), "gpus": [{"compute_capability": capability}]})
+    return changed(host(address, system=("ubuntu", "22.04"), cuda=cuda, **more), gpus=[{"compute_capability": capability}])
 
 
 def toolkit(version: str | None, *, nvcc: bool = True) -> dict[str, Any]:
@@ -64,8 +76,13 @@ def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) 
     known = gpu(cuda, *where, **more)
     if found is None:
         return known
-    return facts.normalise({**known, "cuda": found, "missing": [part for part in known["missing"] if part != "cuda"]})
+    return changed(known, cuda=found, missing=[part for part in known.missing if part != "cuda"])
 
 
 def plan_for(hosts: dict[str, facts.Facts], requirements: Requirements = REQUIREMENTS, **asked: HostRequirements) -> Any:
     return resolve(hosts, requirements, asked)
+
+
+def remedies(problem: Problem) -> tuple[str, ...]:
+    """Its remedies as sentences."""
+    return tuple(remedy.text for remedy in problem.remedies)

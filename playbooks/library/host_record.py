@@ -1,0 +1,149 @@
+#!/usr/bin/python
+"""Ansible module: notes in the host's record what will be ours, before something else makes it. Runs on the host; Python 3.7+."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_record
+short_description: Note folders, files and system packages in the host's record
+description:
+  - With C(prefix), refuses a folder of somebody else's and notes what will be made in it; that may then be replaced and removed as a whole.
+  - With C(claimed), notes that these paths are ours, if nothing is there yet.
+  - C(packages=before) writes down what is installed; C(packages=after) takes the difference as ours, and belongs into an C(always).
+  - Of an installation that was cut off in between, the next C(before) or C(closed) notes the difference as unsure, for others may have
+    installed packages since; C(provision remove) decides which of it are ours.
+author: [the provision authors]
+options:
+  record: {description: The record., type: path, required: true}
+  prefix: {description: The folder that the record is in., type: path}
+  contents: {description: Names of what will be made in the prefix., type: list, elements: str, default: []}
+  claimed: {description: Paths that something else will make., type: list, elements: path, default: []}
+  packages: {description: "Before or after an installation; C(closed): none is under way.", choices: [before, after, closed]}
+  asked: {description: "With C(before): the packages that the installation asks for.", type: list, elements: str, default: []}
+  held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
+  removed: {description: Packages that were there before us and were removed., type: list, elements: str, default: []}
+  replaced: {description: "Packages that the installation brought to another version, name to the version before.", type: dict, default: {}}
+"""
+
+EXAMPLES = r"""
+- name: Note what was there
+  host_record:
+    record: /opt/provision/record.json
+    packages: before
+    asked: [g++]
+"""
+
+RETURN = r"""
+"""
+
+import json  # noqa: E402
+import os  # noqa: E402
+
+from ansible.module_utils import host_record  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+HINT = "Give this host another folder with provision_prefix, or move away what is there."
+
+
+def holds(path, keys):
+    """Whether ``path`` is a JSON document with these keys."""
+    try:
+        with open(path) as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and keys <= set(found)
+
+
+def foreign(names):
+    """Of ``names`` in a folder, those that neither a run of ours that died at once nor a new file system leaves there."""
+    return [name for name in names if not name.startswith(".provision-") and name != "lost+found"]
+
+
+def refusal(prefix, contents):
+    """Why the folder cannot be taken, or None."""
+    try:
+        there = sorted(os.listdir(prefix))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        return f"{prefix} is not a folder. {HINT}"
+    path, known = os.path.join(prefix, "record.json"), []
+    if "record.json" in there:
+        if not holds(path, {"schema", "files", "claimed", "packages"}):
+            return f"{path} is no record of provision's, or it is damaged. {HINT}"
+        known = host_record.load(path)["contents"]
+    if not known and holds(os.path.join(prefix, "manifest.json"), {"schema", "cluster", "host"}):
+        return None  # from a version of ours that did not note yet what is in the prefix
+    theirs = [name for name in there if name in contents and name not in known] if "record.json" in there else foreign(there)
+    return f"{prefix} holds {', '.join(theirs[:5])}, which provision did not make. {HINT}" if theirs else None
+
+
+def installed(module):
+    if module.get_bin_path("dpkg-query"):
+        command = ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"]
+        pairs = [line.partition(" ") for line in module.run_command(command, check_rc=True)[1].splitlines()]
+        return sorted(name for state, _, name in pairs if state not in ("not-installed", "config-files"))
+    _rc, out, _err = module.run_command(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"], check_rc=True)
+    return sorted(set(out.split()))
+
+
+def bracketed(packages, state, now, asked):
+    """What the record says of packages once ``state`` is reached with the packages ``now`` installed."""
+    added, unsure = set(packages["added"]), set(packages["unsure"])
+    new = set() if packages["before"] is None else set(now) - set(packages["before"]) - added
+    if state == "after":
+        added |= new
+    else:
+        unsure |= new
+    return {
+        "added": sorted(added & set(now)),
+        "before": now if state == "before" else None,
+        "asked": sorted(set(packages["asked"]) | set(asked)),
+        "unsure": sorted((unsure - added) & set(now)),
+    }
+
+
+def note_packages(record, given, now):
+    known = {**host_record.EMPTY["packages"], **record["packages"]}
+    record["packages"] = bracketed(known, given["packages"], now, given["asked"])
+    record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
+    record["taken_off"] = sorted(set(record["taken_off"]) | set(given["removed"]))
+    ours = {name.split(":")[0] for name in record["packages"]["added"]}
+    for name, version in given["replaced"].items():
+        if name not in ours:
+            record["replaced"].setdefault(name, version)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "path", "required": True},
+            "prefix": {"type": "path"},
+            "contents": {"type": "list", "elements": "str", "default": []},
+            "claimed": {"type": "list", "elements": "path", "default": []},
+            "packages": {"choices": ["before", "after", "closed"]},
+            "asked": {"type": "list", "elements": "str", "default": []},
+            "held": {"type": "list", "elements": "str", "default": []},
+            "removed": {"type": "list", "elements": "str", "default": []},
+            "replaced": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    why = refusal(given["prefix"], given["contents"]) if given["prefix"] else None
+    if why:
+        module.fail_json(msg=why)
+    record, noted = host_record.load(given["record"]), host_record.load(given["record"])
+    for path in [*([given["prefix"]] if given["prefix"] else []), *given["claimed"]]:
+        host_record.claim(record, path)
+    record["contents"] = sorted(set(record["contents"]) | set(given["contents"]))
+    if given["packages"]:
+        note_packages(record, given, installed(module))
+    if record != noted and not module.check_mode:
+        host_record.save(given["record"], record)
+    module.exit_json(changed=False)
+
+
+if __name__ == "__main__":
+    main()

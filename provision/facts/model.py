@@ -1,0 +1,629 @@
+"""The facts of one host as the survey prints them or a person writes them: every section, with what is assumed of what nobody stated.
+
+What a host says is not trusted: texts that end up in commands, in names of files or in settings of other hosts have their form here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from provision import catalog
+from provision.base.validation import Form, did_you_mean
+from provision.base.versions import VERSION
+from provision.catalog import architectures
+
+OFFERS = ("candidates", "candidates_elsewhere", "wheel_candidates")
+_TWO_WORDS = re.compile(r"[a-z]+( [a-z]+)+")  # Rocky's "blue onyx", which surveys of earlier versions took for the codename
+_PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
+
+
+def _like(good: Callable[[Any], bool], what: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not good(value):
+            raise PydanticCustomError("form", "must be {what}", {"what": what})
+        return value
+
+    return AfterValidator(check)
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_interface(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, float) else value
+
+
+def is_version(value: Any) -> bool:
+    """Whether it is what package managers call a version."""
+    return isinstance(value, str) and bool(re.fullmatch(VERSION, value))
+
+
+Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
+# Parts of the names of files, here and on hosts, and of other hosts' settings: os-release and uname have nothing else.
+Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
+Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
+Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
+Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
+Capability = Annotated[str, BeforeValidator(_as_text), Form(r"\d+\.\d+", 'like "8.0"')]
+Address = Annotated[str, _like(_is_address, 'an address, such as "10.0.0.1/24"')]
+Port = Annotated[int, _like(lambda value: 0 < value < 65536, "a port, a number from 1 to 65535")]
+Number = int | float
+Limit = int | Literal["unlimited"]
+
+
+class Section(BaseModel):
+    """Null stands for what is not known, which then has its default. Later versions may know more keys: these are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, stated: Any) -> Any:
+        return {key: value for key, value in stated.items() if value is not None} if isinstance(stated, dict) else stated
+
+
+class System(Section):
+    """The distribution; ``family`` is debian, rhel or other."""
+
+    id: Word
+    version: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+    codename: Word | None = None
+    name: str | None = None
+    id_like: list[str] = []
+    family: Word = "other"
+    kernel: str | None = None
+    libc: Version | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_family(cls, stated: Any) -> Any:
+        if not isinstance(stated, dict):
+            return stated
+        name, alike = stated.get("id"), stated.get("id_like")
+        entry = catalog.os().distributions.get(name) if isinstance(name, str) else None
+        names = set(alike) if isinstance(alike, list) and all(isinstance(each, str) for each in alike) else set()
+        guessed = "debian" if names & {"debian", "ubuntu"} else "rhel" if names & {"rhel", "fedora", "centos"} else "other"
+        version = stated.get("version")
+        codename = entry.codenames.get(version) if entry and isinstance(version, str) else None
+        return {
+            **stated,
+            "family": stated.get("family") or (entry.family if entry else guessed),
+            "codename": None if _TWO_WORDS.fullmatch(str(stated.get("codename"))) else stated.get("codename") or codename,
+        }
+
+    @model_validator(mode="after")
+    def _compared(self) -> System:
+        known = self.id in catalog.os().distributions  # of others nothing is compared
+        if known and self.version and not is_version(self.version):
+            raise ValueError('`version` must be a version, such as "22.04"')
+        return self
+
+
+class Processors(Section):
+    """``cores``: what this login may use."""
+
+    model: str | None = None
+    cores: int | None = None
+    logical: int | None = None
+    physical: int | None = None
+    sockets: int | None = None
+    flags: list[str] = []
+
+
+class Memory(Section):
+    """``limited``: by a control group."""
+
+    total_mb: Number | None = None
+    available_mb: Number | None = None
+    swap_mb: Number | None = None
+    limited: bool = False
+
+
+class FileSystem(Section):
+    """The file system that a place is on, or would be."""
+
+    path: str | None = None
+    exists: bool | None = None
+    free_mb: Number | None = None
+    total_mb: Number | None = None
+    free_inodes: int | None = None
+    filesystem: str | None = None
+    read_only: bool = False
+    noexec: bool = False
+    writable: bool | None = None
+
+
+class Disk(Section):
+    """``prefix``: where everything is installed; ``shm``: shared memory."""
+
+    prefix: FileSystem = FileSystem()
+    home: FileSystem = FileSystem()
+    tmp: FileSystem = FileSystem()
+    shm: FileSystem = FileSystem()
+
+
+class User(Section):
+    """The login user. ``sudo``: root, nopasswd, password, none or unwanted; ``can_become``: privilege escalation is available."""
+
+    name: Login | None = None
+    uid: int | None = None
+    home: str | None = None
+    shell: str | None = None
+    groups: list[str] = []
+    sudo: str | None = None
+    sudo_says: str | None = None
+    sudo_installed: bool | None = None
+    can_become: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _escalation(cls, stated: Any) -> Any:
+        if isinstance(stated, dict) and stated.get("can_become") is None:
+            return {**stated, "can_become": stated.get("sudo") != "none"}
+        return stated
+
+
+class Limits(Section):
+    """Of one resource of the login."""
+
+    soft: Limit | None = None
+    hard: Limit | None = None
+
+
+class Environment(Section):
+    """Of a command over ssh; ``variables``: those of MPI, NCCL and the engine."""
+
+    path: str = ""
+    ld_library_path: str | None = None
+    locale: str | None = None
+    variables: dict[str, str] = {}
+
+
+class Security(Section):
+    """What may block connections or programs."""
+
+    selinux: str | None = None
+    firewalld: bool | None = None
+    ufw: bool | None = None
+
+
+class Clock(Section):
+    """``epoch``: seconds since 1970, when the survey ended."""
+
+    epoch: Number | None = None
+    ntp_synced: bool | None = None
+    timezone: str | None = None
+
+
+class Interpreter(Section):
+    """Another Python than the one that the survey ran on; ``error``: what it said where it does not run."""
+
+    path: str | None = None
+    version: Version | None = None
+    has_pip: bool | None = None
+    error: str | None = None
+
+
+class Python(Section):
+    """The Python that the survey ran on; ``asked_for``: the one that the inventory names."""
+
+    executable: str | None = None
+    version: Version | None = None
+    has_pip: bool | None = None
+    has_headers: bool | None = None
+    others: list[Interpreter] = []
+    asked_for: Interpreter | None = None
+
+
+class Pip(Section):
+    """What the host's pip is set up for."""
+
+    index_url: str | None = None
+    extra_index_urls: list[str] = []
+    find_links: list[str] = []
+    no_index: bool = False
+    torch_wheels: list[str] = []
+    certificates: str | None = None
+    config_files: list[str] = []
+    proxies: list[str] = []
+
+
+class PackageLock(Section):
+    """The process that holds the package manager's lock; without ``pid`` it cannot be seen."""
+
+    pid: int | None = None
+    command: str | None = None
+
+
+class PackageManager(Section):
+    """``name``: apt, dnf, yum or none."""
+
+    name: str | None = None
+    lock: PackageLock | None = None
+
+
+class Driver(Section):
+    """NVIDIA's driver; ``cuda``: the newest that it runs natively."""
+
+    version: Annotated[str, Form(r"\d+(\.\d+)*", 'a version, such as "535.104.05"')] | None = None
+    cuda: Cuda | None = None
+    kernel_module: str | None = None
+    library: str | None = None
+    open: bool | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Driver:
+        if self.version is None and self.cuda is None:
+            raise ValueError('it needs a `version`, such as "535.104.05", or a `cuda`, such as "12.2"')
+        return self
+
+
+class Gpu(Section):
+    """One GPU as the driver lists it."""
+
+    name: str | None = None
+    compute_capability: Capability | None = None
+    memory_mb: Number | None = None
+    uuid: str | None = None
+
+
+class Nvidia(Section):
+    """Signs of NVIDIA's hardware and software besides the driver: PCI addresses of GPUs, device files, what nvidia-smi complained about."""
+
+    smi: str | None = None
+    smi_error: str | None = None
+    pci_devices: list[str] = []
+    device_nodes: list[str] = []
+    nouveau: bool = False
+    peer_memory: bool = False
+    fabric_manager: bool | None = None
+
+
+class Program(Section):
+    """A program on the search path."""
+
+    path: str | None = None
+    version: str | None = None
+
+
+class Toolkit(Section):
+    """A CUDA toolkit; ``found``: how it was found. Who leaves out whether it has a compiler and headers means that it has."""
+
+    path: str | None = None
+    version: Version | None = None
+    nvcc: bool = True
+    headers: bool = True
+    found: str | None = None
+
+
+class CudaToolkits(Section):
+    """``nvcc``: the one on the search path."""
+
+    toolkits: list[Toolkit] = []
+    nvcc: Program | None = None
+
+
+class NcclLibrary(Section):
+    """A libnccl.so, and what it says of itself."""
+
+    path: str | None = None
+    version: str | None = None
+    cuda: str | None = None
+    error: str | None = None
+
+
+class Nccl(Section):
+    """``in_cache``: those that the dynamic linker finds."""
+
+    libraries: list[NcclLibrary] = []
+    in_cache: list[str] = []
+
+
+class MpiRun(Section):
+    """An mpirun; ``flavour``: openmpi, mpich, intel, prrte or unknown."""
+
+    path: str = ""
+    real: str | None = None
+    flavour: str | None = None
+    version: str | None = None
+    error: str | None = None
+    on_path: bool = False
+
+
+class Mpi(Section):
+    """``first`` and ``orted``: the ones on the search path."""
+
+    found: list[MpiRun] = []
+    first: str | None = None
+    orted: str | None = None
+
+
+class HwlocLibrary(Section):
+    """A libhwloc.so; ``file``: what its links lead to."""
+
+    path: str | None = None
+    file: str | None = None
+
+
+class Hwloc(Section):
+    """``tool``: hwloc-info, whose version it is."""
+
+    libraries: list[HwlocLibrary] = []
+    tool: str | None = None
+    version: str | None = None
+
+
+class Linker(Section):
+    """Of the dynamic linker: its files of folders, those of provision, and library → paths, in its order."""
+
+    conf_d: dict[str, list[str]] = {}
+    ours: list[str] = []
+    cache: dict[str, list[str]] = {}
+
+
+class Interface(Section):
+    """A network interface; ``speed`` in Mbit/s."""
+
+    name: str
+    addresses: list[Address] = []
+    mtu: int | None = None
+    up: bool = True
+    loopback: bool = False
+    virtual: bool = False
+    kind: str | None = None
+    speed: Number | None = None
+
+    @property
+    def ipv4(self) -> list[str]:
+        """Its IPv4 addresses with their prefix lengths."""
+        return [cidr for cidr in self.addresses if ":" not in cidr]
+
+
+class SshConnection(Section):
+    """The connection of the survey, seen from the host."""
+
+    client_address: str | None = None
+    server_address: str | None = None
+    server_port: Annotated[Port | None, BeforeValidator(lambda port: port or None)] = None  # 0 for a connection that is none of IP
+    interface: str | None = None
+
+
+class NetworkFacts(Section):
+    """The host's networks; ``asked_for``: the interface that the inventory names."""
+
+    interfaces: list[Interface] = []
+    default_route_interface: str | None = None
+    ssh_connection: SshConnection = SshConnection()
+    asked_for: str | None = None
+
+
+class InfinibandPort(Section):
+    """A port of an InfiniBand or RoCE device."""
+
+    device: str | None = None
+    port: int | None = None
+    state: str | None = None
+    link_layer: str | None = None
+    rate: str | None = None
+
+
+class Signs(Section):
+    """Small signs of known errors."""
+
+    kernel_log: list[str] = []
+    modes: dict[str, str] = {}
+    listening: list[int] = []
+    nccl_conf: dict[str, str] = {}
+    mca_params: dict[str, str] = {}
+    nvswitches: int = 0
+
+
+class FileMode(Section):
+    """A file's owner and its mode in octal digits."""
+
+    path: str
+    mode: str
+    uid: int
+
+
+class Ssh(Section):
+    """ssh, as server and client; ``mesh_key``: the public key by which this host reaches the others."""
+
+    sshd: bool | None = None
+    ports: list[Port] = []
+    configured_ports: list[int | None] = []
+    settings: dict[str, str] = {}
+    client: Program | None = None
+    host_keys: list[str] = []
+    mesh_key: str | None = None
+    files: list[FileMode] = []
+
+
+class Venv(Section):
+    """The environment in the prefix."""
+
+    path: str | None = None
+    python_version: str | None = None
+    works: bool = False
+
+
+class SystemPackages(Section):
+    """Names of the system packages that earlier runs added, and of those that they brought to another version."""
+
+    added: list[str] = []
+    replaced: list[str] = []
+
+
+def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """Folder → package → the file it came from (version, url, sha256), without what is no such note: the host may say anything of it."""
+
+    def is_note(file: Any) -> bool:
+        if not isinstance(file, dict) or not isinstance(file.get("version"), str):
+            return False
+        return all(isinstance(file.get(key), str | None) for key in ("url", "sha256"))
+
+    folders = noted.items() if isinstance(noted, dict) else ()
+    return {folder: {name: file for name, file in files.items() if is_note(file)} for folder, files in folders if isinstance(files, dict)}
+
+
+class Installed(Section):
+    """What earlier runs left in the prefix. ``manifest`` is as the host has it: whoever reads it checks it."""
+
+    prefix: str | None = None
+    exists: bool = False
+    manifest: Any = None
+    manifest_error: str | None = None
+    elsewhere: list[str] = []
+    venv: Venv = Venv()
+    packages: dict[str, str] = {}
+    torch_cuda: str | None = None
+    files: Annotated[dict[str, dict[str, dict[str, Any]]], BeforeValidator(noted_files)] = {}
+    system_packages: SystemPackages = SystemPackages()
+    partial_mb: Number = 0
+    engine_libraries: list[str] = []
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host's plan in its manifest, empty where there is none."""
+        host = self.manifest.get("host") if isinstance(self.manifest, dict) else None
+        return host if isinstance(host, dict) else {}
+
+    def component(self, name: str) -> dict[str, Any]:
+        """A component of that plan, empty where there is none."""
+        found = self.host.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+class Facts(Section):
+    """What is known of one host.
+
+    ``missing`` names what nobody stated, so that a default stands for it; ``errors``: what could not be looked at, and why.
+    ``drift``: what is not as the last run left it; None where no run has come to its end. ``candidates``: package → versions of the
+    package manager's index, ``candidates_elsewhere``: without the lists that provision wrote, ``wheel_candidates``: of pip's index where
+    that was asked.
+    """
+
+    hostname: Hostname | None = None
+    fqdn: str | None = None
+    hosts_file: list[str] = []
+    machine_id: str | None = None
+    boot_id: str | None = None
+    container: str | None = None
+    os: System
+    arch: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+    cpu: Processors = Processors()
+    memory: Memory = Memory()
+    disk: Disk = Disk()
+    user: User = User()
+    limits: dict[str, Limits] = {}
+    sysctl: dict[str, str] = {}
+    environment: Environment = Environment()
+    security: Security = Security()
+    time: Clock = Clock()
+    python: Python = Python()
+    pip: Pip = Pip()
+    package_manager: PackageManager = PackageManager()
+    packages: dict[str, Version] = {}
+    held_packages: list[str] = []
+    broken_packages: list[str] = []
+    dpkg_interrupted: bool = False
+    candidates: dict[str, list[str]] = {}
+    candidates_elsewhere: dict[str, list[str]] = {}
+    wheel_candidates: dict[str, list[str]] = {}
+    driver: Driver | None = None
+    gpus: list[Gpu] = []
+    nvidia: Nvidia = Nvidia()
+    cuda: CudaToolkits = CudaToolkits()
+    nccl: Nccl = Nccl()
+    mpi: Mpi = Mpi()
+    hwloc: Hwloc = Hwloc()
+    linker: Linker = Linker()
+    cmake: Program | None = None
+    compiler: Program | None = None
+    gcc: Program | None = None
+    make: Program | None = None
+    ninja: Program | None = None
+    network: NetworkFacts = NetworkFacts()
+    infiniband: list[InfinibandPort] = []
+    signs: Signs = Signs()
+    ssh: Ssh = Ssh()
+    drift: list[str] | None = None
+    installed: Installed = Installed()
+    missing: list[str] = []
+    errors: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, stated: Any) -> Any:
+        if not isinstance(stated, dict):
+            return stated
+        facts: dict[str, Any] = {**stated}
+        if isinstance(facts.get("arch"), str):
+            facts["arch"] = architectures.kernel_name(facts["arch"])
+        errors = facts.get("errors")
+        for offers in OFFERS:
+            facts[offers], odd = _versions_alone(facts.get(offers))
+            if odd and (errors is None or isinstance(errors, dict)):
+                errors = facts["errors"] = {**(errors or {}), offers: f"no versions of packages: {', '.join(odd)}"}
+        for name in ("limits", "sysctl", "packages"):
+            if isinstance(facts.get(name), dict):
+                facts[name] = {key: value for key, value in facts[name].items() if value is not None}
+        missing = facts.get("missing")
+        if missing is None or isinstance(missing, list):
+            facts["missing"] = [*(missing or ()), *(each for each in cls._unstated(stated) if each not in (missing or ()))]
+        return facts
+
+    @classmethod
+    def _unstated(cls, stated: Mapping[str, Any]) -> list[str]:
+        """No driver and no GPUs is what most hosts have; a driver is there for a GPU, and which one, somebody has to say."""
+        silent = ("driver", "gpus", "missing", "errors")
+        unstated = [name for name, field in cls.model_fields.items() if name not in (*stated, *silent) and not field.is_required()]
+        driver, gpus = stated.get("driver"), stated.get("gpus")
+        unstated += ["gpus"] if driver and "gpus" not in stated else []
+        unstated += ["driver.cuda"] if isinstance(driver, dict) and driver.get("cuda") is None else []
+        return unstated + [
+            f"gpus[{index}].compute_capability"
+            for index, gpu in enumerate(gpus if isinstance(gpus, list) else ())
+            if isinstance(gpu, dict) and gpu.get("compute_capability") is None
+        ]
+
+    @model_validator(mode="after")
+    def _spelt(self) -> Facts:
+        """Only what looks like a misspelling is refused."""
+        for key in self.model_extra or ():
+            if meant := did_you_mean(key, set(type(self).model_fields) - self.model_fields_set, cutoff=0.75):
+                raise ValueError(f"`{key}` is unknown{meant}")
+        return self
+
+    @property
+    def manager(self) -> str:
+        """The package manager: apt, dnf, yum or none."""
+        return self.package_manager.name or _PACKAGE_MANAGERS.get(self.os.family, "none")
+
+
+class Unsurveyed(Section):
+    """A host that the survey could not look at: there is no Python, or it was not reached."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["missing_python"]}, {"required": ["unreachable"]}]})
+
+    missing_python: bool = False
+    unreachable: str | None = None
+
+
+def _versions_alone(offers: Any) -> tuple[Any, list[str]]:
+    """(what an index offers, what of it is no version): versions end up in the playbook and in commands."""
+    if not isinstance(offers, dict) or not all(isinstance(versions, list) for versions in offers.values()):
+        return offers, []
+    odd = [f"{name} {each!r}" for name, versions in offers.items() for each in versions if isinstance(each, str) and not is_version(each)]
+    return {name: [each for each in versions if not isinstance(each, str) or is_version(each)] for name, versions in offers.items()}, odd

@@ -1,0 +1,64 @@
+"""A run's report: the document that programs read keeps its keys, and those of earlier versions can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from provision.base import paths
+from provision.base.problems import Problem
+from provision.inventory import last_run
+from provision.report.model import HostReport, Report
+
+# As version 0.1.0 has written it before the report was a model, key by key.
+EARLIER = {
+    "schema": 1,
+    "ok": False,
+    "run_id": "20261121-101500-abcd",
+    "folder": "/home/me/.provision/runs/20261121-101500-abcd",
+    "inventory": "/home/me/hosts.ini",
+    "hosts": [
+        {
+            "host": "a", "state": "failed", "openmpi": "-", "cmake": "-", "python": "-", "torch": "-", "nccl": "-", "engine": "-",
+            "changed": 3, "seconds": 12.5, "steps": {"linker": "will change"},
+        }
+    ],
+    "failures": [{"host": "a", "step": "engine / Build it", "error": "make: *** [all] Error 1", "todo": "read the log"}],
+    "notes": ["a: little memory"],
+    "smoke": {"schema": 1, "np": 2, "ranks": [{"rank": 0}]},
+    "smoke_summary": "MNIST: 2 ranks",
+    "smoke_faults": [],
+    "seconds": 61.25,
+}  # fmt: skip
+
+
+def test_an_earlier_report_is_read_and_written_as_it_was() -> None:
+    read = Report.model_validate(EARLIER)
+    assert read.failures == [Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it")]
+    assert read.hosts[0].steps == {"linker": "will change"}
+    assert read.as_dict() == EARLIER
+    assert list(read.as_dict())[:2] == ["schema", "ok"]
+
+
+def test_a_report_grows_while_a_run_goes_on_and_is_written_whatever_hosts_have_said() -> None:
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini")
+    assert report.ok
+    report.hosts.append(HostReport(host="a", state="blocked"))
+    report.failures.append(Problem("error", "bytes that are no text: \udcff", host="a", where="survey"))
+    written = json.loads(json.dumps(report.as_dict()))
+    assert not written["ok"]
+    assert written["failures"] == [{"host": "a", "step": "survey", "error": "bytes that are no text: \udcff", "todo": None}]
+
+
+def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    for number, content in enumerate((json.dumps(EARLIER), '{"inventory": "/home/me/hosts.ini"}', "[1]", "{")):
+        folder = paths.runs() / f"2026112{number}"
+        folder.mkdir(parents=True)
+        (folder / "report.json").write_text(content, encoding="utf-8")
+        os.utime(folder / "report.json", (number, number))
+    assert last_run.newest_in_vain() == EARLIER["inventory"]
+    assert last_run.newest_inventory() is None
