@@ -63,9 +63,6 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     again = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--json")))
     assert [(host["state"], host["changed"]) for host in again["hosts"]] == [("unchanged", 0)] * 2
     assert not (Path(again["folder"]) / "site").exists()
-    whole = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--full", "--json")))
-    assert (Path(whole["folder"]) / "site").exists()
-    assert [host["changed"] for host in whole["hosts"]] == [0, 0]
 
 
 def test_what_was_changed_behind_our_back_is_noticed_and_fixed(closed, bundle):
