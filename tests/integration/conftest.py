@@ -23,14 +23,16 @@ from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
 #: The sandboxes of one test process: ``it<pid>-<what>``.
 PREFIX = f"it{os.getpid()}"
 
-#: The modules of long tests, in the order in which processes of xdist get them: the longest first, so that none is left at the end to one
-#: core, and test_up.py among the first, because what it installs is what the others begin with.
+#: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
+#: makes the image of a ready host that others begin with.
 LONGEST_FIRST = (
     "test_image.py",
     "test_up.py",
     "test_no_root.py",
     "test_sandbox.py",
     "test_bundle.py",
+    "test_run.py",
+    "test_remove.py",
     "test_doctor.py",
     "test_controllers.py",
 )
