@@ -182,8 +182,8 @@ def plan(
             looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
         model.show_problems(looked.problems, terminal.err())
         found = looked.hosts
-    made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))
-    for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
+    made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
+    for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
     if json_:
         console = terminal.out()

@@ -99,7 +99,7 @@ def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords:
     if absent:
         said = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {said}", hint="fix that, or leave them out: --limit")
-    plan, sources = planning.make_plan(inventory, known, options, planning.lock_to_keep(inventory, options))
+    plan, sources = planning.make_plan(inventory, known, options, planning.read_lock(inventory, options))
     planning.refuse_conflicts(plan)
     made = targets.of_hosts(plan, known, given=subject.base)
     return [Asked(each, sources.engine, _locked(sources.locked.get(each.hosts[0], {}))) for each in made], problems

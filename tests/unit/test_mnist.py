@@ -24,7 +24,7 @@ from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install.bundle import archive, gather, using
-from provision.plan import cluster_lock
+from provision.plan import lock
 from provision.plan.options import DataSource, SmokeOptions
 from provision.smoke import mnist
 
@@ -217,7 +217,7 @@ def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(site: str
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     key = gather._data(tmp_path / "content/cache", lambda _line: None)
-    listing = {"hosts": {}, "lock": cluster_lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
+    listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/404/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))
@@ -344,7 +344,7 @@ def test_an_earlier_versions_bundle_of_digits_is_read_and_only_shipped_digits_ar
     content.mkdir(parents=True)
     (content / "digits.csv.gz").write_bytes(damage)  # earlier versions took it out of scikit-learn's wheel
     (content / "train-images-idx3-ubyte.gz").write_bytes(damage)
-    listing = {"hosts": {}, "lock": cluster_lock.Lock({}, {}).as_dict(), "data": "digits", "supplies": {}}
+    listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": "digits", "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())
     assert options.cache is not None

@@ -13,7 +13,7 @@ from invented_hosts import changed, remedies
 
 from provision import catalog, facts
 from provision.base.versions import key
-from provision.plan import cluster_lock
+from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -239,12 +239,10 @@ def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(
     if plan.conflicts:
         return
     everyone: Any = SimpleNamespace(everyone=())
-    locked = cluster_lock.of_plan(plan, {}, None, everyone)
+    locked = lock.Lock.from_plan(plan, {}, None, everyone)
     builds = locked.builds(hosts)
     requirements = {name: HostRequirements(builds=builds[name]) for name in hosts}
-    again = cluster_lock.applied(
-        resolve(looked_at(hosts, seen, after=plan), cluster_lock.fill_in(Requirements(), locked), requirements), locked
-    )
+    again, _files = locked.apply(resolve(looked_at(hosts, seen, after=plan), locked.fill_in(Requirements()), requirements))
     assert again.conflicts == ()
     assert essence(again) == essence(plan)
 

@@ -33,7 +33,7 @@ from provision.commands import planning
 from provision.install import installer
 from provision.install.bundle import archive
 from provision.inventory import Host, Inventory, load
-from provision.plan import cluster_lock, lock_file
+from provision.plan import lock, lock_file
 from provision.plan.options import Options
 
 DATA = Path(__file__).parents[1] / "data"
@@ -127,7 +127,7 @@ def rich_facts() -> dict[str, Any]:
     }
 
 
-def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: cluster_lock.Lock | None = None, **sources: Any) -> None:
+def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: lock.Lock | None = None, **sources: Any) -> None:
     """Leave in ``place`` what `provision plan --out` leaves there, without what is fetched."""
     plan, made = planning.make_plan(inventory, found, Options(), locked)
     planning.refuse_conflicts(plan)
@@ -155,13 +155,13 @@ def a_lock(inventory: Inventory) -> dict[str, Any]:
     file = {"version": "1.0", "file": "f.whl", "url": "https://index.example/f.whl", "sha256": "a" * 64}
     plan = planning.make_plan(inventory, known(), Options())[0]
     files = {name: {folder: {"filelock": file} for folder in ("venv", "nccl")} for name in plan.hosts}
-    found: dict[str, Any] = json.loads(json.dumps(cluster_lock.of_plan(plan, files, None, inventory).as_dict()))
+    found: dict[str, Any] = json.loads(json.dumps(lock.Lock.from_plan(plan, files, None, inventory).as_dict()))
     return {part: found[part] for part in ("components", "environments")}
 
 
 def from_a_lock(_folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:
     def one(changed: Any, place: Path) -> None:
-        section = {**changed, "digest": cluster_lock.digest(changed)}
+        section = {**changed, "digest": lock.digest(changed)}
         lock_file.path_of(inventory).write_text(yaml.safe_dump({"schema": 1, "inventories": {"hosts.ini": section}}))
         rendered(place, inventory, known(), lock_file.read(inventory))
 
@@ -188,9 +188,7 @@ def from_a_bundle(folder: Path, inventory: Inventory, text: str) -> Iterator[Ren
         for kind, name in files.items():
             (content / kind / name).parent.mkdir(parents=True)
             (content / kind / name).write_bytes(b"content")
-        archive.pack(
-            content, {**changed, "lock": {**changed["lock"], "digest": cluster_lock.digest(changed["lock"])}}, folder / "hosts.bundle"
-        )
+        archive.pack(content, {**changed, "lock": {**changed["lock"], "digest": lock.digest(changed["lock"])}}, folder / "hosts.bundle")
         shutil.rmtree(content)
         bundle = archive.unpack(folder / "hosts.bundle", place.with_name(place.name + ".unpacked"))
         rendered(place, inventory, known(), bundle.lock, bundle=bundle)

@@ -25,7 +25,7 @@ from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.install import from_source
 from provision.plan import lock_file
-from provision.plan.cluster_lock import Lock
+from provision.plan.lock import Lock
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import DataSource
 
@@ -187,7 +187,7 @@ def unpack(path: Path, folder: Path) -> Bundle:
             if missing:
                 raise _refused(path, f"{next(iter(missing))!r} is missing")
         _check(listing, folder)
-        return Bundle(folder, listing["hosts"], lock_file.believed(listing["lock"]), listing["data"], listing["supplies"])
+        return Bundle(folder, listing["hosts"], lock_file.parse(listing["lock"]), listing["data"], listing["supplies"])
     except (OSError, tarfile.TarError) as error:
         raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), hint=AGAIN) from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

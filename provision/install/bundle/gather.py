@@ -16,7 +16,7 @@ from provision.base.versions import minor
 from provision.facts import Facts
 from provision.install import artifacts, installer
 from provision.install.bundle import archive, debs, wheels
-from provision.plan.cluster_lock import Lock, of_plan
+from provision.plan.lock import Lock
 from provision.plan.model import HostPlan, Plan
 from provision.remote.session import Session
 from provision.smoke import mnist
@@ -78,7 +78,7 @@ def gather(
         files = {
             name: {"venv": _files(folder, entry["wheels"]), "nccl": _files(folder, entry["nccl_wheels"])} for name, entry in hosts.items()
         }
-        lock = of_plan(plan, files, locked, session.inventory)
+        lock = Lock.from_plan(plan, files, locked, session.inventory)
         archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset, "supplies": carried}, target)
 
 
