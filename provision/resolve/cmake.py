@@ -12,16 +12,9 @@ def cmake(kind: Machine) -> Wheel:
     known = catalog.cmake()
     wheel = known.wheel
     offered = kind.offered("cmake")
-    lost = [
-        Rejected(f"the distribution's cmake{' ' + offered[0] if offered else ''}", "it differs from distribution to distribution"),
-        *(
-            Rejected(name, "it comes from another site than all the rest; the wheel does not")
-            for name in known.tarball.sha256
-            if kind.arch in name
-        ),
-    ]
+    lost = (Rejected(f"the distribution's cmake{' ' + offered[0] if offered else ''}", "it differs from distribution to distribution"),)
     why = (
         f"the same on every host; the engine needs {known.needed.engine} or newer, Horovod {known.needed.horovod}",
-        "the last 3.x still builds what old projects bring along",
+        "the last 3.x still builds old projects",
     )
-    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why, tuple(lost))
+    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why, lost)
