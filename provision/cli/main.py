@@ -139,7 +139,7 @@ def survey(
     """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        found = collect.look(Session(inventory, shown, passwords), index="new")
+        found = collect.look(Session(inventory, shown, passwords))
     if json_:
         terminal.document(found.as_dict())
     else:
@@ -179,7 +179,7 @@ def plan(
         raise UsageError("nothing to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
+            looked = collect.look(Session(inventory, shown, passwords))
         model.show_problems(looked.problems, terminal.err())
         found = looked.hosts
     made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))

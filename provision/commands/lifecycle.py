@@ -13,7 +13,7 @@ from provision.base import signals
 from provision.base.errors import ProvisionError, told
 from provision.base.problems import Problem
 from provision.base.text import some
-from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
+from provision.commands.planning import lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
 from provision.install.bundle import using
@@ -57,7 +57,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         if bundle is not None:
             locked, options = bundle.lock, using.with_files_of(bundle, options)
         session.step = "survey"
-        survey = collect.look(session, index=None if bundle else index_asked(options))
+        survey = collect.look(session)
         add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
         not_begun = _not_begun(usable, options.first_step)

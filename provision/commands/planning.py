@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
@@ -18,20 +17,6 @@ from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan
 from provision.plan.options import Options, requirements_of
 from provision.resolve import HostRequirements, resolve
 from provision.survey import collect, installed
-
-
-def index_asked(options: Options) -> Literal["new", "all"] | None:
-    """Which hosts' own package indexes count for a plan: none where another is named, and not where the plan keeps to what is there."""
-    if options.index_url:
-        return None
-    return "all" if options.upgrade or options.nccl_version else "new"
-
-
-def _index_counts(facts: Facts, options: Options) -> dict[str, list[str]]:
-    """What a host's package index offers, as far as it matters: not of what is there already and is not asked for again."""
-    offered: dict[str, list[str]] = {} if options.index_url else facts.wheel_candidates
-    keeps = facts.installed.manifest is not None and not options.upgrade
-    return {name: versions for name, versions in offered.items() if not (keeps and name == "openmpi")}
 
 
 def lock_to_keep(inventory: Inventory, options: Options) -> cluster_lock.Lock | None:
@@ -69,7 +54,6 @@ def make_plan(
 def _make_plan(
     inventory: Inventory, known: Mapping[str, Facts], options: Options, locked: cluster_lock.Lock | None
 ) -> tuple[Plan, Sources]:
-    known = {name: each.model_copy(update={"wheel_candidates": _index_counts(each, options)}) for name, each in known.items()}
     source = engine_source.pack()
     requirements = requirements_of(options, source)
     asked_before = {

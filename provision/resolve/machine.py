@@ -61,7 +61,6 @@ class Machine:
         others: further ones that are installed or that the distribution has.
         candidates: package → versions that the host's own package index offers, newest first.
         elsewhere: the same of repositories that the host knows without us.
-        wheel_candidates: the same of wheels in the index of its pip; a package that it was not asked for is not in it.
         torch_wheels: names of wheels in folders that the host's pip knows.
         hwloc: installed packages of hwloc with their versions.
         root: whether things may be done as root there; without, nothing is installed but into the prefix.
@@ -88,7 +87,6 @@ class Machine:
     root: bool = True
     make: bool = True
     builds: tuple[tuple[str, str | None], ...] = ()
-    wheel_candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
     gpu_fault: gpus.Fault | None = None
     own_nccl: tuple[tuple[str, str], ...] = ()
@@ -105,10 +103,6 @@ class Machine:
     def knows(self, package: str, version: str) -> bool:
         """Whether a repository that the host knows without us has it."""
         return version in dict(self.elsewhere).get(package, ())
-
-    def wheels_offered(self, package: str) -> tuple[str, ...] | None:
-        """The versions of which the index of its pip has a wheel for it, newest first; None when it was not or could not be asked."""
-        return dict(self.wheel_candidates).get(package)
 
     def without_code(self, compiled: Iterable[str]) -> list[str]:
         """The compute capabilities of its GPUs that cannot run what was compiled for these.
@@ -156,7 +150,6 @@ def machine(facts: Facts, builds: tuple[tuple[str, str | None], ...] = ()) -> Ma
         root=facts.user.can_become,
         make=facts.user.can_become or facts.make is not None or "make" in facts.missing,
         builds=builds,
-        wheel_candidates=_newest_first(facts.wheel_candidates),
         elsewhere=_newest_first(facts.candidates_elsewhere),
         gpu_fault=fault,
         own_nccl=_own_nccl(facts) if cuda is not None else (),

