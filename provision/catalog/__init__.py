@@ -50,7 +50,6 @@ def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
     return [str(entry) for entry in entries if entry.covers(version)]
 
 
-cmake: Callable[[], models.Cmake] = partial(load, "cmake")
 connection: Callable[[], models.Connection] = partial(load, "connection")  # messages of ssh and sudo, with hints
 cuda: Callable[[], models.CudaVersions] = partial(load, "cuda")  # CUDA releases, their drivers and GPUs
 cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # tags and digests of NVIDIA's images

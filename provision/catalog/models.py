@@ -60,7 +60,6 @@ class Trouble(Sourced):
     from_: Release | None = Field(None, alias="from")
     to: Number | None = None
     below: Release | None = None
-    confirmed: bool = True
 
     @model_validator(mode="after")
     def _covers_one_set_of_versions(self) -> Trouble:
@@ -81,7 +80,7 @@ class Trouble(Sourced):
         return key(version) < key(str(self.below))
 
     def __str__(self) -> str:
-        return f"{self.why} ({self.source}{'' if self.confirmed else '; not confirmed'})"
+        return f"{self.why} ({self.source})"
 
 
 Troubles = tuple[Trouble, ...]
@@ -90,7 +89,6 @@ Troubles = tuple[Trouble, ...]
 class NcclEvidence(Model):
     what: Text
     weak: bool
-    proof: bool = True
 
 
 class NcclRepository(Sourced):
@@ -181,11 +179,9 @@ class Nccl(File, Sourced):
         return self
 
 
-class CudaToolkits(Sourced):
-    drivers: dict[Cuda, Number]
+class Drivers(Sourced):
+    """CUDA release or major → the oldest driver that runs it."""
 
-
-class MinorCompatibility(Sourced):
     drivers: dict[Number, Number]
 
 
@@ -200,8 +196,8 @@ class GpuCeilings(Sourced):
 class CudaVersions(File):
     """cuda.yaml."""
 
-    toolkits: CudaToolkits
-    minor_compatibility: MinorCompatibility
+    toolkits: Drivers
+    minor_compatibility: Drivers
     gpu_floors: GpuFloors
     gpu_ceilings: GpuCeilings
 
@@ -313,34 +309,12 @@ class Hwloc(File, Sourced):
     known_bad: Troubles
 
 
-class CmakeNeeded(Sourced):
-    engine: Version
-    horovod: Version
-
-
-class CmakeWheel(Sourced):
-    version: Version
-    package: Word
-
-
-class Cmake(File):
-    """cmake.yaml."""
-
-    needed: CmakeNeeded
-    wheel: CmakeWheel
-
-
 class PytorchBuild(Model):
-    """``x86_64`` and ``aarch64``: the GPUs that the build has code for; None if there is no such build."""
+    """``code``: the GPUs that the build for an architecture has code for."""
 
     nccl: Version | None
-    x86_64: tuple[Capability, ...]
-    aarch64: tuple[Capability, ...] | None = None
+    code: dict[Architecture, tuple[Capability, ...]]
     weak: Text | None = None
-
-    def code(self, architecture: str) -> tuple[str, ...] | None:
-        """The GPUs that the build for an architecture has code for; None if there is no such build."""
-        return {"x86_64": self.x86_64, "aarch64": self.aarch64}.get(architecture)
 
 
 class PytorchRelease(Model):
@@ -372,6 +346,7 @@ class PythonPackages(File, Sourced):
     """python_packages.yaml."""
 
     numpy: Numpy
+    cmake: PythonPackage
     mpi4py: PythonPackage
     cloudpickle: PythonPackage
     uv: Uv
@@ -417,17 +392,10 @@ class OperatingSystems(File, Sourced):
     distributions: dict[Word, Distribution]
 
 
-class UbuntuTags(Sourced):
-    releases: dict[Version, tuple[Cuda, ...]]
+class CudaTags(Sourced):
+    """CUDA → the releases of a distribution that have an image for it."""
 
-
-class RockyTags(Sourced):
     releases: dict[Version, tuple[Number, ...]]
-
-
-class CudaTags(Model):
-    ubuntu: UbuntuTags
-    rocky: RockyTags
 
 
 class CudaDigests(Sourced):
@@ -439,7 +407,7 @@ class CudaImages(File, Sourced):
 
     registries: tuple[Word, ...]
     tag: Word
-    tags: CudaTags
+    tags: dict[Word, CudaTags]
     digests: CudaDigests
 
 
@@ -542,7 +510,6 @@ class DataSets(File):
 
 
 FILES: dict[str, type[File]] = {
-    "cmake": Cmake,
     "connection": Connection,
     "cuda": CudaVersions,
     "cuda_images": CudaImages,

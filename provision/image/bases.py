@@ -55,7 +55,7 @@ def short(system: str) -> str:
 def cudas(system: str) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
-    tags = getattr(catalog.cuda_images().tags, name, None)
+    tags = catalog.cuda_images().tags.get(name)
     return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
 
 

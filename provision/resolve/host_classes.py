@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ T = TypeVar("T")
 DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_UNKNOWN = "the facts do not say whether it exists"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
+_MOST_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class HostClass:
         """``ubuntu 22.04``"""
         return f"{self.os_id} {self.os_version}"
 
+    @property
+    def build_platform(self) -> tuple[str, str, bool]:
+        """Classes that agree in it can share builds. What was built without root is not installed where root would install it."""
+        return self.system, self.arch, self.root
+
     def offered(self, package: str) -> tuple[str, ...]:
         """The versions of a package in the host's own package index, newest first; empty if the index is unknown."""
         return dict(self.offers).get(package, ())
@@ -184,10 +190,17 @@ def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
     return replace(host_class, cuda=cuda, driver=driver, driver_too_old=False, gpu_fault=None)
 
 
-def describe_toolkits(builders: Iterable[Builder]) -> list[str]:
+def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str | None, str] | None]) -> tuple[Builder, ...]:
+    """A few of the hosts that share a build and can make it: ``toolkit_of`` returns (folder of the CUDA toolkit, why), or None if a class
+    cannot build."""
+    found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MOST_BUILDERS]]
+    return tuple(sorted(found, key=lambda each: (each.why == TOOLKIT_UNKNOWN, each.host))[:_MOST_BUILDERS])
+
+
+def describe_toolkits(able: Iterable[Builder]) -> list[str]:
     """A sentence for each toolkit: ``with the CUDA toolkit at /opt/cuda (on a and b: its nvcc is on the PATH, of CUDA 12.4)``."""
     hosts: dict[tuple[str, str], list[str]] = {}
-    for each in builders:
+    for each in able:
         if each.toolkit:
             hosts.setdefault((each.toolkit, each.why), []).append(each.host)
     return [f"with the CUDA toolkit at {toolkit} (on {some(names)}: {why})" for (toolkit, why), names in hosts.items()]

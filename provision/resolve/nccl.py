@@ -11,20 +11,19 @@ from provision.base.text import some
 from provision.base.versions import key
 from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, describe_toolkits
+from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, builders, describe_toolkits
 from provision.resolve.nccl_builds import (
     FROM_SOURCE,
     SOURCES,
     Build,
     Candidates,
     build_cudas_of,
-    builders,
     candidates,
     downgrades,
     fitting_compilers,
     make_arguments,
+    own_compiler,
     requested_version,
-    share_builds,
 )
 from provision.resolve.remedies import Conflict, Proposal, change_class, change_requirements, exclude, newer_drivers
 
@@ -143,7 +142,7 @@ class _Choice:
         able: tuple[Builder, ...] = ()
         if build.source == "source":
             sharing = {other: names for other, names in self.host_classes.items() if self._share(host_class, other)}
-            able = builders(sharing, build.cuda)
+            able = builders(sharing, lambda other: _toolkit_of(other, build.cuda))
             why += self._why_built(host_class, build, sharing, able)
         else:
             best = "was chosen by an earlier run" if _kept(build, host_class) else "is the largest of it that fits"
@@ -163,7 +162,7 @@ class _Choice:
         return SystemPackages(*common, build.source, tuple(why), rejected, build.packages, build.repository, build.sha256, build.cuda)
 
     def _share(self, one: HostClass, other: HostClass) -> bool:
-        return share_builds(one, other) and self.builds[one] == self.builds[other]
+        return one.build_platform == other.build_platform and self.builds[one] == self.builds[other]
 
     def _why_built(self, host_class: HostClass, build: Build, sharing: HostClasses, able: tuple[Builder, ...]) -> Iterator[str]:
         names = [each.host for each in able]
@@ -222,6 +221,12 @@ class _Choice:
         if other.weak:
             return weak
         return f"{self.version} has builds with better evidence, fewer known problems, or a preferred source"
+
+
+def _toolkit_of(host_class: HostClass, cuda: str) -> tuple[str, str] | None:
+    """(folder, why) of the toolkit with which a host class can build for this CUDA."""
+    compiler = own_compiler(host_class)
+    return (compiler[1].path, compiler[2]) if compiler and compiler[0] == cuda else None
 
 
 # --- conflicts ---------------------------------------------------------------------------------------------------------------------------

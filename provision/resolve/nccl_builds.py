@@ -11,13 +11,12 @@ from typing import Literal
 from provision import catalog
 from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
-from provision.plan.model import Builder, Rejected, Repository
+from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, HostClasses, Toolkit
+from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit
 
 FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
-_MOST_BUILDERS = 8  # are named: one builds, and the next takes over if it cannot
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "distribution", "source"]
 SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "distribution", "source")  # in the order of preference
@@ -228,9 +227,7 @@ def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build
         for cuda, letter in by_cuda.items():
             version, evidence = f"{revision}+cuda{cuda}", known.evidence[letter]
             packages, source = _pinned(host_class, version), absent.pop(version, None)
-            if not evidence.proof:
-                yield Rejected(packages[0], f"{evidence.what}: no proof that it exists")
-            elif source:
+            if source:
                 yield Rejected(packages[0], _ABSENT, source)
             elif last and key(cuda) > key(last):
                 yield Rejected(packages[0], f"{system}'s repository ends with CUDA {last}")
@@ -386,11 +383,6 @@ def _why_not_built(host_class: HostClass) -> str:
     return f"no CUDA compiler of it fits driver and GPUs: {found}, the driver's CUDA is {host_class.cuda}"
 
 
-def share_builds(one: HostClass, other: HostClass) -> bool:
-    """Whether both can use each other's builds. What was built without root is not installed where root would install it."""
-    return (one.system, one.arch, one.root) == (other.system, other.arch, other.root)
-
-
 def build_cudas_of(host_classes: Iterable[HostClass]) -> dict[HostClass, tuple[str, ...]]:
     """The CUDAs for which NCCL can be built for each host class: that of its own compiler, else those of hosts that share builds."""
     host_classes = list(host_classes)
@@ -398,19 +390,11 @@ def build_cudas_of(host_classes: Iterable[HostClass]) -> dict[HostClass, tuple[s
     return {
         each: (own[each],)
         if each in own
-        else tuple(sorted({cuda for other, cuda in own.items() if share_builds(other, each) and _runs(each, cuda)}, key=key))
+        else tuple(
+            sorted({cuda for other, cuda in own.items() if other.build_platform == each.build_platform and _runs(each, cuda)}, key=key)
+        )
         for each in host_classes
     }
-
-
-def builders(sharing: HostClasses, cuda: str) -> tuple[Builder, ...]:
-    """A few of the hosts that share a build for this CUDA and can make it."""
-    found = []
-    for host_class, names in sharing.items():
-        compiler = own_compiler(host_class)
-        if compiler and compiler[0] == cuda:
-            found += [Builder(name, compiler[1].path, compiler[2]) for name in names]
-    return tuple(sorted(found, key=lambda each: each.host)[:_MOST_BUILDERS])
 
 
 def own_compiler(host_class: HostClass) -> tuple[str, Toolkit, str] | None:
@@ -421,13 +405,8 @@ def own_compiler(host_class: HostClass) -> tuple[str, Toolkit, str] | None:
         return None
     kept = {cuda for package, cuda in host_class.kept_builds if ".tar." in package}
     cuda, chosen = max(fitting, key=lambda each: (each[0] in kept, key(each[0])))
-    why = [f"{chosen.found}, of CUDA {cuda}"]
-    for other, toolkit in _compilers(host_class):
-        if toolkit != chosen:
-            worse = "found after it" if other == cuda else "an earlier run chose the other" if cuda in kept else "smaller"
-            unfit = "its driver or GPUs do not fit"
-            why.append(f"not {toolkit.path} of {other}: {worse if _runs(host_class, other) else unfit}")
-    return cuda, chosen, "; ".join(why)
+    best = "which an earlier run chose" if cuda in kept else "the largest that driver and GPUs support"
+    return cuda, chosen, f"{chosen.found}, of CUDA {cuda}, {best}"
 
 
 def _compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:

@@ -18,11 +18,11 @@ from provision.resolve.host_classes import (
     HostClass,
     HostClasses,
     Toolkit,
+    builders,
     describe_toolkits,
 )
 from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude
 
-_MOST_BUILDERS = 8  # are named: one builds, and the next takes over if it cannot
 _FOR_GPUS = "with support for buffers in GPU memory, as requested"
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
 _LABELS = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}
@@ -57,11 +57,11 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
         ]
     if not isinstance(chosen, SourceBuild):
         return dict.fromkeys(host_classes, chosen), notes
-    builders = _builders(host_classes, chosen.cuda)
-    unknown = sorted({able[0].host for able in builders.values() if able and able[0].why == TOOLKIT_UNKNOWN})
+    builders_of = _builders(host_classes, chosen.cuda)
+    unknown = sorted({able[0].host for able in builders_of.values() if able and able[0].why == TOOLKIT_UNKNOWN})
     if unknown:
         notes.append(f"{some(unknown)}: Open MPI is built with the CUDA toolkit at {DEFAULT_TOOLKIT}; {TOOLKIT_UNKNOWN}")
-    return {host_class: _build_for(host_class, chosen, builders[host_class]) for host_class in host_classes}, notes
+    return {host_class: _build_for(host_class, chosen, builders_of[host_class]) for host_class in host_classes}, notes
 
 
 def _choose(candidates: Mapping[str, OpenMpi | _Rejection], host_classes: HostClasses, requirements: Requirements) -> OpenMpi:
@@ -241,24 +241,22 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
 # --- building from source ----------------------------------------------------------------------------------------------------------------
 
 
-def _build_for(host_class: HostClass, build: SourceBuild, builders: tuple[Builder, ...]) -> SourceBuild:
+def _build_for(host_class: HostClass, build: SourceBuild, able: tuple[Builder, ...]) -> SourceBuild:
     """The build of one host class: without support for GPU memory if it has no GPU."""
     if build.cuda and host_class.cuda is None:
         options = tuple(word for word in build.options if word not in catalog.openmpi().tarball.cuda)
         why = tuple(each if each != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for each in build.why)
         build = replace(build, cuda=None, options=options, why=why)
-    return replace(build, builders=builders, why=(*build.why, *describe_toolkits(builders)))
+    return replace(build, builders=able, why=(*build.why, *describe_toolkits(able)))
 
 
 def _builders(host_classes: HostClasses, cuda: str | None) -> dict[HostClass, tuple[Builder, ...]]:
     """For every host class a few hosts that can build it; empty if every host can."""
     found = {}
     for sharing in _sharing_a_build(host_classes, cuda):
-        able = {host_class: how for host_class in sharing if (how := _build_toolkit(host_class, cuda))}
-        listed = [Builder(name, *how) for host_class, how in able.items() for name in sharing[host_class][:_MOST_BUILDERS]]
-        listed.sort(key=lambda each: (each.why == TOOLKIT_UNKNOWN, each.host))
-        every_host = able.keys() == sharing.keys() and not any(each.toolkit for each in listed)
-        found.update(dict.fromkeys(sharing, () if every_host else tuple(listed[:_MOST_BUILDERS])))
+        able = builders(sharing, lambda host_class: _build_toolkit(host_class, cuda))
+        every_host = all(_build_toolkit(host_class, cuda) for host_class in sharing) and not any(each.toolkit for each in able)
+        found.update(dict.fromkeys(sharing, () if every_host else able))
     return found
 
 
@@ -274,10 +272,10 @@ def _unable_to_build(host_classes: HostClasses, cuda: str | None) -> tuple[list[
 
 
 def _sharing_a_build(host_classes: HostClasses, cuda: str | None) -> Iterable[HostClasses]:
-    """Host classes that get the same build. What was built without root is not installed where root would install it."""
+    """Host classes that get the same build."""
     groups: dict[Hashable, dict[HostClass, list[str]]] = {}
     for each, names in host_classes.items():
-        groups.setdefault((each.system, each.arch, each.root, cuda and each.cuda is not None), {})[each] = names
+        groups.setdefault((each.build_platform, cuda and each.cuda is not None), {})[each] = names
     return groups.values()
 
 
@@ -302,13 +300,8 @@ def _build_toolkit(host_class: HostClass, cuda: str | None) -> tuple[str | None,
         return toolkit.version is None, newer, version if newer else tuple(-part for part in version)
 
     chosen = min(found, key=cost)
-    why = [f"{chosen.found}, of {_cuda_of(chosen)}"]
-    why += [f"not {each.path} of {_cuda_of(each)}: it fits {cuda} no better" for each in found if each != chosen]
-    return chosen.path, "; ".join(why)
-
-
-def _cuda_of(toolkit: Toolkit) -> str:
-    return f"CUDA {toolkit.version}" if toolkit.version else "unknown CUDA"
+    version = f"CUDA {chosen.version}" if chosen.version else "unknown CUDA"
+    return chosen.path, f"{chosen.found}, of {version}, the one that fits CUDA {cuda} best"
 
 
 # --- conflicts ---------------------------------------------------------------------------------------------------------------------------

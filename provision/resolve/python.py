@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from provision import catalog
 from provision.base.versions import key
@@ -79,15 +80,11 @@ def cloudpickle() -> Wheel:
 
 
 def cmake(host_class: HostClass) -> Wheel:
-    """The same wheel for every host: there is one for each architecture that has wheels of Open MPI and PyTorch."""
-    known = catalog.cmake()
-    why = (
-        f"the same on every host; the engine needs {known.needed.engine} or newer, Horovod {known.needed.horovod}",
-        "the last 3.x still builds old projects",
-    )
+    """One release for every host: there is a wheel for each architecture that has wheels of Open MPI and PyTorch."""
     packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])
     rejected = (Rejected(packaged, "it differs from distribution to distribution"),)
-    return Wheel(known.wheel.version, f"{known.wheel.package}=={known.wheel.version}", "wheel", why, rejected)
+    wheel = _wheel("cmake", catalog.python_packages().cmake.version, "the same on every host; the last 3.x still builds old projects")
+    return replace(wheel, rejected=rejected)
 
 
 def _wheel(name: str, version: str, why: str) -> Wheel:

@@ -143,7 +143,7 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     usable = [
         cuda
         for cuda, build in release.builds.items()
-        if _runs_on_driver(cuda, host_class) and _has_code(build.code(host_class.arch), host_class)
+        if _runs_on_driver(cuda, host_class) and _has_code(build.code.get(host_class.arch), host_class)
     ]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
 
@@ -191,7 +191,7 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
             cause = host_class.cuda_why
         elif not _runs_on_driver(cuda, host_class):
             cause = f"newer than the driver's CUDA {host_class.cuda}"
-        elif not _has_code(build.code(host_class.arch), host_class):
+        elif not _has_code(build.code.get(host_class.arch), host_class):
             cause = f"it has no code for compute capability {', '.join(host_class.capabilities)} on {host_class.arch}"
         elif _kept(version, chosen, host_class):
             cause = "an earlier run chose another build of it"
