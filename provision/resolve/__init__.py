@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -76,10 +77,8 @@ def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mappi
     components, conflicts, notes = _components(host_classes, requirements)
     networks: dict[str, Network] = {}
     for name, host in facts.items():
-        try:
+        with _added_to(conflicts, f"the network of {name}"):
             networks[name] = network.network(name, host, of_host[name].interface, alone=len(facts) == 1)
-        except Conflict as conflict:
-            conflicts[f"the network of {name}"] = conflict
     conflicts |= _prefix_conflict(facts, of_host) | _horovod_conflicts(facts, requirements, of_host)
     if conflicts:
         return Plan(conflicts=Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems())
@@ -124,26 +123,19 @@ def _components(
     pythons: dict[HostClass, Interpreter] = {}
     torches: dict[HostClass, Wheel] = {}
     nccls: dict[HostClass, Nccl] = {}
-    try:
-        openmpis, found = openmpi.openmpi(host_classes, requirements)
-        notes += found
-    except Conflict as conflict:
-        conflicts["Open MPI"] = conflict
-    try:
+    with _added_to(conflicts, "Open MPI"):
+        openmpis, notes = openmpi.openmpi(host_classes, requirements)
+    with _added_to(conflicts, "Python and PyTorch"):
         pythons, torches, torch_notes = _python_and_torch(host_classes, requirements)
-    except Conflict as conflict:
-        conflicts["Python and PyTorch"] = conflict
-    try:
-        nccls, found = nccl.nccl(host_classes, requirements)
-        notes += found
-    except Conflict as conflict:
-        conflicts["NCCL"] = conflict
+        notes += torch_notes
+    with _added_to(conflicts, "NCCL"):
+        nccls, nccl_notes = nccl.nccl(host_classes, requirements)
+        notes += nccl_notes
     if conflicts:
         return {}, conflicts, []
     versions: dict[str, list[str]] = {}
     for host_class, interpreter in pythons.items():
         versions.setdefault(interpreter.minor, []).extend(host_classes[host_class])
-    notes += torch_notes
     if len(versions) > 1:
         listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
         notes.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
@@ -178,6 +170,15 @@ def _components(
         for each in host_classes
     }
     return components, conflicts, notes
+
+
+@contextmanager
+def _added_to(conflicts: dict[Hashable, Conflict], subject: str) -> Iterator[None]:
+    """Add a conflict that the block raises."""
+    try:
+        yield
+    except Conflict as conflict:
+        conflicts[subject] = conflict
 
 
 def _python_and_torch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
         return {}, _unused_options(requirements)
     build_cudas = build_cudas_of(host_classes)
     found = {host_class: candidates(host_class, requirements, build_cudas[host_class]) for host_class in host_classes}
-    builds = _choose({host_class: each.fitting for host_class, each in found.items()})
+    builds = _choose(found)
     if builds is None:
         raise _conflict(host_classes, found, requirements)
     choice = _Choice(host_classes, requirements, found, builds)
@@ -67,16 +67,16 @@ def _unused_options(requirements: Requirements) -> list[str]:
     return [f"{option} {value} has no effect: none of these hosts has a GPU that is used" for option, value in options.items() if value]
 
 
-def _choose(fitting: Mapping[HostClass, list[Build]]) -> dict[HostClass, Build] | None:
+def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | None:
     """For every host class a build of the best version that all can have.
 
     Best is: builds that are known to exist; on most host classes for the driver's CUDA major; the fewest known problems that a newer
     release has fixed; the preferred source; the newest.
     """
-    majors = {host_class: max((key(build.cuda)[0] for build in builds), default=0) for host_class, builds in fitting.items()}
+    majors = {host_class: max((key(build.cuda)[0] for build in each.fitting), default=0) for host_class, each in found.items()}
     choices = [
-        {host_class: _best(host_class, version, builds) for host_class, builds in fitting.items()}
-        for version in sorted(_common_versions(fitting), key=key, reverse=True)
+        {host_class: _best(host_class, version, each.fitting) for host_class, each in found.items()}
+        for version in sorted(_common_versions(found.values()), key=key, reverse=True)
     ]
 
     def cost(builds: Mapping[HostClass, Build]) -> tuple[Any, ...]:
@@ -90,8 +90,9 @@ def _choose(fitting: Mapping[HostClass, list[Build]]) -> dict[HostClass, Build] 
     return min(choices, key=cost, default=None)
 
 
-def _common_versions(fitting: Mapping[HostClass, list[Build]]) -> set[str]:
-    return set.intersection(*({build.version for build in builds} for builds in fitting.values())) if fitting else set()
+def _common_versions(candidates: Iterable[Candidates]) -> set[str]:
+    """The versions that all host classes can have."""
+    return set.intersection(*(each.versions for each in candidates))
 
 
 def _best(host_class: HostClass, version: str, builds: list[Build]) -> Build:
@@ -141,7 +142,11 @@ class _Choice:
         sharing: HostClasses = {}
         able: tuple[Builder, ...] = ()
         if build.source == "source":
-            sharing = {other: names for other, names in self.host_classes.items() if self._share(host_class, other)}
+            sharing = {
+                other: names
+                for other, names in self.host_classes.items()
+                if other.build_platform == host_class.build_platform and self.builds[other] == build
+            }
             able = builders(sharing, lambda other: _toolkit_of(other, build.cuda))
             why += self._why_built(host_class, build, sharing, able)
         else:
@@ -160,9 +165,6 @@ class _Choice:
         if build.source == "wheel":
             return Wheel(*common, "wheel", tuple(why), rejected, sha256=build.sha256, cuda=build.cuda)
         return SystemPackages(*common, build.source, tuple(why), rejected, build.packages, build.repository, build.sha256, build.cuda)
-
-    def _share(self, one: HostClass, other: HostClass) -> bool:
-        return one.build_platform == other.build_platform and self.builds[one] == self.builds[other]
 
     def _why_built(self, host_class: HostClass, build: Build, sharing: HostClasses, able: tuple[Builder, ...]) -> Iterator[str]:
         names = [each.host for each in able]
@@ -210,7 +212,7 @@ class _Choice:
                 return f"a build for a larger CUDA fits: {build.cuda}"
             return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"
         for blocking, names in self.host_classes.items():
-            if all(each.version != other.version for each in self.candidates[blocking].fitting):
+            if other.version not in self.candidates[blocking].versions:
                 return f"no build of it fits {some(names)}"
         if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
             return weak
@@ -234,23 +236,22 @@ def _toolkit_of(host_class: HostClass, cuda: str) -> tuple[str, str] | None:
 
 def _conflict(host_classes: HostClasses, found: Mapping[HostClass, Candidates], requirements: Requirements) -> Conflict:
     """The conflict of the host class without which the others would have a version, else of the one with the oldest driver."""
-    fitting = {host_class: each.fitting for host_class, each in found.items()}
 
-    def others(host_class: HostClass) -> dict[HostClass, list[Build]]:
-        return {other: builds for other, builds in fitting.items() if other != host_class}
+    def others(host_class: HostClass) -> list[Candidates]:
+        return [candidates for other, candidates in found.items() if other != host_class]
 
     def cost(host_class: HostClass) -> tuple[Any, ...]:
         names = host_classes[host_class]
-        resolved = not others(host_class) or bool(_common_versions(others(host_class)))
-        return not resolved, bool(fitting[host_class]), len(names), key(host_class.cuda or "0"), names[0]
+        unresolved = bool(others(host_class)) and not _common_versions(others(host_class))
+        return unresolved, bool(found[host_class].fitting), len(names), key(host_class.cuda or "0"), names[0]
 
     blocking = min(host_classes, key=cost)
     gpu = f", compute capability {blocking.capabilities[0]}" if blocking.capabilities else ""
     described = f"{blocking.system} on {blocking.arch} with a driver for CUDA {blocking.cuda}{gpu}"
-    if not fitting[blocking] or len(host_classes) == 1:
+    if not found[blocking].fitting or len(host_classes) == 1:
         what = f"no build of NCCL fits {described}: {_main_reason(found[blocking], requirements)}"
     else:
-        newest = max((build.version for build in fitting[blocking]), key=key)
+        newest = max(found[blocking].versions, key=key)
         common = sorted(_common_versions(others(blocking)), key=key)
         theirs = f"the others need {common[0]} to {common[-1]}" if common else "the others have none in common either"
         what = f"NCCL must be the same everywhere; {described} allows up to {newest}, {theirs}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from provision import catalog
@@ -76,10 +76,15 @@ class Candidates:
     builds: tuple[tuple[Build, Rejection | None], ...]
     unavailable: tuple[Rejected, ...]
 
-    @property
+    @cached_property
     def fitting(self) -> list[Build]:
         """The builds that the host class can use."""
         return [build for build, rejection in self.builds if rejection is None]
+
+    @cached_property
+    def versions(self) -> set[str]:
+        """Their versions."""
+        return {build.version for build in self.fitting}
 
 
 @lru_cache(maxsize=256)  # to try a remedy, everything is resolved again with one host class or requirement changed
