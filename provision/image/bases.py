@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from provision import catalog
 from provision.base.errors import UsageError
 from provision.base.versions import key, minor
-from provision.resolve.machine import Machine
+from provision.resolve.host_classes import HostClass
 
 _SYSTEM = re.compile(r"(?P<id>[a-z]+)[-: ]?(?P<version>\d+(\.\d+)?)")
 _OTHER_NAMES = {"rockylinux": "rocky"}
@@ -55,7 +55,7 @@ def short(system: str) -> str:
 def cudas(system: str) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
-    tags = getattr(catalog.cuda_images().tags, name, None)
+    tags = catalog.cuda_images().tags.get(name)
     return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
 
 
@@ -97,8 +97,8 @@ def key_of(system: str) -> tuple[int, ...]:
     return key(system.split()[1])
 
 
-def base(kind: Machine, *, cuda: str | None = None, given: str | None = None) -> Base:
-    """What an image for this kind of host begins with.
+def base(host_class: HostClass, *, cuda: str | None = None, given: str | None = None) -> Base:
+    """What an image for this host class begins with.
 
     Args:
         cuda: the CUDA that was asked for; without, the newest that the host's driver runs natively.
@@ -107,19 +107,19 @@ def base(kind: Machine, *, cuda: str | None = None, given: str | None = None) ->
     Raises:
         UsageError: there is none; it names the nearest that exists.
     """
-    system = _system(kind)
-    if kind.cuda is None:
+    system = _system(host_class)
+    if host_class.cuda is None:
         name, full = short(system), None
     else:
-        full = _full(system, kind.cuda, cuda, given)
-        name = f"{short(system)}-cuda{minor(full or kind.cuda)}"
+        full = _full(system, host_class.cuda, cuda, given)
+        name = f"{short(system)}-cuda{minor(full or host_class.cuda)}"
     if given is not None:
         return Base(given, system, full, name)
     if full is None:
         return Base(catalog.images().distributions.images[system], system, None, name)
     known = catalog.cuda_images()
     tag = known.tag.format(cuda=full, flavour=FLAVOUR, system=_in_tags(system))
-    digest = known.digests.sha256.get(tag) if kind.arch == "x86_64" else None
+    digest = known.digests.sha256.get(tag) if host_class.arch == "x86_64" else None
     place = known.registries[0].removeprefix("docker.io/")
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
@@ -136,14 +136,14 @@ def _full(system: str, driver: str, cuda: str | None, given: str | None) -> str 
     return fitting[-1]
 
 
-def _system(kind: Machine) -> str:
+def _system(host_class: HostClass) -> str:
     known = catalog.images()
-    name = known.alike.get(kind.os_id, kind.os_id)
-    candidates = (f"{name} {kind.os_version}", f"{name} {kind.os_version.split('.')[0]}")
+    name = known.alike.get(host_class.os_id, host_class.os_id)
+    candidates = (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}")
     for system in candidates:
         if system in known.distributions.images:
             return system
-    raise UsageError(f"there is no image of {kind.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
+    raise UsageError(f"there is no image of {host_class.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
 
 
 def _in_tags(system: str) -> str:

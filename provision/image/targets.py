@@ -18,7 +18,7 @@ from provision.image.bases import Base
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, Requirements
 from provision.resolve import resolve
-from provision.resolve.machine import machine
+from provision.resolve.host_classes import host_class_of
 
 _INVENTED = "image"
 
@@ -53,7 +53,7 @@ def of_system(system: str, cuda: str | None, requirements: Requirements, *, give
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
         where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
         raise ProvisionError(f"no plan fits: {first.what}", where=where, hint="  or  ".join(options) or None)
-    return Target(bases.base(machine(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))
+    return Target(bases.base(host_class_of(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))
 
 
 def of_hosts(plan: Plan, known: Mapping[str, Facts], *, given: str | None = None) -> list[Target]:
@@ -66,7 +66,7 @@ def of_hosts(plan: Plan, known: Mapping[str, Facts], *, given: str | None = None
     """
     found: dict[tuple[Base, HostPlan], list[str]] = {}
     for name, host in plan.hosts.items():
-        base = bases.base(machine(known[name]), given=given)
+        base = bases.base(host_class_of(known[name]), given=given)
         found.setdefault((base, _as_image(host)), []).append(name)
     targets = [Target(base, host, tuple(names)) for (base, host), names in found.items()]
     if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs

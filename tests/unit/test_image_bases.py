@@ -10,7 +10,7 @@ from provision import facts
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.image import bases
-from provision.resolve.machine import Machine, machine
+from provision.resolve.host_classes import HostClass, host_class_of
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -19,12 +19,12 @@ def render(*words: str) -> int:
     return main.guarded(lambda: main.app(args=["image", "render", *words], prog_name="provision"), debug=False)
 
 
-def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> Machine:
+def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> HostClass:
     os_id, version = system.split()
     described: dict[str, object] = {"os": {"id": os_id, "version": version}, "arch": arch}
     if cuda:
         described |= {"driver": {"version": None, "cuda": cuda}, "gpus": [{}]}
-    return machine(facts.normalise(described))
+    return host_class_of(facts.normalise(described))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The resolver: the ways out that it offers where no plan fits are ways out."""
+"""The resolver: remedies for conflicts work."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def test_a_host_that_is_the_only_one_cannot_be_left_out() -> None:
     assert all("leave old out: --limit '!old'" in remedies(conflict) for conflict in among.conflicts)
 
 
-def test_without_pytorch_is_no_way_out_where_nccl_blocks_too() -> None:
+def test_without_torch_is_no_remedy_where_nccl_has_a_conflict_too() -> None:
     made = plan_for({"old": gpu("10.2", "7.0")})
     assert {"no build of PyTorch", "no build of NCCL fi"} == {conflict.what[:19] for conflict in made.conflicts}
     assert not any("--without-torch" in way for conflict in made.conflicts for way in remedies(conflict))
 
 
-def test_a_driver_that_is_offered_is_enough_for_everything() -> None:
+def test_an_offered_driver_is_new_enough_for_everything() -> None:
     made = plan_for({"old": gpu("10.2", "7.0")})
     ways = {way for conflict in made.conflicts for way in remedies(conflict) if way.startswith("update")}
     assert len(ways) == 1
@@ -34,7 +34,7 @@ def test_a_driver_that_is_offered_is_enough_for_everything() -> None:
     assert plan_for({"old": updated}).hosts
 
 
-def test_all_hosts_that_block_are_left_out_together() -> None:
+def test_all_hosts_with_a_conflict_are_left_out_together() -> None:
     hosts = {"a": gpu("10.2", "7.0"), "b": gpu("10.2", "6.1", "10.0.0.2"), "new": gpu("12.4", address="10.0.0.3")}
     made = plan_for(hosts)
     assert all("leave a and b out: --limit '!a,!b'" in remedies(conflict) for conflict in made.conflicts)
