@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from provision import __version__, catalog
-from provision.base import resources
+from provision.base import downloads, resources
 from provision.base.errors import UsageError
 from provision.base.text import some
 from provision.image.recipe import Recipe, image_manifest, recipe
@@ -93,7 +93,7 @@ def write_files(folder: Path, files: Mapping[str, File]) -> None:
     for path, file in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.content)
+        downloads.store(target, file.content)
         target.chmod(0o755 if file.executable else 0o644)
         for above in target.relative_to(folder).parents:
             if above != Path():
