@@ -16,9 +16,8 @@ from provision.base.text import some
 from provision.commands import planning
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
-from provision.install.bundle import using
 from provision.install.bundle.archive import Bundle, unpack
-from provision.install.bundle.gather import Places, gather
+from provision.install.bundle.gather import gather
 from provision.install.installer import Sources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
@@ -46,7 +45,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            locked, options = bundle.lock, using.with_files_of(bundle, options)
+            locked, options = bundle.lock, bundle.complete(options)
         session.step = "survey"
         facts = _survey(session, report, options.first_step)
         if not facts:
@@ -62,7 +61,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         _install(session, report, plan, facts, sources, options)
         if options.smoke and not options.check and not report.failures:
             session.step = "training"
-            _train(session, report, plan, using.with_data_of(bundle, options.smoke))
+            _train(session, report, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)
     return report
 
 
@@ -117,9 +116,9 @@ def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, 
 
 def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: Sources) -> Sources:
     """The sources of an installation from a bundle; raises UsageError where it lacks what the plan needs."""
-    using.refuse_incomplete(session, bundle, plan)
+    bundle.check(session, plan)
     builds.adopt(bundle.folder / "supplies")
-    return replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
+    return replace(sources, bundle=bundle, given=bundle.complete_files(sources.given))
 
 
 def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: Sources, options: Options) -> None:
@@ -204,8 +203,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             locked = planning.read_lock(inventory, options)
             plan, sources = planning.make_plan(inventory, survey.hosts, options, locked)
             planning.refuse_conflicts(plan)
-            places = Places(options.index_url, options.wheels, options.apt_mirror)
-            gather(session, plan, survey.hosts, places, sources, target, locked)
+            gather(session, plan, survey.hosts, options, sources, target, locked)
             return survey
         finally:
             session.close()
