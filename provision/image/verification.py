@@ -18,7 +18,7 @@ from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
-from provision.doctor import reach
+from provision.doctor import reachability
 from provision.doctor.checks import examine
 from provision.facts import Facts
 from provision.image import containers, job_containers, labels, store
@@ -63,7 +63,7 @@ class Verdict:
             "image": self.image,
             "ready": self.ready,
             "faults": self.faults,
-            "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.title, "seen": f.seen} for f in self.findings],
+            "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.what, "seen": f.observed} for f in self.findings],
             "summaries": self.summaries,
             "folder": str(self.folder),
             "seconds": round(self.seconds, 1),
@@ -115,10 +115,12 @@ def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
         return
     # Of the survey's own problems none counts: they are about installing, which is done.
     known = {name: of_container(facts) for name, facts in survey.hosts.items()}
-    answers, unable = reach.look(session, known)
-    verdict.findings = examine(known, unable, answers)
+    connections, problems = reachability.check(session, known)
+    verdict.findings = examine(known, problems, connections)
     verdict.faults += [
-        f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
+        f"{finding.host or 'between them'}: {finding.what}: {finding.observed}"
+        for finding in verdict.findings
+        if finding.severity == "error"
     ]
     plan = job_containers.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)

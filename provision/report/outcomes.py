@@ -6,7 +6,7 @@ from pathlib import Path
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.diagnosis.logs.explanation import explain
+from provision.diagnosis import logs
 from provision.inventory import Host, Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
@@ -117,8 +117,8 @@ def failure_of(host: Host, event: Event) -> Problem:
     again = "run the same command again: what is done stays done (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
         return Problem("error", event.text, collect.connection_problem(host, event.text).hint, host=host.name, where=step)
-    known = explain(event.text, step)
-    hint = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
+    known = logs.root_cause(event.text, step)
+    hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
     return Problem("error", event.text, hint, host=host.name, where=step)
 
 
