@@ -73,7 +73,7 @@ class Symptom(Signature):
 
     severity: Severity = "note"
     cause: str = ""
-    fix: _Texts = ("Read what stands above it in the log",)
+    fix: _Texts = ("Read what is above it in the log",)
     quoted_alone: bool = False  # where a log shows nothing else, it is quoted as an unknown error
 
 
