@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # worst first
 
 
 @dataclass(frozen=True)

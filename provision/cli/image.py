@@ -163,7 +163,7 @@ def verify_(
             console.say(line)
         for finding in verdict.findings:
             if finding.severity != "error":
-                console.say(f"{finding.severity}: {finding.host or 'between hosts'}: {finding.title}: {finding.seen}")
+                console.say(f"{finding.severity}: {finding.host or 'between hosts'}: {finding.what}: {finding.observed}")
         for fault in verdict.faults:
             console.say(f"fault: {fault}", style="red")
         console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")

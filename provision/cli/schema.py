@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.validation import did_you_mean
+from provision.bench.results import Measurements
 from provision.diagnosis.signatures import Signatures
 from provision.facts.document import FactsFile
 from provision.plan.lock_file import LockDocument
@@ -24,6 +25,7 @@ Mode = Literal["validation", "serialization"]  # of what is read, keys with a de
 
 # A document's name, as it is typed → its model. A new document is one line here.
 DOCUMENTS: Mapping[str, tuple[type[Any], Mode]] = {
+    "bench": (Measurements, "serialization"),
     "facts": (FactsFile, "validation"),
     "lock": (LockDocument, "validation"),
     "plan": (PlanDocument, "validation"),

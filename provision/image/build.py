@@ -28,7 +28,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.containers import container_engine, controller_settings, image_names
 from provision.containers.controller_settings import Settings
-from provision.diagnosis.logs.explanation import explain
+from provision.diagnosis import logs
 from provision.image import local_images, render
 from provision.image.output import BuildOutput
 from provision.image.recipe import recipe
@@ -289,8 +289,8 @@ def failure(last: Sequence[str], output: BuildOutput, log: Path) -> ProvisionErr
     text = "\n".join([*lines, *last])
     if "no space left on device" in text.lower():
         return container_engine.explain(docker.errors.APIError("no space left on device"), output.step)
-    known = explain(text, output.failed)
-    advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
+    known = logs.root_cause(text, output.failed)
+    advice = f"{known.what}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
     what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"
     return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", hint=advice)
 

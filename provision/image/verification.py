@@ -27,7 +27,7 @@ from provision.base import paths, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
-from provision.doctor import reach
+from provision.doctor import reachability
 from provision.doctor.checks import examine
 from provision.facts import Facts
 from provision.image import container_hosts, local_images
@@ -76,7 +76,7 @@ class Verdict:
             "image": self.image,
             "ready": self.ready,
             "faults": self.faults,
-            "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.title, "seen": f.seen} for f in self.findings],
+            "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.what, "seen": f.observed} for f in self.findings],
             "summaries": self.summaries,
             "folder": str(self.folder),
             "seconds": round(self.seconds, 1),
@@ -125,10 +125,12 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
         return
     # The survey's preflight problems do not count: they are about installing, which is done.
     known = {name: facts_of_container(facts) for name, facts in survey.hosts.items()}
-    answers, unable = reach.look(session, known)
-    verdict.findings = examine(known, unable, answers)
+    connections, problems = reachability.check(session, known)
+    verdict.findings = examine(known, problems, connections)
     verdict.faults += [
-        f"{finding.host or 'between hosts'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
+        f"{finding.host or 'between hosts'}: {finding.what}: {finding.observed}"
+        for finding in verdict.findings
+        if finding.severity == "error"
     ]
     plan = container_hosts.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)

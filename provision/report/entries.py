@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.diagnosis.logs.explanation import explain
+from provision.diagnosis import logs
 from provision.facts import Facts
 from provision.install import drift
 from provision.install.installer import Installed
@@ -135,8 +135,8 @@ def task_failure(host: Host, event: Event) -> Problem:
     again = "run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
         return Problem("error", event.text, collect.connection_problem(host, event.text).hint, host=host.name, where=step)
-    known = explain(event.text, step)
-    hint = f"{known.title}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
+    known = logs.root_cause(event.text, step)
+    hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
     return Problem("error", event.text, hint, host=host.name, where=step)
 
 

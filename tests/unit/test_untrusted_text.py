@@ -23,6 +23,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.base.terminal import Console
 from provision.bench import page
+from provision.bench.results import Measurements
 from provision.cli.bench import tables
 from provision.cli.main import guarded
 from provision.doctor import show
@@ -187,7 +188,7 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
             model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)
-            show.findings(found, console, looked_at="2 hosts")
+            show.findings(found, console, examined="2 hosts")
             summary.show(resolve(hosts, Requirements(engine_version="1.0"), {}), console)
 
         stream = io.StringIO()
@@ -249,11 +250,12 @@ def test_the_page_of_a_benchmark(attack: str) -> None:
         "ranks": [{"np": 2, "hosts": names, "results": results, "limit_gbs": 3.0}],
         "training": [{"np": 2, "hosts": names, "samples_per_second": 900.0, "alone": 1000.0, "efficiency": 0.9}],
     }
-    made = page.render(document, [])
+    measurements = Measurements.model_validate(document)
+    made = page.render(measurements, [])
     assert_harmless(made)
     assert "<script" not in made
     assert "<polyline" in made, "what the page draws itself is no text"
-    for rows in tables(document):
+    for rows in tables(measurements):
         assert_harmless(shown_by(lambda console, rows=rows: console.print(terminal.table(rows))))
 
 

@@ -1,8 +1,8 @@
-"""What leaves the house: no secret in any form that one is written in."""
+"""A support bundle contains no secret, in whatever form one is written."""
 
 import pytest
 
-from provision.doctor.support_archive import Redactor
+from provision.doctor.support_bundle import Redactor
 
 
 @pytest.mark.parametrize(

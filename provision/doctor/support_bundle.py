@@ -1,6 +1,6 @@
-"""`doctor bundle`: facts, findings and logs in one archive that can be shown around. What could be secret is taken out.
+"""Support bundle: facts, findings and logs in one archive that can be shared. What could be secret is redacted.
 
-Names of hosts and users become host1, user1 …, the same everywhere in the archive, so that a colleague can still tell them apart.
+Names of users become user1, user2 …, the same everywhere in the archive, so that a colleague can still tell them apart.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import document
 from provision.diagnosis.patterns import Pattern
-from provision.doctor.host_checks import Look
+from provision.doctor.host_checks import Examination
 from provision.facts import Facts
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"
-# A name that says that a secret follows, in the forms NAME=value, NAME: value, --name value, "name": "value".
+# A name that announces a secret, in the forms NAME=value, NAME: value, --name value, "name": "value".
 _NAMED = Pattern(
     r"""(?i)((?:[\w.-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|bearer)[\w.-]*)["']?"""
     r"""(?:\s*[:=]\s*|\s+))(?:"[^"]*"|'[^']*'|[^\s,;"']+)""",
@@ -40,7 +40,7 @@ _LOGIN = Pattern(r"\b([A-Za-z_][\w.-]*)(@[\w.-]+)")
 
 
 class Redactor:
-    """Takes secrets out of text and gives users other names."""
+    """Removes secrets from text and replaces the names of users."""
 
     def __init__(self, users: Iterable[str]) -> None:
         self._users: dict[str, str] = {}
@@ -53,7 +53,7 @@ class Redactor:
         return self._users.setdefault(user, f"user{len(self._users) + 1}")
 
     def text(self, text: str) -> str:
-        """The text without what should not leave the house."""
+        """The text without secrets and names of users."""
         for shape in _SHAPED:
             text = shape.replace(_HIDDEN, text)
         text = _AUTHORIZATION.replace(rf"\1{_HIDDEN}", text)
@@ -66,7 +66,7 @@ class Redactor:
         return text
 
     def data(self, value: Any) -> Any:
-        """The same for every text of plain data; a value under a name that means a secret goes as a whole."""
+        """The same for every text in plain data; a value is hidden as a whole where its key means a secret."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -76,12 +76,12 @@ class Redactor:
         return value
 
 
-def write(out: Path, look: Look, logs: Sequence[Path]) -> None:
+def write(out: Path, examination: Examination, logs: Sequence[Path]) -> None:
     """Write the archive: facts.json, findings.json, logs/. Raises UsageError when a file cannot be read or written."""
-    redactor = Redactor(facts.user.name or "" for facts in look.facts.values())
+    redactor = Redactor(facts.user.name or "" for facts in examination.facts.values())
     parts = {
-        "facts.json": json.dumps(redactor.data({"schema": 1, "hosts": _plain(look.facts)}), indent=2, default=str),
-        "findings.json": json.dumps(redactor.data(document(look.findings)), indent=2),
+        "facts.json": json.dumps(redactor.data({"schema": 1, "hosts": _plain(examination.facts)}), indent=2, default=str),
+        "findings.json": json.dumps(redactor.data(document(examination.findings)), indent=2),
     }
     for number, path in enumerate(logs, 1):
         try:
@@ -102,7 +102,7 @@ def write(out: Path, look: Look, logs: Sequence[Path]) -> None:
 
 
 def _plain(facts: Mapping[str, Facts]) -> dict[str, Any]:
-    """Facts without what nobody needs for a diagnosis: host keys and the names of groups."""
+    """Facts without what a diagnosis does not need: host keys, the names of groups, and machine ids."""
     kept = {name: each.model_dump() for name, each in facts.items()}
     for each in kept.values():
         each["ssh"] = {**each["ssh"], "host_keys": []}
