@@ -12,7 +12,7 @@ from provision.base.errors import ProvisionError
 from provision.bench import experiments
 from provision.bench.experiments import Experiment
 from provision.inventory import Inventory
-from provision.launch import jobs
+from provision.launch import jobs, launchers
 from provision.plan.model import Plan
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -88,11 +88,10 @@ def words_of(experiment: Experiment, wanted: Wanted) -> list[str]:
 
 def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, title: str, log: Path) -> dict[str, Any]:
     hosts = {name: plan.hosts[name] for name, _ in experiment.placed}
-    where = jobs.Environment.of(replace(plan, hosts=hosts))
+    where = launchers.Environment.of(replace(plan, hosts=hosts))
     placed = [(hosts[name].network.address, count) for name, count in experiment.placed]
-    job = jobs.own_job(where, placed, words_of(experiment, wanted), report="report.json")
-    first = experiment.placed[0][0]
-    result = jobs.run(session, first, job, where.interpreter, title, log, lambda _line: None)
+    job = launchers.own_job(where, placed, launchers.Program(words_of(experiment, wanted), report="report.json"))
+    result = jobs.run(session, job, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:

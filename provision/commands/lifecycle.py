@@ -28,7 +28,7 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session, opened
+from provision.remote.session import Interrupted, Session
 from provision.report.model import Report
 from provision.report.outcomes import (
     add_blocked,
@@ -93,13 +93,13 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
 
 @contextmanager
 def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
-    """The frame of every run: the hosts are held, the report is written whatever comes, and every host has its line.
-
-    Raises:
-        ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
-    """
+    """The frame of every run: the hosts are held, the report is written whatever comes, and every host has its line."""
     began = time.monotonic()
-    with signals.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+    with (
+        signals.also_when_ended(),
+        host_locks.acquired(inventory, purpose),
+        Session(inventory, progress, passwords, locks_hosts=True) as session,
+    ):
         report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
         try:
             yield session, report
@@ -220,7 +220,7 @@ def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptio
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Gather in ``target`` all that the plan needs; raises ProvisionError when something cannot be had. Returns the survey."""
-    with host_locks.every_host(inventory, "provision bundle"):
+    with host_locks.acquired(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
             survey = collect.look(session)
@@ -243,7 +243,7 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
-    with host_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+    with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
         survey = collect.look(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):

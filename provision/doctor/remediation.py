@@ -114,7 +114,7 @@ def fix(inventory: Inventory, session: Session, look: Look, made: Treatment, pas
             session.progress.event(event)
 
         try:
-            with host_locks.every_host(inventory, "provision doctor --fix"):
+            with host_locks.acquired(inventory, "provision doctor --fix"):
                 session.play(
                     resources.folder("playbooks") / "fix.yml",
                     "Fix",

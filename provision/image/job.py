@@ -17,11 +17,11 @@ from provision.image import job_containers, labels, remote_engines
 from provision.image.labels import Told
 from provision.image.remote_engines import Engine
 from provision.inventory import Inventory
-from provision.launch import jobs, mpirun, program, program_files
+from provision.launch import launchers, placement, program, program_files
 from provision.launch.program import RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.smoke import mnist, training_job
@@ -104,9 +104,9 @@ def _facts(session: Session) -> dict[str, Facts]:
 def _refuse_np(slots: Sequence[tuple[str, int]], wanted: Wanted) -> None:
     """Raise UsageError for more ranks than there are slots, or too few for all hosts to train, before anything is brought."""
     if wanted.program is None:
-        mpirun.spread(slots, wanted.smoke.np or sum(count for _, count in slots), oversubscribe=wanted.smoke.oversubscribe)
+        placement.spread(slots, wanted.smoke.np or sum(count for _, count in slots), oversubscribe=wanted.smoke.oversubscribe)
     elif not wanted.program.elastic:
-        mpirun.fill(slots, wanted.program.np, oversubscribe=wanted.program.oversubscribe)
+        placement.fill(slots, wanted.program.np, oversubscribe=wanted.program.oversubscribe)
 
 
 def _refuse_unfit(attributes: Mapping[str, Any], told: Told, facts: Mapping[str, Facts], engines: Mapping[str, Engine]) -> None:
@@ -126,26 +126,26 @@ def _job(session: Session, plan: Plan, engines: Mapping[str, Engine], wanted: Wa
     inside = job_containers.inside(session, engines[first])
     if wanted.program is None:
 
-        def bring(session: Session, plan: Plan, data: mnist.Dataset) -> None:
+        def copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
             _bring_training(session, plan, data, engines)
 
-        result = training_job.run(session, plan, wanted.smoke, bring=bring, inside=inside)
+        result = training_job.run(session, plan, wanted.smoke, copy=copy, inside=inside)
         return Ended(1 if result.faults else 0, result.summary, result.faults)
     options = wanted.program
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
-    placed = mpirun.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
+    placed = placement.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
     there = {host.name: host for host in hosts[: len(placed)]}
-    where = jobs.Environment.of(replace(plan, hosts=there))
+    where = launchers.Environment.of(replace(plan, hosts=there))
     where = replace(where, networks=options.networks) if options.networks else where
     workdir, command = options.workdir, list(options.command)
     if workdir is None:
-        packed = program_files.pack(options.command, options.bring, modules=options.modules)
-        command, workdir = packed.command, f"{{home}}/{packed.place}"
+        packed = program_files.pack(options.command, options.files, modules=options.modules)
+        command, workdir = packed.command, f"{{home}}/{packed.folder}"
         scripts = {name: f"{job_containers.inside(session, engines[name])} sh -c {shlex.quote(packed.unpack)}" for name in there}
-        program_files.ship(session, packed, scripts)
-    job = program.job_of(where, placed, command, workdir, options)
-    return Ended(program.follow(session, first, job, where.interpreter, placed, options, inside=inside))
+        program_files.copy(session, packed, scripts)
+    job = program.make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
+    return Ended(program.follow(session, job, placed, options, inside=inside))
 
 
 def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: Mapping[str, Engine]) -> None:
@@ -155,11 +155,11 @@ def _bring_training(session: Session, plan: Plan, data: mnist.Dataset, engines: 
         for file in data.files:
             tar.add(file.path, f"data/{data.digest}/{file.path.name}")
         tar.add(resources.hostside("train_mnist.py"), "train_mnist.py")
-    session.progress.stage("Bring the training job to the containers", list(plan.hosts))
+    session.progress.stage("Copy the training job to the containers", list(plan.hosts))
     scripts = {
         name: f"{job_containers.inside(session, engines[name])} tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}/smoke"
         for name, host in plan.hosts.items()
     }
-    for name, answer in shell.ask(session, scripts, stdin=buffer.getvalue(), timeout=_BRING_S).items():
+    for name, answer in ssh.run(session, scripts, stdin=buffer.getvalue(), timeout=_BRING_S).items():
         if answer.code != 0:
-            raise ProvisionError(answer.complaint, where=f"{name}, bringing the training job")
+            raise ProvisionError(answer.error, where=f"{name}, bringing the training job")

@@ -100,7 +100,7 @@ def up(
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
             if answer.code != 0 or not port.isdigit():
                 raise ProvisionError(
-                    f"the container does not come up: {answer.complaint}", where=host, hint="see there: docker info, free -h, df -h"
+                    f"the container does not come up: {answer.error}", where=host, hint="see there: docker info, free -h, df -h"
                 )
             ports[host], holdings[host] = int(port), json.loads(manifest)
         members = {host: mesh.member(places[host].address, port, public[host]) for host, port in ports.items()}
@@ -160,7 +160,7 @@ def _acquaint(session: Session, engines: Mapping[str, Engine], members: Mapping[
     answers = remote_engines.on_engines(session, {first: (engines[first], script)}, stdin=mesh.archive(mesh.known(members)))
     for host, answer in answers.items():
         if answer.code != 0:
-            raise ProvisionError(f"its container takes no files: {answer.complaint}", where=host)
+            raise ProvisionError(f"its container takes no files: {answer.error}", where=host)
 
 
 def slots(inventory: Inventory, host: str, facts: Mapping[str, Facts], engines: Mapping[str, Engine]) -> int:

@@ -21,7 +21,7 @@ from provision.base.errors import ProvisionError
 from provision.containers import container_engine
 from provision.image import archive, labels
 from provision.image.archive import Archive
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import collect
 
@@ -72,7 +72,7 @@ def look(session: Session) -> dict[str, Engine]:
     Raises:
         ProvisionError: a host has none, or none that this user may use; it names the hosts and what to do there.
     """
-    answers = shell.ask(session, {host.name: _LOOK for host in session.inventory.hosts})
+    answers = ssh.run(session, {host.name: _LOOK for host in session.inventory.hosts})
     _complain(session, answers)
     return {name: _read(answer.out.partition(_MARK)[2].strip().splitlines()) for name, answer in answers.items()}
 
@@ -81,13 +81,13 @@ def on_engines(
     session: Session,
     scripts: Mapping[str, tuple[Engine, str]],
     *,
-    stdin: shell.Input = b"",
-    timeout: float = shell.TIMEOUT_S,
-) -> dict[str, shell.Answer]:
+    stdin: ssh.Input = b"",
+    timeout: float = ssh.TIMEOUT_S,
+) -> dict[str, ssh.Answer]:
     """Scripts in which ``docker`` is each host's own way to call it. Raises Interrupted after Ctrl-C."""
     if not scripts:
         return {}
-    return shell.ask(session, {name: _calling(*each) for name, each in scripts.items()}, stdin=stdin, timeout=timeout)
+    return ssh.run(session, {name: _calling(*each) for name, each in scripts.items()}, stdin=stdin, timeout=timeout)
 
 
 def remove(session: Session, engines: Mapping[str, Engine], scripts: Mapping[str, Sequence[str]]) -> None:
@@ -97,11 +97,11 @@ def remove(session: Session, engines: Mapping[str, Engine], scripts: Mapping[str
         return
     # Each line counts for itself: one that fails does not keep the next ones from being tried.
     every = {name: "code=0\n" + "".join(f"{line} || code=1\n" for line in lines) + "exit $code" for name, lines in wanted.items()}
-    answers = shell.tidy(session, {name: _calling(engines[name], script) for name, script in every.items()}, timeout=_REMOVE_S)
+    answers = ssh.run_cleanup(session, {name: _calling(engines[name], script) for name, script in every.items()}, timeout=_REMOVE_S)
     for name, answer in answers.items():
         if answer.code != 0:
             session.locks_left = True  # the note of this run stays, and the next one sweeps
-            session.progress.line(f"{name}: not all was removed: {answer.complaint}; by hand there: {'; '.join(wanted[name])}", "bold red")
+            session.progress.line(f"{name}: not all was removed: {answer.error}; by hand there: {'; '.join(wanted[name])}", "bold red")
 
 
 def sweep(session: Session, engines: Mapping[str, Engine]) -> None:
@@ -242,7 +242,7 @@ def _pull(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
                 session.progress.line(f"{name}: pulled {reference}")
             elif not own:
                 hint = "see that the host reaches the registry and is logged in there; or pull or load it here, from where it is copied"
-                raise ProvisionError(f"it could not pull {wanted.name}: {answer.complaint}", where=name, hint=hint)
+                raise ProvisionError(f"it could not pull {wanted.name}: {answer.error}", where=name, hint=hint)
         if some and "@" not in reference:
             reference = _digest(answers[some[0]].out, reference)
     return pulled
@@ -290,7 +290,7 @@ def _copy(session: Session, engines: Mapping[str, Engine], wanted: Source, ours:
             scripts = {name: (engines[name], "docker load -q") for name in some}
             for name, answer in on_engines(session, scripts, stdin=write, timeout=_COPY_S).items():
                 if answer.code != 0:
-                    raise ProvisionError(f"it did not take the image: {answer.complaint}", where=name)
+                    raise ProvisionError(f"it did not take the image: {answer.error}", where=name)
     finally:
         saved.unlink(missing_ok=True)
 
@@ -318,12 +318,12 @@ def _verify(session: Session, engines: Mapping[str, Engine], wanted: Source, our
             raise ProvisionError(f"the image that came is not {wanted.name}: {has}", where=name, hint="run the same command again")
 
 
-def _run(session: Session, scripts: Mapping[str, tuple[Engine, str]], doing: str) -> dict[str, shell.Answer]:
+def _run(session: Session, scripts: Mapping[str, tuple[Engine, str]], doing: str) -> dict[str, ssh.Answer]:
     """`on_engines`, of which each must succeed. Raises ProvisionError."""
     answers = on_engines(session, scripts)
     for name, answer in answers.items():
         if answer.code != 0:
-            raise ProvisionError(answer.complaint, where=f"{name}, {doing}")
+            raise ProvisionError(answer.error, where=f"{name}, {doing}")
     return answers
 
 
@@ -335,7 +335,7 @@ def _calling(engine: Engine, script: str) -> str:
     return script if engine.docker == "docker" else f'docker() {{ {engine.docker} "$@"; }}\n{script}'
 
 
-def _complain(session: Session, answers: Mapping[str, shell.Answer]) -> None:
+def _complain(session: Session, answers: Mapping[str, ssh.Answer]) -> None:
     """Raise for what stands in the way, the hosts with the same trouble together."""
     troubles: dict[tuple[str, str], list[str]] = {}
     for name, answer in answers.items():
@@ -348,7 +348,7 @@ def _complain(session: Session, answers: Mapping[str, shell.Answer]) -> None:
         raise ProvisionError(f"{what}{more}", where=", ".join(names), hint=hint)
 
 
-def _trouble(session: Session, name: str, answer: shell.Answer) -> tuple[str, str]:
+def _trouble(session: Session, name: str, answer: ssh.Answer) -> tuple[str, str]:
     host, said = session.inventory.host(name), " ".join(answer.err.split())
     if answer.code is None:
         return "its container engine did not answer in time", "see there: docker info"

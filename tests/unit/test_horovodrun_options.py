@@ -12,7 +12,8 @@ from click import Context
 from typer.testing import CliRunner
 
 from provision.cli import main
-from provision.launch import jobs, program
+from provision.launch import program
+from provision.launch.launchers import Elastic
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
 from provision.launch.program import RunOptions
 
@@ -79,10 +80,10 @@ FIELDS = {
     "-prefix-timestamp": {"timestamps": True},
     "--mpi-args='--map-by ppr:2:node'": {"mpi_args": ("--map-by", "ppr:2:node")},
     "--binding-args='--rankfile mine'": {"binding": ("--rankfile", "mine")},
-    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": jobs.Elastic(2, 2, 4)},
-    "-np 2 --max-np 4": {"elastic": jobs.Elastic(2, 2, 4)},
+    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": Elastic(2, 2, 4)},
+    "-np 2 --max-np 4": {"elastic": Elastic(2, 2, 4)},
     "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
-        "elastic": jobs.Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
+        "elastic": Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
     },
 }
 
@@ -156,8 +157,8 @@ def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "no_interpreter").write_text("echo a:2\n")
     for typed, says in {
         "--jsrun": "LSF",
-        "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is no number",
-        "--cycle-time-ms '{'": "--cycle-time-ms: '{' is no number",
+        "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is not a number",
+        "--cycle-time-ms '{'": "--cycle-time-ms: '{' is not a number",
         "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
         "--mpi-args='\"'": "quote it as for a shell",
         "--gloo --mpi-args=--x": "are mpirun's",

@@ -16,7 +16,7 @@ from provision.cli import main
 from provision.doctor.checks import examine
 from provision.image import archive, job_containers, labels, remote_engines, verification
 from provision.image.remote_engines import Engine
-from provision.remote.shell import Answer
+from provision.remote.ssh import Answer
 
 LAYERS = [b"first" * 1000, b"second", b"first" * 1000]
 

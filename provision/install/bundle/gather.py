@@ -160,7 +160,7 @@ def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
 def _data(cache: Path, say: Say) -> str:
     """The training job's data, as `mnist.obtain` keeps it."""
     dataset = mnist.obtain(paths.cache(), say=say)
-    shutil.copytree(paths.cache() / dataset.key, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(dataset.folder, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
     return dataset.key
 
 

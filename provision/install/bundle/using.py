@@ -10,7 +10,7 @@ from provision.install.artifacts import Given
 from provision.install.bundle.archive import Bundle
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.session import Session
 
 _PACKAGES = "dpkg-query -W -f '${db:Status-Status} ${Package}\\n'"
@@ -21,9 +21,9 @@ def refuse_incomplete(session: Session, bundle: Bundle, plan: Plan) -> None:
     bundle.must_hold(plan)
     wanting = [name for name, host in plan.hosts.items() if host.root]  # without root there are no packages
     there: dict[str, list[str]] = {name: [] for name in plan.hosts}
-    for name, answer in shell.ask(session, dict.fromkeys(wanting, _PACKAGES)).items():
+    for name, answer in ssh.run(session, dict.fromkeys(wanting, _PACKAGES)).items():
         if answer.code != 0:
-            raise ProvisionError(f"it does not say which packages it has: {answer.complaint}", where=name)
+            raise ProvisionError(f"it does not say which packages it has: {answer.error}", where=name)
         there[name] = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("installed ")]
     bundle.must_complete(plan, there)
 

@@ -12,7 +12,7 @@ import pytest
 from provision import inventory
 from provision.base.errors import ProvisionError
 from provision.inventory import Host
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import installed
@@ -28,7 +28,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 def test_every_host_gets_its_script_and_the_input_and_all_answers_come_back(session: Session) -> None:
     scripts = {"a": "cat; exit 3", "b": "wc -c >&2", "c": 'echo "$PROVISION_RUN_ID"; kill -9 $$'}
-    answers = shell.ask(session, scripts, stdin=b"x" * 300_000)
+    answers = ssh.run(session, scripts, stdin=b"x" * 300_000)
     assert list(answers) == ["a", "b", "c"]
     assert (answers["a"].code, answers["a"].out) == (3, "x" * 300_000)
     assert (answers["b"].code, answers["b"].err.strip()) == (0, "300000")
@@ -37,12 +37,12 @@ def test_every_host_gets_its_script_and_the_input_and_all_answers_come_back(sess
 
 
 def test_who_begins_to_read_late_gets_all_of_its_own_input(session: Session) -> None:
-    answers = shell.ask(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, timeout=20)
+    answers = ssh.run(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, timeout=20)
     assert [answer.out.strip() for answer in answers.values()] == ["300000", "1"]
 
 
 def test_who_does_not_answer_is_not_waited_for(session: Session) -> None:
-    answers = shell.ask(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, timeout=1.0)
+    answers = ssh.run(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, timeout=1.0)
     assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
     assert answers["b"].code == 0
 
