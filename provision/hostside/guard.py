@@ -10,7 +10,8 @@ a process of another run. Then it removes the folders of jobs that have no guard
 ``{"folder": path, "files": {name: text}}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
 ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped. The other
 end, too, writes a line every few seconds. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
-folders and prints ``{"ended": […]}``, how the ranks of this host ended.
+folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, and ``{"ended": […]}``, how the ranks of
+this host ended.
 """
 
 import fcntl
@@ -142,7 +143,7 @@ def remove_abandoned():
 
 
 def ranks_in(folder):
-    """What rank.py has recorded of each rank of this host: rank, pid, parent, and of those that have ended code and at (time)."""
+    """What rank.py has recorded of the ranks of this host: rank, pid, parent, starter; of those that have ended code, at (time), orphaned."""
     found = []
     try:
         for name in sorted(os.listdir(folder)):
@@ -198,9 +199,11 @@ def guard():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
         say({"ready": True})
-        ended = attend(os.environ["PROVISION_RUN_ID"], folder)
+        ended, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder)
         now = time.monotonic()  # of this machine alone
-        say({"ended": [{"rank": one["rank"], "code": one["code"], "ago": now - one["at"]} for one in ended]})
+        if has_orphans:
+            say({"orphaned": True})
+        say({"ended": [{"rank": one["rank"], "code": one["code"], "ago": now - one["at"], "orphaned": one["orphaned"]} for one in ended]})
     except FileExistsError as error:
         place = os.path.dirname(error.filename)
         say({"error": "it is the same machine as another host of this job, or shares %s with it" % place})
@@ -215,13 +218,17 @@ def guard():
 
 
 def attend(run_id, folder):
-    """Wait for the end of the job, and end what is left of the run on this host; the records of the ranks that had ended."""
+    """Wait for the end of the job, and end what is left of the run on this host.
+
+    Returns the records of the ranks that had ended, and whether the launcher's process that started a rank had died before the rank.
+    """
     is_orderly = wait_for_end(lambda: say({"stopped": stopped(run_id, ranks_in(folder))}))
     ranks = ranks_in(folder)
+    has_orphans = any(one["orphaned"] if "code" in one else parent_of(one["parent"]) != one["starter"] for one in ranks)
     # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
     signal_all({pid for pid in (parent_of(one["parent"]) for one in ranks) if pid > 1 and is_stopped(pid)}, signal.SIGCONT)
     sweep(run_id, {os.getpid(), os.getppid()} if is_orderly else {os.getpid()}, JOB_GRACE_S)
-    return [one for one in ranks if "code" in one]
+    return [one for one in ranks if "code" in one], has_orphans
 
 
 def wait_for_end(report):

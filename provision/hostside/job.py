@@ -53,7 +53,8 @@ class Guard:
         self.refusal = None  # why its host cannot take part
         self.printed = []  # what is no message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
-        self.ended = []  # (when, rank, code)
+        self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
+        self.has_orphans = False  # that is so of one of its ranks
         self._rest = b""
         # In a session of its own: a signal for us must not end it before it has cleaned up.
         self.process = subprocess.Popen(
@@ -92,7 +93,10 @@ class Guard:
                 for one in about
             }
         elif kind == "ended":
-            self.ended = [(time.monotonic() - one["ago"], int(one["rank"]), int(one["code"])) for one in about]
+            now = time.monotonic()
+            self.ended = [(now - one["ago"], int(one["rank"]), int(one["code"]), bool(one["orphaned"])) for one in about]
+        elif kind == "orphaned":
+            self.has_orphans = True
         elif kind != "ready":
             raise ValueError(kind)
         self.is_ready = self.is_ready or kind == "ready"
@@ -180,12 +184,14 @@ class Watch:
             guard.process.wait()
 
     def first_failure(self):
-        """The rank that failed before all others."""
-        failures = [(when, guard.host, rank, code) for guard in self.guards for when, rank, code in guard.ended if code != 0]
-        if not failures:
-            return None
-        _, host, rank, code = min(failures)
-        return {"kind": "ended", "host": host, "rank": rank, "code": code}
+        """The rank that failed before all others, or the host whose launcher's process was lost."""
+        failures = [(when, guard.host, *rest) for guard in self.guards for when, *rest in guard.ended if rest[1] != 0]
+        _, host, rank, code, is_orphan = min(failures) if failures else (0.0, None, None, None, True)
+        orphaned = [guard.host for guard in self.guards if guard.has_orphans]
+        # A launcher that loses a host ends the others' ranks by SIGTERM, which may be faster than the end of the lost ones.
+        if orphaned and (is_orphan or code == -signal.SIGTERM):
+            return {"kind": "orphaned", "host": host if host in orphaned else orphaned[0]}
+        return {"kind": "ended", "host": host, "rank": rank, "code": code} if failures else None
 
 
 def end(job):

@@ -47,15 +47,17 @@ def main():
     rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
     os.environ["PROVISION_RANK"] = rank
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUP)
-    parent = os.getpid()
+    parent, starter = os.getpid(), os.getppid()
     pid = os.fork()
     if pid == 0:
         become(program, mask, parent)
-    record(folder, rank, pid=pid, parent=parent)
+    known = {"pid": pid, "parent": parent, "starter": starter}
+    record(folder, rank, **known)
     _, status = os.waitpid(pid, 0)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     try:
-        record(folder, rank, pid=pid, parent=parent, code=code, at=time.monotonic())
+        # Orphaned: the launcher's process that started this one had died, so the rank may have ended because of that.
+        record(folder, rank, code=code, at=time.monotonic(), orphaned=os.getppid() != starter, **known)
     except OSError:
         pass  # the job's folder is being removed
     if code < 0:

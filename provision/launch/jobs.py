@@ -29,7 +29,7 @@ _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
 RANK = "{job}/rank.py"
 
-Kind = Literal["ended", "launcher", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
+Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
 _Whole = Annotated[int, Field(gt=-1_000_000_000, lt=1_000_000_000)]
 
 
@@ -38,7 +38,8 @@ class Verdict:
     """What ended a job first.
 
     Attributes:
-        kind: ``ended``: a rank, with ``code``. ``launcher``: the launcher, by a signal. ``stopped``: a rank, or where that is None a
+        kind: ``ended``: a rank, with ``code``. ``launcher``: the launcher, by a signal. ``orphaned``: ranks of a host, by the end of the
+            launcher's process there. ``stopped``: a rank, or where that is None a
             process of the launcher, has been stopped for ``seconds``. ``silent``, ``lost``: a host. ``unreachable``, ``refused``: a
             host, before the ranks started. ``controller``: the job heard nothing from here for ``seconds``. ``gone``: the connection
             to the first host, or our job there.
@@ -175,6 +176,7 @@ def describe(verdict: Verdict, job: Job) -> str:
     return {
         "ended": f"{rank} {ended}",
         "launcher": f"the launcher on {host} {ended}",
+        "orphaned": f"the launcher's process on {host} was killed, or has crashed",
         "stopped": f"{stopped} for {verdict.seconds:g} s (pid {verdict.pid}; kill -CONT would have continued it)",
         "silent": f"{host} has not answered for {verdict.seconds:g} s: it hangs, or the network to it is cut{said}",
         "lost": f"the connection to {host} has ended{said}",

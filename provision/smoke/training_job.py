@@ -53,7 +53,7 @@ def run(
         (copy or _copy)(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
-        script += ["--checkpoint", "{job}/checkpoint.pt", "--report", "{job}/report.json", "--log-interval", "100"]
+        script += ["--report", "{job}/report.json", "--log-interval", "100"]
     else:
         script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
     # One thread per rank: the network is too small for more.

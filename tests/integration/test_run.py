@@ -41,7 +41,7 @@ def work(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
-def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
+def test_a_program_is_copied_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
     (work / "neighbour.py").touch()
     root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
@@ -172,7 +172,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
 VICTIMS = {
     "mpirun": (0, "venv/bin/mpirun", "the launcher on node1"),
     "orted": (1, "venv/bin/orted", "node2"),
-    "job": (0, "job.py.*exec", "the connection to node1 has ended, or what ran the job there was killed"),
+    "job": (0, "job.py.*exec", "the connection to node1 has ended, or the job's process there was killed"),
 }
 
 

@@ -335,11 +335,44 @@ def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
     assert (result.code, result.verdict) == (9, Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
 
 
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_because_of_it(tmp_path: Path, continues: bool) -> None:
+    """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
+    start = f"exec {sys.executable} -I -S {{job}}/rank.py"
+    starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
+    launcher = f"""
+        (COLLECTIVE_RANK=0 {start}) & first=$!
+        sh -c {shlex.quote(starter)} &
+        while [ ! -s 0 ] || [ ! -s 1 ]; do sleep 0.01; done
+        kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; sleep 0.4; exit 205
+    """
+    lost = "exec sleep 300" if continues else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
+    program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
+    result, _ = run(Job(["sh", "-c", f"cd {tmp_path}; {launcher}"], program=["sh", "-c", program]))
+    assert (result.code, result.verdict) == (205, Verdict("orphaned", ""))
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict"),
+    [
+        ((1.0, 1, 3, False), {"kind": "ended", "host": "b", "rank": 1, "code": 3}),  # by itself, whatever befell its host later
+        ((1.0, 1, 3, True), {"kind": "orphaned", "host": "b"}),
+        ((1.0, 1, -signal.SIGTERM, False), {"kind": "orphaned", "host": "b"}),
+        ((9.0, 1, 3, True), {"kind": "ended", "host": "a", "rank": 0, "code": 1}),
+    ],
+)
+def test_a_lost_launcher_is_blamed_where_its_ranks_came_first(first: Any, verdict: Any) -> None:
+    a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], has_orphans=False)
+    b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], has_orphans=True)
+    first_failure = load("job_on_hosts", resources.hostside("job.py")).Watch.first_failure
+    assert first_failure(SimpleNamespace(guards=[a, b])) == verdict
+
+
 def test_only_records_of_ranks_are_read(tmp_path: Path) -> None:
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     (tmp_path / "rank-loss.json").write_text("[1, 2]")
     (tmp_path / "provision-rank-1.new").write_text("{")
-    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid()}
+    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
     (tmp_path / "provision-rank-0").write_text(json.dumps(note))
     assert script.ranks_in(str(tmp_path)) == [note]
     assert script.stopped("unit-notes", [note]) == []
