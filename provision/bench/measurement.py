@@ -90,7 +90,7 @@ def _run(session: Session, plan: Plan, experiment: Experiment, wanted: Wanted, t
     hosts = {name: plan.hosts[name] for name, _ in experiment.placed}
     where = launchers.Environment.of(replace(plan, hosts=hosts))
     placed = [(hosts[name].network.address, count) for name, count in experiment.placed]
-    job = launchers.own_job(where, placed, launchers.Program(words_of(experiment, wanted), report="report.json"))
+    job = launchers.own_job(where, placed, launchers.RunOptions(tuple(words_of(experiment, wanted)), report="report.json"))
     result = jobs.run(session, job, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()

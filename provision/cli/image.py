@@ -17,7 +17,7 @@ from provision.cli.run_options import run_options
 from provision.containers import container_engine, image_names
 from provision.image import build, folder, job, labels, render, request, store, verification
 from provision.image.recipe import LABEL
-from provision.launch.program import RunOptions
+from provision.launch.launchers import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session

@@ -41,6 +41,7 @@ from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import installer, removal
 from provision.launch import build_check, program, target_hosts
+from provision.launch.launchers import RunOptions
 from provision.plan import summary
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
@@ -230,7 +231,7 @@ def smoke(
 def run(
     *,
     asked: target_hosts.HostOptions,
-    options: program.RunOptions,
+    options: RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""

@@ -15,9 +15,8 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import one_of
 from provision.launch import forwarded_variables, horovod_config
-from provision.launch.launchers import Elastic
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
-from provision.launch.program import RunOptions
 from provision.launch.target_hosts import HostOptions
 
 
@@ -47,8 +46,8 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         given.workdir,
         files,
         given.modules,
-        given.output_filename,
-        given.quiet_ranks,
+        output=given.output_filename,
+        quiet=given.quiet_ranks,
         launcher=_launcher(given, config.launcher, elastic),
         python=given.python,
         networks=tuple(name for names in given.network_interfaces or () for name in names.split(",") if name),

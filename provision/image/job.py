@@ -18,7 +18,7 @@ from provision.image.labels import Told
 from provision.image.remote_engines import Engine
 from provision.inventory import Inventory
 from provision.launch import launchers, placement, program, program_files
-from provision.launch.program import RunOptions
+from provision.launch.launchers import RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import ssh

@@ -140,8 +140,8 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     """Every collective against what it must give, across the containers."""
     hosts = list(plan.hosts.values())
     placed = placement.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
-    program = launchers.Program(["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
-    job = launchers.mpi_job(launchers.Environment.of(plan), placed, program)
+    options = launchers.RunOptions(("python", "-m", "collective_core.check", "--report", "{job}/report.json"), report="report.json")
+    job = launchers.mpi_job(launchers.Environment.of(plan), placed, options)
     log = session.folder / "check.log"
     title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
 

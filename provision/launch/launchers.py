@@ -80,17 +80,17 @@ class Environment:
             names={host.network.address: host.name for host in plan.hosts.values()},
         )
 
-    def variables(self, program: Program) -> dict[str, str]:
+    def variables(self, options: RunOptions) -> dict[str, str]:
         """What every rank gets, whoever launches it."""
-        for name in program.environment:
+        for name in options.environment:
             if not name.isidentifier() or not name.isascii():
                 raise UsageError(f"{name!r} is not the name of an environment variable")
         found = {
             # Ours would win over the user's.
-            "COLLECTIVE_NETWORK": "" if program.environment.get("HOROVOD_GLOO_IFACE") else ",".join(self.networks),
+            "COLLECTIVE_NETWORK": "" if options.environment.get("HOROVOD_GLOO_IFACE") else ",".join(self.networks),
             "PATH": f"{self.interpreter.rpartition('/')[0]}:{{inherited}}",  # for programs that start others of the same environment
             "PYTHONUNBUFFERED": "1",
-            **program.environment,
+            **options.environment,
         }
         if self.libraries:
             found["LD_LIBRARY_PATH"] = ":".join([*self.libraries, found.get("LD_LIBRARY_PATH", "{inherited}")])
@@ -137,33 +137,52 @@ class Elastic:
 
 
 @dataclass(frozen=True)
-class Program:
-    """What the ranks of a job run.
+class RunOptions:
+    """What to run on hosts, and how.
 
     Attributes:
         command: ``python`` as its first word stands for the environment's own.
-        environment: what the ranks get besides what the engine and Open MPI need.
-        workdir: where they run, on every host; empty for the login's home (on the first host the job's folder).
+        np: number of ranks; None: one per slot.
+        environment: variables of every rank besides what the engine and Open MPI need; they stand on no command line.
+        workdir: where the ranks run, a folder that exists on every host; None: the login's home (on the first host the job's folder).
+            A user's program gets a folder to which its file, ``files`` and with ``modules`` what it imports from next to it are copied.
         report: a file in the job's folder that is read at the end.
-        start_timeout: seconds in which all hosts must have answered.
-        mpi_args: further arguments of mpirun.
-        binding: mpirun's arguments that place and bind ranks; empty fills slot by slot and binds nothing.
-        elastic: for the engine's own launcher only.
+        output: folder that gets each rank's output.
+        quiet: show rank 0's output only.
+        launcher: one of `LAUNCHERS`; None: mpirun where it is installed.
+        python: an interpreter with the engine on every host; nothing of ours need be installed then.
+        networks: interfaces or CIDRs instead of the plan's.
+        start_timeout: seconds in which hosts answer and ranks meet.
+        elastic: ranks may come and go, by the launcher ``own``.
+        timestamps: begin each line of the ranks with the time.
+        mpi_args, binding: further arguments of mpirun, and those that place and bind ranks (empty: slot by slot, not bound).
+        oversubscribe: allow more ranks than slots.
     """
 
-    command: Sequence[str]
+    command: tuple[str, ...]
+    np: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    workdir: str = ""
+    workdir: str | None = None
+    files: tuple[Path, ...] = ()
+    modules: bool = True
     report: str | None = None
+    output: Path | None = None
+    quiet: bool = False
+    launcher: str | None = None
+    python: str | None = None
+    networks: tuple[str, ...] = ()
     start_timeout: float | None = None
-    mpi_args: Sequence[str] = ()
-    binding: Sequence[str] = ()
+    verbose: bool = False
     elastic: Elastic | None = None
+    timestamps: bool = False
+    mpi_args: tuple[str, ...] = ()
+    binding: tuple[str, ...] = ()
+    oversubscribe: bool = False
 
 
-def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], program: Program) -> Job:
+def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
     """A program under mpirun, on the hosts ``placed``: (address, ranks)."""
-    variables = where.variables(program)
+    variables = where.variables(options)
     parameters = list(_MPI_PARAMETERS)
     if where.ssh_config and len(placed) > 1:
         parameters.append(("plm_rsh_args", f"-F {where.ssh_config}"))
@@ -177,55 +196,55 @@ def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], program: Prog
         argv += ["--prefix", where.mpi_prefix]
     argv += ["--hostfile", "{job}/hostfile", "-np", str(sum(count for _, count in placed))]
     # The number of ranks has been checked: more of them than slots or cores is slow, not wrong.
-    argv += [*(program.binding or ("--map-by", "slot", "--bind-to", "none")), "--oversubscribe", "--tag-output"]
+    argv += [*(options.binding or ("--map-by", "slot", "--bind-to", "none")), "--oversubscribe", "--tag-output"]
     for name, value in parameters:
         argv += ["--mca", name, value]
     for name in sorted({*variables, "PROVISION_RUN_ID"}):
         argv += ["-x", name]
-    if program.workdir:
-        argv += ["--wdir", program.workdir]
-    command = _command(where, program)
+    if options.workdir:
+        argv += ["--wdir", options.workdir]
+    command = _command(where, options)
     if THREADS not in variables:  # each rank takes its part of its host's cores; the engine's launcher sees to that itself
         command = [where.interpreter, "-I", "-c", _LIMIT, *command]
-    return _job(where, placed, program, [*argv, *program.mpi_args], command, {"hostfile": hostfile(placed)})
+    return _job(where, placed, options, [*argv, *options.mpi_args], command, {"hostfile": hostfile(placed)})
 
 
-def own_job(where: Environment, placed: Sequence[tuple[str, int]], program: Program) -> Job:
+def own_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
     """The same by the engine's own launcher. The ranks' secret is made on the first host and never comes here."""
     argv = [where.interpreter, "-m", "collective_core.launch", "--tag-output", "-H", "{job}/hostfile"]
     if where.ssh_config and len(placed) > 1:
         argv += ["--ssh-config", where.ssh_config]
-    if program.elastic is not None:
-        argv += program.elastic.arguments()
-    if program.start_timeout is not None:
-        argv += ["--start-timeout", f"{program.start_timeout:g}"]
-    for name in sorted({*where.variables(program), "PROVISION_RUN_ID"}):
+    if options.elastic is not None:
+        argv += options.elastic.arguments()
+    if options.start_timeout is not None:
+        argv += ["--start-timeout", f"{options.start_timeout:g}"]
+    for name in sorted({*where.variables(options), "PROVISION_RUN_ID"}):
         argv += ["-x", name]
-    if program.workdir:
-        argv += ["--wdir", program.workdir]
+    if options.workdir:
+        argv += ["--wdir", options.workdir]
     files = {"hostfile": hostfile([("localhost", placed[0][1]), *placed[1:]])}
-    if program.elastic is not None and program.elastic.script is not None:
-        files[_SCRIPT] = program.elastic.script.read_text(encoding="utf-8")
-    return _job(where, placed, program, [*argv, "--"], _command(where, program), files)
+    if options.elastic is not None and options.elastic.script is not None:
+        files[_SCRIPT] = options.elastic.script.read_text(encoding="utf-8")
+    return _job(where, placed, options, [*argv, "--"], _command(where, options), files)
 
 
-def _command(where: Environment, program: Program) -> list[str]:
-    first, *rest = program.command
+def _command(where: Environment, options: RunOptions) -> list[str]:
+    first, *rest = options.command
     return [where.interpreter if first in ("python", "python3") else first, *rest]
 
 
 def _job(
-    where: Environment, placed: Sequence[tuple[str, int]], program: Program, argv: list[str], command: list[str], files: dict[str, str]
+    where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions, argv: list[str], command: list[str], files: dict[str, str]
 ) -> Job:
     """The job of a launcher's command line, to which the ranks' is still to be added."""
-    guarded = program.elastic is None  # an elastic job continues without a host, and its launcher watches those that come
+    guarded = options.elastic is None  # an elastic job continues without a host, and its launcher watches those that come
     return Job(
         [*argv, *([where.interpreter, "-I", "-S", RANK] if guarded else command)],
         host=where.names.get(placed[0][0], placed[0][0]),
         python=where.interpreter,
-        environment=where.variables(program),
+        environment=where.variables(options),
         files=files,
-        report=program.report,
+        report=options.report,
         program=command if guarded else (),
         hosts=[address for address, _ in placed[1:]] if guarded else (),
         names=where.names,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -17,53 +17,12 @@ from provision.base.errors import UsageError
 from provision.inventory import Host, Inventory
 from provision.launch import jobs, launchers, placement, program_files
 from provision.launch.jobs import Job, JobResult
-from provision.launch.launchers import Elastic, Environment, Program
+from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.survey import installed
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What to launch.
-
-    Attributes:
-        np: number of ranks; None: one per slot.
-        environment: variables of every rank; they stand on no command line.
-        workdir: a folder that exists on every host; None copies the program's file, ``files`` and with ``modules`` what the program can
-            import from next to it.
-        output: folder that gets each rank's output.
-        quiet: show rank 0's output only.
-        launcher: one of `LAUNCHERS`; None: mpirun where it is installed.
-        python: an interpreter with the engine on every host; nothing of ours need be installed then.
-        networks: interfaces or CIDRs instead of the plan's.
-        start_timeout: seconds in which hosts answer and ranks meet.
-        elastic: ranks may come and go, by the launcher ``own``.
-        timestamps: begin each line of the ranks with the time.
-        mpi_args, binding: further arguments of mpirun, and those that place and bind ranks.
-        oversubscribe: allow more ranks than slots.
-    """
-
-    command: tuple[str, ...]
-    np: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None
-    files: tuple[Path, ...] = ()
-    modules: bool = True
-    output: Path | None = None
-    quiet: bool = False
-    launcher: str | None = None
-    python: str | None = None
-    networks: tuple[str, ...] = ()
-    start_timeout: float | None = None
-    verbose: bool = False
-    elastic: Elastic | None = None
-    timestamps: bool = False
-    mpi_args: tuple[str, ...] = ()
-    binding: tuple[str, ...] = ()
-    oversubscribe: bool = False
 
 
 class JobInterrupted(Interrupted):
@@ -108,20 +67,11 @@ def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: Run
     Raises:
         UsageError: the launcher does not take an option.
     """
-    program = Program(
-        options.command,
-        options.environment,
-        options.workdir or "",
-        start_timeout=options.start_timeout,
-        mpi_args=options.mpi_args,
-        binding=options.binding,
-        elastic=options.elastic,
-    )
     if options.launcher == "mpi" or (options.launcher is None and where.mpirun):
-        return launchers.mpi_job(where, placed, program)
+        return launchers.mpi_job(where, placed, options)
     if options.binding or options.mpi_args:
         raise UsageError("--mpi-args and --binding-args: no mpirun is installed here", hint="leave them out")
-    return launchers.own_job(where, placed, program)
+    return launchers.own_job(where, placed, options)
 
 
 def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], options: RunOptions, *, inside: str = "") -> int:

@@ -116,24 +116,15 @@ def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[str]:
 
 
 def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> Iterator[str]:
-    # Hosts with the same host name can still be counted: each has one rank with local rank 0.
-    seen = Counter(one.host for one in ranks if one.local_rank == 0)
-    for one in ranks:
-        seen.setdefault(one.host, 1)
-    names: dict[str, list[str]] = {}
+    seen = {one.host for one in ranks}
     for name, hostname in expected.items():
-        names.setdefault(hostname, []).append(name)
-    for hostname, same in names.items():
         if hostname not in seen:
-            for name in same:
-                yield f"{name if name == hostname else f'{name} ({hostname})'} did not take part: no rank ran there"
-        elif seen[hostname] < len(same):
-            yield (
-                f"{_list(same)} all have the host name {hostname}, and ranks ran on {seen[hostname]} of these {len(same)}; "
-                "give each host a name of its own"
-            )
-    for hostname in sorted(set(seen) - set(names)):
+            yield f"{name if name == hostname else f'{name} ({hostname})'} did not take part: no rank ran there"
+    for hostname in sorted(seen - {*expected.values()}):
         yield f"rank {_list([one.rank for one in ranks if one.host == hostname])} ran on {hostname}, which is no host of this run"
+    # Hosts with the same host name are told apart by their ranks with local rank 0.
+    if sum(one.local_rank == 0 for one in ranks) < len(expected) and seen == {*expected.values()}:
+        yield f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"
 
 
 def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[str]:

@@ -10,7 +10,7 @@ from provision.base import paths, resources
 from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
-from provision.launch.launchers import Environment, Program
+from provision.launch.launchers import Environment, RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote.session import Session
@@ -57,7 +57,7 @@ def run(
     else:
         script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
     # One thread per rank: the network is too small for more.
-    program = Program(["python", *script], {launchers.THREADS: "1"}, report="report.json")
+    program = RunOptions(("python", *script), environment={launchers.THREADS: "1"}, report="report.json")
     job = launchers.mpi_job(Environment.of(plan), placed, program)
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
     log = session.folder / "smoke.log"

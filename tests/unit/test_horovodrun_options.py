@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from provision.cli import main
 from provision.launch import program
-from provision.launch.launchers import Elastic
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
-from provision.launch.program import RunOptions
 
 #: As it is typed → variables of the ranks.
 VARIABLES = {

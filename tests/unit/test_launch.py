@@ -13,7 +13,7 @@ from provision.base.errors import UsageError
 from provision.cli.run_options import run_options
 from provision.launch import launchers, placement, rank_output
 from provision.launch.jobs import Job
-from provision.launch.launchers import Environment, Program, mpi_job, own_job
+from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
 
 WHERE = Environment(
     "/opt/p/venv/bin/python",
@@ -25,12 +25,12 @@ WHERE = Environment(
     names={"10.0.0.1": "node1", "10.0.0.2": "node2"},
 )
 PLACED = [("10.0.0.1", 2), ("10.0.0.2", 1)]
-PROGRAM = Program(["python", "train.py", "--lr", "0.1"], {"WORD": "s3cr3t"}, "{home}/x", start_timeout=30)
+PROGRAM = RunOptions(("python", "train.py", "--lr", "0.1"), None, {"WORD": "s3cr3t"}, "{home}/x", start_timeout=30)
 RANK = ["/opt/p/venv/bin/python", "-I", "-S", "{job}/rank.py"]
 
 
 def test_mpirun_word_for_word() -> None:
-    job = mpi_job(WHERE, PLACED, replace(PROGRAM, mpi_args=["--report-bindings"]))
+    job = mpi_job(WHERE, PLACED, replace(PROGRAM, mpi_args=("--report-bindings",)))
     assert shlex.join(job.argv) == (
         "/opt/p/venv/bin/mpirun --allow-run-as-root --prefix /opt/p/venv --hostfile '{job}/hostfile' -np 3 --map-by slot --bind-to none "
         "--oversubscribe --tag-output --mca pml ob1 --mca btl self,vader,tcp --mca btl_vader_single_copy_mechanism none "

@@ -110,7 +110,7 @@ def test_the_launcher_waits_for_the_workers_and_starts_mpirun_as_on_hosts(tmp_pa
     slots = JOB["spec"]["slotsPerWorker"]
     called = words.read_text().splitlines()
     there_only = ["-F " + f"{tmp_path}/mpi_ssh_config", *(each["name"] for each in container("Launcher")["env"])]
-    ours = launchers.mpi_job(where, [("train-worker-0", slots), ("train-worker-1", slots)], launchers.Program(["python"])).argv
+    ours = launchers.mpi_job(where, [("train-worker-0", slots), ("train-worker-1", slots)], launchers.RunOptions(("python",))).argv
     assert called[1:5] == ["--prefix", where.mpi_prefix, "--hostfile", there[HOSTFILE]]
     assert called[-3:] == [where.interpreter, "-m", "collective_core.check"]
     assert {*called[5:-3]} <= {*ours, "plm_rsh_args", *there_only}

@@ -20,8 +20,7 @@ from provision.cli.run_options import run_options
 from provision.inventory import Inventory
 from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
 from provision.launch.jobs import Job, JobResult, Verdict
-from provision.launch.launchers import Elastic
-from provision.launch.program import RunOptions
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
 from provision.launch.target_hosts import HostOptions
 from provision.remote import ssh
@@ -153,7 +152,7 @@ def test_a_script_says_which_hosts_there_are(tmp_path: Path) -> None:
         target_hosts.run_discovery_script(script)
     script.chmod(0o755)
     assert target_hosts.run_discovery_script(script) == [("a", 2), ("b", 1)]
-    elastic = launchers.Program(["python", "t.py"], elastic=Elastic(2, 1, 4, script))
+    elastic = RunOptions(("python", "t.py"), elastic=Elastic(2, 1, 4, script))
     job = launchers.own_job(launchers.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], elastic)
     assert job.argv[job.argv.index("--host-discovery-script") + 1] == "{job}/discovery"
     assert job.files["discovery"] == script.read_text()
