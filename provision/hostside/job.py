@@ -104,11 +104,11 @@ class Guard:
     def fault(self):
         """What is wrong with its host, or with a process there; None if nothing is."""
         if self.is_over and self.refusal is not None:
-            return {"kind": "refused", "host": self.host, "said": [self.refusal]}
+            return {"kind": "refused", "host": self.host, "output": [self.refusal]}
         if self.is_over:
-            return {"kind": "lost" if self.is_ready else "unreachable", "host": self.host, "said": self.printed}
+            return {"kind": "lost" if self.is_ready else "unreachable", "host": self.host, "output": self.printed}
         if self.silent > SILENT_S:
-            return {"kind": "silent", "host": self.host, "seconds": SILENT_S, "said": self.printed}
+            return {"kind": "silent", "host": self.host, "seconds": SILENT_S, "output": self.printed}
         for pid, (seconds, rank, name) in self.stopped.items():
             if seconds >= SILENT_S:
                 return {"kind": "stopped", "host": self.host, "seconds": SILENT_S, "pid": pid, "rank": rank, "name": name}

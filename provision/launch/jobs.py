@@ -45,7 +45,7 @@ class Verdict:
             to the first host, or our job there.
         host: address of the host; empty for the first one.
         code: exit code of the process, negative for a signal.
-        said: what ssh or the host printed about it.
+        output: what ssh or the host printed about it.
     """
 
     kind: Kind
@@ -55,7 +55,7 @@ class Verdict:
     seconds: Annotated[float, Field(lt=1e9, allow_inf_nan=False)] = 0.0
     name: str = ""
     pid: _Whole = 0
-    said: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def run(session: Session, job: Job, title: str, log: Path, on_line: Callable[[st
         has_ended.set()
     try:
         ended = _Outcome.model_validate_json(outcome)
-    except ValidationError:  # the host said nothing, or something else
+    except ValidationError:  # the host printed nothing, or something else
         return JobResult(code or 1, None, interrupted.is_set(), Verdict("gone", "", code=code))
     return JobResult(ended.code, ended.report, interrupted.is_set(), ended.verdict)
 
@@ -170,7 +170,7 @@ def describe(verdict: Verdict, job: Job) -> str:
     """What ended a job, for people."""
     name = job.names.get(verdict.host, verdict.host) or job.host
     host = f"{name} ({verdict.host})" if verdict.host not in ("", name) else name
-    rank, said = f"rank {verdict.rank} on {host}", f": {' / '.join(verdict.said)}" if verdict.said else ""
+    rank, output = f"rank {verdict.rank} on {host}", f": {' / '.join(verdict.output)}" if verdict.output else ""
     ended = f"was ended by {_signal(-verdict.code)}" if verdict.code < 0 else f"ended with exit code {verdict.code}"
     stopped = f"{rank if verdict.rank is not None else f'{verdict.name} on {host}'} has been stopped by a signal"
     return {
@@ -178,10 +178,10 @@ def describe(verdict: Verdict, job: Job) -> str:
         "launcher": f"the launcher on {host} {ended}",
         "orphaned": f"the launcher's process on {host} was killed, or has crashed",
         "stopped": f"{stopped} for {verdict.seconds:g} s (pid {verdict.pid}; kill -CONT would have continued it)",
-        "silent": f"{host} has not answered for {verdict.seconds:g} s: it hangs, or the network to it is cut{said}",
-        "lost": f"the connection to {host} has ended{said}",
-        "unreachable": f"{host} cannot take part: it cannot be reached from the first host{said}",
-        "refused": f"{host} cannot take part{said}",
+        "silent": f"{host} has not answered for {verdict.seconds:g} s: it hangs, or the network to it is cut{output}",
+        "lost": f"the connection to {host} has ended{output}",
+        "unreachable": f"{host} cannot take part: it cannot be reached from the first host{output}",
+        "refused": f"{host} cannot take part{output}",
         "controller": f"{host} has not heard from `provision` for {verdict.seconds:g} s: it was stopped (Ctrl-Z), or the network is cut",
         "gone": f"the connection to {host} has ended, or the job's process there was killed",
     }[verdict.kind]

@@ -136,7 +136,7 @@ def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monk
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
     assert result.verdict is not None
     assert (result.verdict.kind, result.verdict.host) == ("refused", "other")
-    assert "it is the same machine as another host of this job, or shares /" in result.verdict.said[0]
+    assert "it is the same machine as another host of this job, or shares /" in result.verdict.output[0]
 
 
 def test_nothing_of_the_environment_shows_in_a_process_list() -> None:
@@ -228,7 +228,7 @@ def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None
                 '{"kind": "lost"}',
                 '{"kind": "lost", "host": []}',
                 '{"kind": "lost", "host": "", "more": 1}',
-                '{"kind": "lost", "host": "", "said": [1]}',
+                '{"kind": "lost", "host": "", "output": [1]}',
                 '{"kind": "silent", "host": "", "seconds": "1"}',
                 f'{{"kind": "silent", "host": "", "seconds": {10**400}}}',
             )
@@ -273,7 +273,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hurried")
 def test_a_host_whose_guard_never_begins_is_not_waited_for_for_ever() -> None:
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
-    assert result.verdict == Verdict("silent", "other", seconds=5.0, said=("a quota is exceeded",) * 5)
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=("a quota is exceeded",) * 5)
 
 
 def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp
     watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
     way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
     result, _ = run(replace(died, ssh=["sh", "-c", f"export GUARD=$$; {way}"]))
-    assert result.verdict == Verdict("lost", "other", said=())
+    assert result.verdict == Verdict("lost", "other", output=())
     assert result.code == 137
 
 
@@ -292,13 +292,13 @@ def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_h
     result, _ = run(
         Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
     )
-    assert result.verdict == Verdict("silent", "other", seconds=5.0, said=())
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=())
 
 
 def test_another_hosts_interpreter_is_the_one_that_was_named_and_not_where_the_first_host_has_it() -> None:
     """``env`` finds this one by its name, which is not what the process calls itself."""
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
-    assert result.verdict == Verdict("unreachable", "other", said=("python3",))
+    assert result.verdict == Verdict("unreachable", "other", output=("python3",))
 
 
 def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_that_runs_stay() -> None:

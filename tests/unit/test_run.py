@@ -249,9 +249,9 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
         (Verdict("stopped", "10.0.0.2", rank=1, seconds=45, pid=7), "rank 1 on b (10.0.0.2) has been stopped by a signal for 45 s (pid 7"),
         (Verdict("stopped", "", seconds=45, pid=7, name="mpirun"), "mpirun on a has been stopped by a signal for 45 s (pid 7; "),
         (Verdict("silent", "10.0.0.2", seconds=45), "b (10.0.0.2) has not answered for 45 s"),
-        (Verdict("refused", "10.0.0.2", said=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
+        (Verdict("refused", "10.0.0.2", output=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
         (Verdict("controller", "", seconds=60), "a has not heard from `provision` for 60 s: it was stopped (Ctrl-Z)"),
-        (Verdict("unreachable", "10.0.0.2", said=("No route to host",)), "from the first host: No route to host"),
+        (Verdict("unreachable", "10.0.0.2", output=("No route to host",)), "from the first host: No route to host"),
     ],
 )
 def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_rank(
