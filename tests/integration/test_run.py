@@ -144,7 +144,7 @@ def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how
     ("launcher", "number"),
     [("own", signal.SIGINT), pytest.param("own", signal.SIGTERM, marks=pytest.mark.slow), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)],
 )
-def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
+def test_job_ends_everywhere_with_its_controller(cluster, work, launcher, number):
     with at_work(cluster, work, launcher) as run:
         run.process.send_signal(number)
         wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
@@ -177,7 +177,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", ["orted", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpirun", "job"))])
-def test_what_launches_is_killed_and_leaves_nothing(cluster, work, victim):
+def test_killed_launcher_leaves_nothing(cluster, work, victim):
     number, pattern, says = VICTIMS[victim]
     with at_work(cluster, work, "mpi") as run:
         assert len(folders_of_jobs(cluster)) == 4  # one in each place on each host, and Open MPI's within them

@@ -83,7 +83,7 @@ def test_options_win_over_the_file(file: Path) -> None:
         ("a: b: c", "config.yaml:1: not valid YAML"),
     ],
 )
-def test_what_cannot_be_meant_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_values_are_named(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=says) as error:
@@ -91,7 +91,7 @@ def test_what_cannot_be_meant_is_named(tmp_path: Path, text: str, says: str) -> 
     assert str(path) in str(error.value)
 
 
-def test_what_is_unknown_has_no_effect_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_keys_have_no_effect_and_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("parms: {}\nparams: {fusion_threshold: 3, cycle_time_ms: 2, torus_allreduce: true}\nxgboost: 3\n")
     chosen = run_options(["train"], config_file=path, env="none")

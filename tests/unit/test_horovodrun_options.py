@@ -151,7 +151,7 @@ def test_hosts_port_key_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert launched(["-v"], monkeypatch)[2].startswith("provision 0.")
 
 
-def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program").write_bytes(b"\x7fELF\xff")
     (tmp_path / "no_interpreter").write_text("echo a:2\n")
     for typed, says in {

@@ -21,8 +21,6 @@ from provision.base import resources
 from provision.inventory import Host
 from provision.launch import jobs
 from provision.launch.jobs import Job, JobResult, Verdict
-from provision.remote import ssh
-from provision.survey import collect
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
@@ -99,7 +97,7 @@ def marked(run_id: str) -> list[int]:
     return found
 
 
-def test_output_exit_code_environment_files_and_report_come_through() -> None:
+def test_output_exit_code_environment_files_and_report() -> None:
     script = 'cat hello; echo "$WORD" >&2; echo \'{"answer": 42}\' > report.json; exit 3'
     result, lines = run(
         Job(["sh", "-c", script], environment={"WORD": "quiet $x"}, files={"hello": "first\nsecond\n"}, report="report.json")
@@ -108,26 +106,26 @@ def test_output_exit_code_environment_files_and_report_come_through() -> None:
     assert [line for line in lines if line] == ["first", "second", "quiet $x"]
 
 
-def test_the_jobs_folder_is_private_and_gone_afterwards() -> None:
+def test_the_jobs_folder_is_private_and_removed_afterwards() -> None:
     _, lines = run(Job(["sh", "-c", "pwd; stat -c %a {job}; test {job} = $PWD && echo same"]))
     folder, mode, same = lines
     assert (mode, same) == ("700", "same")
     assert not Path(folder).exists()
 
 
-def test_what_a_variable_holds_already_stays_behind_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_value_of_a_variable_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_PATH", "/own")
     monkeypatch.delenv("NO_PATH", raising=False)
     given = {"SOME_PATH": "/a:/b:{inherited}", "NO_PATH": "/a:{inherited}", "WORD": "a:"}
     assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], environment=given))[1] == ["/a:/b:/own /a a:"]
 
 
-def test_the_jobs_folder_is_where_other_hosts_have_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_folder_is_not_in_the_first_hosts_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert Path(run(Job(["pwd"]))[1][0]).parent == Path("/tmp")
 
 
-def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_refuses_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here because it is this machine: "ssh" runs what it is given."""
     script = resources.script
     ours = '("", [sys.executable, "-c", '
@@ -139,7 +137,7 @@ def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monk
     assert "it is the same machine as another host of this job, or shares /" in result.verdict.output[0]
 
 
-def test_nothing_of_the_environment_shows_in_a_process_list() -> None:
+def test_process_list_shows_no_value_of_the_environment() -> None:
     _, lines = run(
         Job(
             ["sh", "-c", "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c 's3cr3t-w0r[d]' || true"],
@@ -149,14 +147,14 @@ def test_nothing_of_the_environment_shows_in_a_process_list() -> None:
     assert lines == ["0"]
 
 
-def test_a_program_that_is_not_there_ends_with_an_error_and_no_report() -> None:
+def test_missing_program_is_an_error_without_a_report() -> None:
     result, lines = run(Job(["/no/such/program"], report="report.json"))
     assert result.code != 0
     assert result.report is None
     assert any("/no/such/program" in line for line in lines)
 
 
-def test_when_the_controller_is_killed_the_job_ends() -> None:
+def test_the_job_ends_when_the_controller_is_killed() -> None:
     process = controller("unit-orphan", "sleep 300 & echo started; wait")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "started"
@@ -169,7 +167,7 @@ def test_when_the_controller_is_killed_the_job_ends() -> None:
     assert not marked("unit-orphan")
 
 
-def test_an_interrupt_ends_the_job_and_is_reported() -> None:
+def test_interrupt_ends_the_job() -> None:
     process = controller("unit-interrupt", "echo started; sleep 300")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "started"
@@ -179,7 +177,7 @@ def test_an_interrupt_ends_the_job_and_is_reported() -> None:
     assert not marked("unit-interrupt")
 
 
-def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_while_the_output_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
     monkeypatch.setattr(jobs, "_HEARTBEAT_S", 0.1)
     (tmp_path / "python").write_text(f"#!/bin/sh\nread -r order; echo held; read -r a; read -r b; read -r c; touch {tmp_path}/heard\n")
@@ -194,7 +192,7 @@ def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_p
     run(Job([]), "unit-held", str(tmp_path / "python"), hold)
 
 
-def test_a_job_that_does_not_hear_of_us_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_ends_without_heartbeats_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     script = resources.script
     monkeypatch.setattr(resources, "script", lambda name: script(name).replace("CONTROLLER_SILENT_S = 60.0", "CONTROLLER_SILENT_S = 0.5"))
     monkeypatch.setattr(jobs, "_HEARTBEAT_S", 1000.0)
@@ -205,7 +203,7 @@ def test_a_job_that_does_not_hear_of_us_says_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "said", ["'hello'", """'{}\\n'""", """'[' * 9000 + '\\n'""", """'{"stopped": 1}\\n{"ended": [{}]}\\n'""", "'x' * (3 << 20)"]
 )
-def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None:
+def test_output_of_another_hosts_shell_does_not_disturb_the_job(said: str) -> None:
     """The last before the guard's own lines may have no end, as after ``echo -n`` in a .bashrc."""
     result, lines = run(beside(["echo", "ran"], said))
     assert (result.code, result.verdict, lines) == (0, None, ["ran"])
@@ -235,7 +233,7 @@ def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None
         ),
     ],
 )
-def test_what_a_host_says_at_a_jobs_end_is_believed_only_as_the_job_would_say_it(tmp_path: Path, outcome: str) -> None:
+def test_invalid_outcome_of_a_job_is_not_believed(tmp_path: Path, outcome: str) -> None:
     (tmp_path / "outcome").write_text(outcome)
     answer = "import json, sys; print(json.loads(sys.stdin.readline())['mark'] + open(sys.argv[1]).read())"
     (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(answer)} {tmp_path}/outcome\n")
@@ -244,7 +242,7 @@ def test_what_a_host_says_at_a_jobs_end_is_believed_only_as_the_job_would_say_it
     assert (result.code, result.report, result.verdict) == (1, None, Verdict("gone", ""))
 
 
-def test_a_line_that_does_not_end_comes_in_parts() -> None:
+def test_very_long_line_comes_in_parts() -> None:
     result, lines = run(Job(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]))
     assert result.code == 0
     assert len(lines) > 1
@@ -271,12 +269,12 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_host_whose_guard_never_begins_is_not_waited_for_for_ever() -> None:
+def test_guard_that_never_starts_ends_the_job() -> None:
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
     assert result.verdict == Verdict("silent", "other", seconds=5.0, output=("a quota is exceeded",) * 5)
 
 
-def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
+def test_lost_host_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
     """The launcher is faster here: it ends before the other guard's connection does."""
     died = beside(["sh", "-c", f"touch {tmp_path}/ended; kill -9 $$"])
     watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
@@ -287,7 +285,7 @@ def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_host() -> None:
+def test_host_of_a_silent_guard_is_named() -> None:
     """What ssh has started, as its ProxyCommand, may hold its output open for longer."""
     result, _ = run(
         Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
@@ -295,13 +293,13 @@ def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_h
     assert result.verdict == Verdict("silent", "other", seconds=5.0, output=())
 
 
-def test_another_hosts_interpreter_is_the_one_that_was_named_and_not_where_the_first_host_has_it() -> None:
+def test_other_hosts_use_the_interpreter_by_its_given_name() -> None:
     """``env`` finds this one by its name, which is not what the process calls itself."""
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
     assert result.verdict == Verdict("unreachable", "other", output=("python3",))
 
 
-def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_that_runs_stay() -> None:
+def test_next_job_removes_folders_without_a_guard_only() -> None:
     killed, living = (controller(run_id, "echo {job}; echo {shm}; sleep 300") for run_id in ("unit-killed", "unit-living"))
     try:
         assert killed.stdout is not None
@@ -320,13 +318,13 @@ def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_
     assert not any(folder.exists() for folder in kept)
 
 
-def test_what_a_program_prints_is_never_taken_for_the_end_of_its_job() -> None:
+def test_program_cannot_forge_the_end_of_its_job() -> None:
     said = '===PROVISION-JOB-ENDED==={"code": 0, "verdict": null, "report": null}'
     result, lines = run(Job(["sh", "-c", f"printf %s '{said}'; exit 3"]))
     assert (result.code, lines) == (3, [said])
 
 
-def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
+def test_first_failure_names_rank_and_signal() -> None:
     """Without a launcher: a shell starts the two ranks, the first of which goes on."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
@@ -336,7 +334,7 @@ def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_because_of_it(tmp_path: Path, continues: bool) -> None:
+def test_host_that_lost_its_launcher_is_named(tmp_path: Path, continues: bool) -> None:
     """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
     start = f"exec {sys.executable} -I -S {{job}}/rank.py"
     starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
@@ -361,7 +359,7 @@ def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_
         ((9.0, 1, 3, True), {"kind": "ended", "host": "a", "rank": 0, "code": 1}),
     ],
 )
-def test_a_lost_launcher_is_blamed_where_its_ranks_came_first(first: Any, verdict: Any) -> None:
+def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verdict: Any) -> None:
     a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], has_orphans=False)
     b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], has_orphans=True)
     first_failure = load("job_on_hosts", resources.hostside("job.py")).Watch.first_failure
@@ -379,7 +377,7 @@ def test_only_records_of_ranks_are_read(tmp_path: Path) -> None:
     assert script.ranks_in(str(tmp_path / "removed")) == []
 
 
-def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
+def test_sweep_ends_marked_processes_only() -> None:
     environment = dict(os.environ)
     ours = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; sleep 300; :"], env={**environment, "PROVISION_RUN_ID": "unit-sweep"}, start_new_session=True
@@ -397,7 +395,7 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
         other.wait()
 
 
-def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_ends_parents_before_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers begin again at 300 after the highest one, so a child may have the smaller."""
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     found = {}
@@ -416,7 +414,7 @@ def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypat
             os.waitpid(pid, 0)
 
 
-def test_the_sweep_waits_for_what_it_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_waits_for_killed_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard holds the locks of its folders until it is gone; they are looked for right after."""
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     left = [{1: "guard"}] * 4
@@ -426,7 +424,7 @@ def test_the_sweep_waits_for_what_it_has_killed(monkeypatch: pytest.MonkeyPatch)
     assert not left
 
 
-def test_a_program_whose_parent_was_killed_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+def test_program_does_not_start_after_its_parent_was_killed(tmp_path: Path) -> None:
     script = load("rank_on_hosts", resources.hostside("rank.py"))
     pid = os.fork()
     if pid == 0:
@@ -436,29 +434,3 @@ def test_a_program_whose_parent_was_killed_before_it_begins_does_not_begin(tmp_p
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
     assert not (tmp_path / "begun").exists()
-
-
-def test_ssh_gets_the_inventorys_own_settings() -> None:
-    host = Host(
-        name="n",
-        address="10.0.0.7",
-        port=2222,
-        user="trainer",
-        key_file="/keys/id",
-        variables={"ansible_ssh_common_args": "-o UserKnownHostsFile='/a b/known' -o StrictHostKeyChecking=yes"},
-    )
-    argv, _ = ssh.login(host, "true")
-    assert argv[-2:] == ["10.0.0.7", "true"]
-    assert "UserKnownHostsFile=/a b/known" in argv
-    assert "-i /keys/id -p 2222 -l trainer" in shlex.join(argv)
-
-
-@pytest.mark.parametrize("warning", ["no such identity: {}: No such file", "Warning: Identity file {} not accessible: No such file."])
-def test_a_private_key_that_is_not_there_is_named(warning: str) -> None:
-    refusal = "trainer@10.0.0.1: Permission denied (publickey)."
-    host = Host("a", "10.0.0.1", key_file="/keys/gone")
-    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
-    assert "the private key /keys/gone is not there" in gone.what
-    assert "ansible_ssh_private_key_file" in str(gone.hint)
-    assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
-    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what

@@ -121,7 +121,7 @@ def left_over(cache: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- catalogue
 
 
-def test_the_catalogue_says_everything_that_the_code_reads() -> None:
+def test_the_catalogue_is_complete() -> None:
     real = yaml.safe_load((Path(catalog.__file__).with_name("mnist.yaml")).read_text(encoding="utf-8"))
     assert real["schema"] == 1
     assert list(real["mnist"]["files"]) == [f"{name}.gz" for name in mnist.FILE_NAMES]
@@ -224,7 +224,7 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
 # ----------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_has_the_data_for_a_controller_without_network(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     key = gather._data(tmp_path / "content/cache", lambda _line: None)
@@ -265,7 +265,7 @@ def test_an_interrupt_while_writing_leaves_neither_a_file_nor_a_part(site: str, 
     assert mnist.obtain(tmp_path, mirrors=[f"{site}/good/"]).key == "mnist"
 
 
-def test_what_a_killed_controller_left_goes_and_what_a_running_one_writes_stays(site: str, tmp_path: Path) -> None:
+def test_old_partial_downloads_are_removed(site: str, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     old, young = folder / ".train.abc.part", folder / ".train.def.part"
@@ -324,7 +324,7 @@ def test_every_class_is_in_both_parts_in_the_same_proportion() -> None:
         assert test[digit] == (train[digit] + test[digit]) // 5
 
 
-def test_an_unreachable_mnist_is_replaced_and_the_lines_say_why_and_by_what(site: str, tmp_path: Path) -> None:
+def test_digits_replace_an_unreachable_mnist(site: str, tmp_path: Path) -> None:
     said: list[str] = []
     got = mnist.obtain(tmp_path, mirrors=[f"{site}/503"], say=said.append)
     assert got.key == "digits"

@@ -40,19 +40,19 @@ def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
-def test_entries_that_cannot_be_meant(text: str) -> None:
+def test_invalid_entries_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:SLOTS"):
         target_hosts.parse_list(text)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a slots=2 max_slots=3\n", r":1"), ("a\nb two\n", r":2"), ("# none\n", "names no host")])
-def test_a_hostfile_that_cannot_be_meant_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_hostfile_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError, match=says):
         target_hosts.read_hostfile(tmp_path / "hosts")
 
 
-def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_select_hosts_of_the_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     (tmp_path / "hosts.ini").write_text("a ansible_host=10.0.0.1 slots=4\nb ansible_host=10.0.0.2 slots=4\n")
     named = str(tmp_path / "hosts.ini")
@@ -66,7 +66,7 @@ def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, mon
         choose(None, [])
 
 
-def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     said: list[str] = []
     (only,) = target_hosts.choose(None, [], 4, said.append).hosts
@@ -88,7 +88,7 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     assert said == []
 
 
-def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_hosts_do_not_need_the_last_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(t
     assert [(host.name, host.address, host.slots) for host in hosts] == [("a", "10.0.0.1", 1), ("x", "x", 2)]
 
 
-def test_without_an_installation_this_machines_own_environment_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machines_environment_is_used_without_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     here, far = (replace(inventories.load(name).hosts[0], prefix=str(tmp_path / "none")) for name in ("localhost", "far"))
@@ -140,12 +140,12 @@ def test_hosts_and_slots_of_a_slurm_allocation(nodes: str, tasks: str, found: li
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("n[1-", "1"), ("n[a-b]", "1"), ("n[1-2]", "x"), ("n[1-2]", "4"), ("a,,b", "1(x3)")])
-def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> None:
+def test_invalid_slurm_allocation_is_refused(nodes: str, tasks: str) -> None:
     with pytest.raises(UsageError, match="SLURM_"):
         target_hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
-def test_a_script_says_which_hosts_there_are(tmp_path: Path) -> None:
+def test_discovery_script_names_hosts(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text("#!/bin/sh\necho a:2\necho\necho b\n")
     with pytest.raises(UsageError, match="it cannot be run"):
@@ -226,7 +226,7 @@ CAUSE = [
 ]
 
 
-def test_the_cause_comes_before_what_follows_from_it() -> None:
+def test_cause_is_shown_and_not_its_symptom() -> None:
     for lines in (SYMPTOM + CAUSE, CAUSE + SYMPTOM):
         output, shown = show(lines)
         found = output.first_failure()
@@ -254,9 +254,7 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
         (Verdict("unreachable", "10.0.0.2", output=("No route to host",)), "from the first host: No route to host"),
     ],
 )
-def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, last: str
-) -> None:
+def test_verdict_is_shown_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, last: str) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     shown = Shown()
     job = Job([], host="a", names={"10.0.0.2": "b"})
@@ -278,7 +276,7 @@ def test_a_line_that_a_rank_writes_in_pieces_is_one_line() -> None:
     assert show([*pieces, "[1,1]<stdout>:no end[1,0]<stdout>:last"])[1] == ["[1] rank 1", "[0] rank 0", "[0] last", "[1] no end"]
 
 
-def test_our_own_launchers_word_counts_more_than_what_follows_from_a_death() -> None:
+def test_verdict_of_the_engines_launcher_wins_over_symptoms() -> None:
     output, shown = show([*SYMPTOM, "collective_core.launch: rank 1 on b was ended by SIGKILL"])
     assert output.first_failure() is None
     assert output.verdict == "rank 1 on b was ended by SIGKILL"
@@ -298,7 +296,7 @@ def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "rank.1/stderr").read_text().splitlines()[-1] == "ValueError: a bad batch"
 
 
-def test_an_elastic_job_goes_through_our_own_launcher() -> None:
+def test_elastic_job_uses_the_engines_launcher() -> None:
     assert Elastic(4, 2, None).arguments() == ["-np", "4", "--min-np", "2"]
     chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
     assert (chosen.launcher, chosen.elastic) == ("own", Elastic(4, 2, 8))
@@ -329,7 +327,7 @@ def members(packed: program_files.Archive) -> list[str]:
         return sorted(member.name for member in archive if member.isfile())
 
 
-def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_next_to_the_program_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = folder_with_modules(tmp_path)
     monkeypatch.chdir(tmp_path)
     packed = program_files.pack(["python", "project/train.py", "--lr", "1"], [project / "data", project / "helper.py"])
@@ -345,7 +343,7 @@ def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pyte
         program_files.pack(["python", "train.py"], [])
 
 
-def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_named_comes_first(tmp_path: Path) -> None:
+def test_links_keep_their_names_and_named_files_win(tmp_path: Path) -> None:
     project = folder_with_modules(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -372,7 +370,7 @@ def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_na
         (["hostname"], False),
     ],
 )
-def test_a_program_that_is_not_here_is_named_before_anything_is_copied(
+def test_missing_program_is_named_before_anything_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refused: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -380,7 +378,7 @@ def test_a_program_that_is_not_here_is_named_before_anything_is_copied(
         program_files.pack(command, [])
 
 
-def test_variables_that_travel_without_being_named() -> None:
+def test_variables_that_ranks_get_by_default() -> None:
     known = {"HOROVOD_TIMELINE": "t", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "PYTHONPATH": "lib", "CUDA_LAUNCH_BLOCKING": "1"}
     here = {
         "HOME": "/h",
@@ -403,7 +401,7 @@ def test_variables_that_travel_without_being_named() -> None:
     assert forwarded_variables.select(shell, "none") == {}
 
 
-def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLLECTIVE_NETWORK", "eth9")
     monkeypatch.setenv("COLLECTIVE_FUSION_MB", "1")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -433,7 +431,7 @@ def select(environment: dict[str, str], **given: Any) -> Inventory:
     return target_hosts.select(options, None, None, environment, lambda _: None)
 
 
-def test_ssh_port_and_key_are_of_all_hosts_that_ssh_reaches() -> None:
+def test_ssh_port_and_key_apply_to_hosts_reached_by_ssh() -> None:
     here, far = select({}, host="localhost:1,far:1", ssh_port=2222, ssh_identity_file=Path("/keys/mine")).hosts
     assert "-i /keys/mine -p 2222 -o BatchMode=yes far true" in shlex.join(ssh.login(far, "true")[0])
     assert (here.port, here.key_file) == (None, None)

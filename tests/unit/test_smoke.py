@@ -134,7 +134,7 @@ def test_each_fault_has_its_sentence(spoil: Callable[[Report], None], sentences:
     assert judged(report) == sentences
 
 
-def test_a_missing_host_is_called_by_both_its_names() -> None:
+def test_missing_host_is_named_with_its_host_name() -> None:
     report = good()
     report["participants"] = report["participants"][2:]
     assert "first (node1) did not take part: no rank ran there" in judged(report)
@@ -144,7 +144,7 @@ def test_too_many_ranks_are_named_too() -> None:
     assert judged(good(), np=2) == ["2 ranks should have trained, but rank 2 and 3 took part as well"]
 
 
-def test_hosts_that_call_themselves_the_same_are_told_apart_by_their_local_ranks() -> None:
+def test_hosts_with_the_same_host_name_are_counted() -> None:
     report = good()
     for one in report["participants"]:
         one["host"] = "debian"
@@ -160,7 +160,7 @@ def test_a_long_list_of_missing_ranks_is_cut() -> None:
     assert sentence == "1,004 ranks should have trained, but rank 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 990 more did not take part"
 
 
-def test_judging_changes_nothing() -> None:
+def test_evaluation_changes_nothing() -> None:
     report = good()
     before = copy.deepcopy(report)
     judged(report)
