@@ -12,7 +12,7 @@ from typing import Any, Literal
 from provision.base.errors import ProvisionError
 from provision.bench.results import HostSlots, Measurements, Pair, Ranks, Result, Training
 from provision.inventory import Inventory
-from provision.launch import jobs
+from provision.launch import jobs, launchers
 from provision.plan.model import Plan
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -122,12 +122,12 @@ def outcome(experiment: Experiment, report: Mapping[str, Any]) -> Pair | Ranks |
 
 def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, title: str, log: Path) -> dict[str, Any]:
     hosts = {name: plan.hosts[name] for name in experiment.hosts}
-    where = jobs.Environment.of(replace(plan, hosts=hosts))
+    where = launchers.Environment.of(replace(plan, hosts=hosts))
     placed = [(hosts[name].network.address, count) for name, count in experiment.placement]
     command = ["python", "-m", "collective_core.bench", "--peers", "none", "--rounds", str(options.rounds), "--report", "{job}/report.json"]
     command += ["--train", "mnist"] if experiment.kind == "training" else ["--sizes", options.sizes]
-    job = jobs.own_job(where, placed, command, report="report.json")
-    result = jobs.run(session, experiment.hosts[0], job, where.interpreter, title, log, lambda _line: None)
+    job = launchers.own_job(where, placed, launchers.RunOptions(tuple(command), report="report.json"))
+    result = jobs.run(session, job, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:

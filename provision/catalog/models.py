@@ -488,25 +488,19 @@ class Training(Model):
 IdxName = Annotated[str, Form(r"(train|t10k)-(images-idx3|labels-idx1)-ubyte\.gz", "one of MNIST's four files")]
 
 
-class MnistData(Sourced):
+class DataSet(Sourced):
     name: Text
-    mirrors: tuple[Url, ...]
+    licence: Text | None = None
+    mirrors: tuple[Url, ...] = ()
     files: Annotated[dict[IdxName, IdxFile], Field(min_length=4)]
-    training: Training
-
-
-class DigitsData(Sourced):
-    name: Text
-    licence: Text
-    sha256: Sha256
     training: Training
 
 
 class DataSets(File):
     """mnist.yaml."""
 
-    mnist: MnistData
-    digits: DigitsData
+    mnist: DataSet
+    digits: DataSet
 
 
 FILES: dict[str, type[File]] = {

@@ -18,7 +18,7 @@ from provision.containers import image_names
 from provision.image import build, local_images, render, run, targets, verification
 from provision.image.recipe import LABEL
 from provision.image.targets import ImageRequest
-from provision.launch.program import RunOptions
+from provision.launch.launchers import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session

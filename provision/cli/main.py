@@ -36,11 +36,12 @@ from provision.cli.options import (
     requirements,
     url,
 )
-from provision.cli.run_options import HostOptions, run_options
+from provision.cli.run_options import run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import installer, removal
 from provision.launch import build_check, program, target_hosts
+from provision.launch.launchers import RunOptions
 from provision.plan import summary
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
@@ -226,37 +227,22 @@ def smoke(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@also(asked=HostOptions, options=run_options, passwords=passwords)
+@also(asked=target_hosts.HostOptions, options=run_options, passwords=passwords)
 def run(
     *,
-    asked: HostOptions,
-    options: program.RunOptions,
+    asked: target_hosts.HostOptions,
+    options: RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
     if asked.version:
         _root(version=True)
-    target_hosts.refuse_ranks(os.environ)
-    hosts, entries, hostfile = asked.hosts, asked.host, asked.hostfile
-    if target_hosts.is_list(hosts, options.np):
-        if entries is not None:
-            raise UsageError("--hosts and -H say the same thing; give one of them")
-        hosts, entries = None, hosts
-    if entries is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile say the same thing; give one of them")
-    wanted = target_hosts.of_file(hostfile) if hostfile else target_hosts.of_list(entries) if entries else []
-    elastic = options.elastic
-    if not wanted and not hosts:
-        discovered = target_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
-        wanted = discovered or target_hosts.of_launcher(os.environ)
-    chosen = target_hosts.choose(hosts, wanted, options.np, terminal.say)
-    inventory = target_hosts.reached_by(chosen, asked.ssh_port, asked.ssh_identity_file)
+    inventory = target_hosts.select(asked, options.np, options.elastic, os.environ, terminal.say)
     if asked.check_build:
         with progress.make() as shown:
-            found = build_check.look(inventory, options.python, shown, passwords)
-        for name, said in found.items():
-            for line in build_check.lines(name, said):
-                terminal.out().say(line)
+            lines = build_check.check(inventory, options.python, shown, passwords)
+        for line in lines:
+            terminal.out().say(line)
         return
     if not options.command:
         raise UsageError("no program to launch", hint="name it: provision run -np 4 python train.py")

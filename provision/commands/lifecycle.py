@@ -27,7 +27,7 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session, opened
+from provision.remote.session import Interrupted, Session
 from provision.report import entries
 from provision.report.model import Report
 from provision.smoke import training_job
@@ -67,13 +67,13 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
 
 @contextmanager
 def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
-    """A run that locks the hosts and always writes a report with a line for every host.
-
-    Raises:
-        ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
-    """
+    """A run that locks the hosts and always writes a report with a line for every host."""
     began = time.monotonic()
-    with signals.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+    with (
+        signals.also_when_ended(),
+        host_locks.acquired(inventory, purpose),
+        Session(inventory, progress, passwords, locks_hosts=True) as session,
+    ):
         report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
         try:
             yield session, report
@@ -194,7 +194,7 @@ def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) 
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
-    with host_locks.every_host(inventory, "provision bundle"):
+    with host_locks.acquired(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
             survey = collect.look(session)
@@ -216,7 +216,7 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
-    with host_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+    with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
         survey = collect.look(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):

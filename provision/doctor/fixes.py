@@ -117,7 +117,7 @@ def apply(
             session.progress.event(event)
 
         try:
-            with host_locks.every_host(inventory, "provision doctor --fix"):
+            with host_locks.acquired(inventory, "provision doctor --fix"):
                 session.play(
                     resources.folder("playbooks") / "fix.yml",
                     "Fix",

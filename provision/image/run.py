@@ -29,11 +29,11 @@ from provision.facts.model import Installed
 from provision.image import container_hosts, local_images
 from provision.image.local_images import ImageInfo
 from provision.inventory import Inventory
-from provision.launch import jobs, mpirun, program, program_files
-from provision.launch.program import RunOptions
+from provision.launch import launchers, placement, program, program_files
+from provision.launch.launchers import RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.resolve import network
@@ -172,7 +172,7 @@ def _facts(session: Session) -> dict[str, Facts]:
 
 def _engines(session: Session) -> dict[str, Engine]:
     """The engine of every host. Raises ProvisionError for hosts without one that this user may use: which they are and what to do."""
-    answers = shell.ask(session, {host.name: _LOOK for host in session.inventory.hosts})
+    answers = ssh.run(session, {host.name: _LOOK for host in session.inventory.hosts})
     problems = {name: engine_problem(session, name, answer) for name, answer in answers.items() if answer.code != 0}
     for what, hint in problems.values():  # one of them, with all hosts that have it
         names = [name for name, problem in problems.items() if problem == (what, hint)]
@@ -186,7 +186,7 @@ def read_engine(output: str) -> Engine:
     return Engine("sudo -n docker" if command.startswith("sudo") else "docker", nvidia == "yes", frozenset(filter(None, runs)))
 
 
-def engine_problem(session: Session, name: str, answer: shell.Answer) -> tuple[str, str]:
+def engine_problem(session: Session, name: str, answer: ssh.Answer) -> tuple[str, str]:
     """(what is wrong with a host's engine, hint)."""
     host, error = session.inventory.host(name), " ".join(answer.err.split())
     if answer.code == _NO_ENGINE:
@@ -199,7 +199,7 @@ def engine_problem(session: Session, name: str, answer: shell.Answer) -> tuple[s
     if answer.code == _SSH_ITSELF:
         problem = collect.connection_problem(host, answer.err)
         return problem.what, problem.hint or ""
-    return f"its container engine cannot be used: {answer.complaint}", "see there: docker info"
+    return f"its container engine cannot be used: {answer.error}", "see there: docker info"
 
 
 @dataclass(frozen=True)
@@ -229,13 +229,11 @@ class _Hosts:
         gpus = len(self.facts[name].gpus) if self.engines[name].nvidia else 0
         return self.session.inventory.host(name).slots or gpus or 1
 
-    def _ask(self, scripts: Mapping[str, str], *, stdin: shell.Input = b"", timeout: float = shell.TIMEOUT_S) -> dict[str, shell.Answer]:
+    def _ask(self, scripts: Mapping[str, str], *, stdin: ssh.Input = b"", timeout: float = ssh.TIMEOUT_S) -> dict[str, ssh.Answer]:
         """Run scripts in which ``docker`` is each host's own command for it. Raises Interrupted after Ctrl-C."""
         if not scripts:
             return {}
-        return shell.ask(
-            self.session, {name: self._with_docker(name, text) for name, text in scripts.items()}, stdin=stdin, timeout=timeout
-        )
+        return ssh.run(self.session, {name: self._with_docker(name, text) for name, text in scripts.items()}, stdin=stdin, timeout=timeout)
 
     def _with_docker(self, name: str, script: str) -> str:
         command = self.engines[name].docker
@@ -256,11 +254,11 @@ class _Hosts:
                 scripts[name] = self._with_docker(name, "\n".join([*lines, "exit $code"]))
         if not scripts:
             return
-        for name, answer in shell.tidy(self.session, scripts, timeout=_CLEAN_UP_S).items():
+        for name, answer in ssh.run_cleanup(self.session, scripts, timeout=_CLEAN_UP_S).items():
             if answer.code != 0:
                 self.session.locks_left = True  # the note of this run stays, and the next run cleans up
                 by_hand = f"docker ps -a --filter label={LABEL}; docker image ls {NAME}"
-                self.session.progress.line(f"{name}: not all was removed: {answer.complaint}; see there: {by_hand}", "bold red")
+                self.session.progress.line(f"{name}: not all was removed: {answer.error}; see there: {by_hand}", "bold red")
 
     # --- what is refused before anything is copied ----------------------------------------------------------------------------------
 
@@ -268,9 +266,9 @@ class _Hosts:
         """Raise UsageError for more ranks than there are slots, or too few for all hosts to train."""
         slots = [(name, self.slots(name)) for name in self.engines]
         if job.program is None:
-            mpirun.spread(slots, job.smoke.np or sum(count for _, count in slots), oversubscribe=job.smoke.oversubscribe)
+            placement.spread(slots, job.smoke.np or sum(count for _, count in slots), oversubscribe=job.smoke.oversubscribe)
         elif not job.program.elastic:
-            mpirun.fill(slots, job.program.np, oversubscribe=job.program.oversubscribe)
+            placement.fill(slots, job.program.np, oversubscribe=job.program.oversubscribe)
 
     def check_image(self, image: str, attributes: Mapping[str, Any]) -> ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
@@ -325,7 +323,7 @@ class _Hosts:
         self._must(self._pull(others, digest), f"pulling {digest}", hint)
         return attributes
 
-    def _pull(self, names: Sequence[str], reference: str) -> dict[str, shell.Answer]:
+    def _pull(self, names: Sequence[str], reference: str) -> dict[str, ssh.Answer]:
         """Pull the image and name it for the run; the name that was pulled goes, or back to the image that had it."""
         word = shlex.quote(reference)
         restore = "true" if "@" in reference else f'docker tag "$before" {word}'
@@ -361,10 +359,10 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
         finally:
             saved.unlink(missing_ok=True)
 
-    def _must(self, answers: Mapping[str, shell.Answer], doing: str, hint: str | None = None) -> None:
+    def _must(self, answers: Mapping[str, ssh.Answer], doing: str, hint: str | None = None) -> None:
         for name, answer in answers.items():
             if answer.code != 0:
-                raise ProvisionError(answer.complaint, where=f"{name}, {doing}", hint=hint)
+                raise ProvisionError(answer.error, where=f"{name}, {doing}", hint=hint)
 
     # --- the containers ---------------------------------------------------------------------------------------------------------------
 
@@ -396,7 +394,7 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
             except ValueError:
                 started = None
             if started is None:
-                what = f"the container does not come up: {answer.complaint}"
+                what = f"the container does not come up: {answer.error}"
                 raise ProvisionError(what, where=name, hint="see there: docker info, free -h, df -h")
             members[name] = container_hosts.member(networks[name].address, started[0], keys[name].public)
             held[name] = self.facts[name].model_copy(update={"installed": Installed(manifest=started[1])})
@@ -441,21 +439,21 @@ def _launch(hosts: _Hosts, plan: Plan, job: ContainerJob) -> Result:
         def copy(_session: Session, plan: Plan, data: mnist.Dataset) -> None:
             _copy_smoke_job(hosts, plan, data)
 
-        result = training_job.run(session, plan, job.smoke, bring=copy, inside=hosts.inside(first))
+        result = training_job.run(session, plan, job.smoke, copy=copy, inside=hosts.inside(first))
         return Result(1 if result.faults else 0, result.summary, result.faults)
     options, members = job.program, list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in members]
-    placed = mpirun.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
+    placed = placement.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
     used = {host.name: host for host in members[: len(placed)]}
-    where = jobs.Environment.of(replace(plan, hosts=used))
+    where = launchers.Environment.of(replace(plan, hosts=used))
     where = replace(where, networks=options.networks) if options.networks else where
     workdir, command = options.workdir, list(options.command)
     if workdir is None:
-        packed = program_files.pack(options.command, options.bring, modules=options.modules)
-        command, workdir = packed.command, f"{{home}}/{packed.place}"
-        program_files.ship(session, packed, {name: f"{hosts.inside(name)} sh -c {shlex.quote(packed.unpack)}" for name in used})
-    launched = program.job_of(where, placed, command, workdir, options)
-    return Result(program.follow(session, first, launched, where.interpreter, placed, options, inside=hosts.inside(first)))
+        packed = program_files.pack(options.command, options.files, modules=options.modules)
+        command, workdir = packed.command, f"{{home}}/{packed.folder}"
+        program_files.copy(session, packed, {name: f"{hosts.inside(name)} sh -c {shlex.quote(packed.unpack)}" for name in used})
+    launched = program.make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
+    return Result(program.follow(session, launched, placed, options, inside=hosts.inside(first)))
 
 
 def _copy_smoke_job(hosts: _Hosts, plan: Plan, data: mnist.Dataset) -> None:
@@ -469,6 +467,6 @@ def _copy_smoke_job(hosts: _Hosts, plan: Plan, data: mnist.Dataset) -> None:
     scripts = {
         name: f"{hosts.inside(name)} tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}/smoke" for name, host in plan.hosts.items()
     }
-    for name, answer in shell.ask(hosts.session, scripts, stdin=buffer.getvalue(), timeout=_COPY_S).items():
+    for name, answer in ssh.run(hosts.session, scripts, stdin=buffer.getvalue(), timeout=_COPY_S).items():
         if answer.code != 0:
-            raise ProvisionError(answer.complaint, where=f"{name}, copying the smoke job")
+            raise ProvisionError(answer.error, where=f"{name}, copying the smoke job")

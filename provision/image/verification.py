@@ -33,7 +33,7 @@ from provision.facts import Facts
 from provision.image import container_hosts, local_images
 from provision.image.local_images import ImageInfo
 from provision.inventory import loading
-from provision.launch import jobs, mpirun
+from provision.launch import jobs, launchers, placement, rank_output
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
@@ -151,24 +151,24 @@ def facts_of_container(facts: Facts) -> Facts:
 def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     """Every collective against its expected result, across the containers."""
     hosts = list(plan.hosts.values())
-    placed = mpirun.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
-    where = jobs.Environment.of(plan)
-    job = jobs.mpi_job(where, placed, ["python", "-m", "collective_core.check", "--report", "{job}/report.json"], report="report.json")
+    placed = placement.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
+    options = launchers.RunOptions(("python", "-m", "collective_core.check", "--report", "{job}/report.json"), report="report.json")
+    job = launchers.mpi_job(launchers.Environment.of(plan), placed, options)
     log = session.folder / "check.log"
     title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
 
     def show(line: str) -> None:
-        session.progress.line(f"    {mpirun.readable(line)}", "dim")
+        session.progress.line(f"    {rank_output.readable(line)}", "dim")
 
-    result = jobs.run(session, hosts[0].name, job, where.interpreter, title, log, show)
+    result = jobs.run(session, job, title, log, show)
     if result.interrupted:
         session.abort()
     if result.report is None:
         verdict.faults.append(f"the engine's self-check gave no report (exit code {result.code}); read {log}")
         return
-    faults = evaluation.judge_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
+    summary, faults = evaluation.evaluate_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
     verdict.faults += faults or ([f"the engine's self-check ended with exit code {result.code}"] if result.code else [])
-    verdict.summaries.append(evaluation.check_summary(result.report))
+    verdict.summaries += [summary] if summary else []
 
 
 # --- the label --------------------------------------------------------------------------------------------------------------------------

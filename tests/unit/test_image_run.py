@@ -13,7 +13,7 @@ from provision.cli import main
 from provision.doctor.checks import examine
 from provision.image import run, verification
 from provision.image.run import Engine
-from provision.remote.shell import Answer
+from provision.remote.ssh import Answer
 
 
 def test_an_engine_is_read_from_what_a_host_prints() -> None:

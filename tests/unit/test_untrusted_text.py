@@ -299,7 +299,7 @@ def test_into_a_pipe_and_into_the_files_of_ranks_it_goes_as_it_is(attack: str, t
     console.content(attack)
     assert stream.getvalue() == f"{attack}\n{attack}"
     if "\udc9b" not in attack:
-        output = RankOutput(lambda *_: None, lambda *_: None, lambda *_: None, tmp_path)
+        output = RankOutput(Progress(), folder=tmp_path)
         output(f"[1,0]<stdout>:{attack}")
         output.close()
         assert (tmp_path / "rank.0" / "stdout").read_bytes() == f"{attack}\n".encode()

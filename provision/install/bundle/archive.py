@@ -28,7 +28,7 @@ from provision.plan import lock_file
 from provision.plan.lock import Lock
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import DataSource, Options, SmokeOptions
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.session import Session
 
 SCHEMA = 5
@@ -128,9 +128,9 @@ class Bundle:
         self.check_contents(plan)
         with_root = [name for name, host in plan.hosts.items() if host.root]  # without root no packages are installed
         installed: dict[str, list[str]] = {name: [] for name in plan.hosts}
-        for name, answer in shell.ask(session, dict.fromkeys(with_root, _INSTALLED)).items():
+        for name, answer in ssh.run(session, dict.fromkeys(with_root, _INSTALLED)).items():
             if answer.code != 0:
-                raise ProvisionError(f"its installed packages cannot be read: {answer.complaint}", where=name)
+                raise ProvisionError(f"its installed packages cannot be read: {answer.error}", where=name)
             installed[name] = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("installed ")]
         self.check_packages(plan, installed)
 

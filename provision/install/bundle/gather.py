@@ -148,5 +148,5 @@ def _ask_for_apt_files(session: Session, plan: Plan, folder: Path) -> dict[str, 
 def gather_data(cache: Path, say: Say) -> str:
     """Copy the smoke job's data into ``cache``, as `mnist.obtain` keeps it; returns which data set it is."""
     dataset = mnist.obtain(paths.cache(), say=say)
-    shutil.copytree(paths.cache() / dataset.key, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(dataset.folder, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
     return dataset.key

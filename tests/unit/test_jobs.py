@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,16 @@ from loading import load
 
 from provision.base import resources
 from provision.inventory import Host
-from provision.remote import ssh
-from provision.remote.ssh import Job
-from provision.survey import collect
+from provision.launch import jobs
+from provision.launch.jobs import Job, JobResult, Verdict
 
 HERE = Host(name="localhost", address="localhost", connection="local")
+
+
+def session(run_id: str) -> Any:
+    """One on this machine."""
+    inventory = SimpleNamespace(host=lambda _name: HERE)
+    return SimpleNamespace(run_id=run_id, passwords={}, inventory=inventory, progress=SimpleNamespace(stage=lambda _title: None))
 
 
 #: In ssh's place: the guard of "another host", which is this machine under another run's name and with another folder.
@@ -42,13 +46,29 @@ os.environ["PROVISION_RUN_ID"] += "-another-host"
 order["folder"] += "-of-another"
 guard = {"__name__": "guard"}
 exec(script, guard)
-heard = guard["lines"]
-def lines():
-    yield json.dumps(order)
-    yield from heard()
-guard["lines"] = lines
+guard["read_order"] = lambda: order
 sys.exit(guard["guard"]())
 """
+
+
+#: A controller in a process of its own: runs a shell command as the job of a run.
+CONTROLLER = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from provision.inventory import Host
+from provision.launch import jobs
+inventory = SimpleNamespace(host=lambda _: Host(name="localhost", address="localhost", connection="local"))
+progress = SimpleNamespace(stage=lambda _: None)
+session = SimpleNamespace(run_id=sys.argv[1], passwords={}, inventory=inventory, progress=progress)
+job = jobs.Job(["sh", "-c", sys.argv[2]], python=sys.executable)
+result = jobs.run(session, job, "", Path(os.devnull), lambda line: print(line, flush=True))
+print("interrupted", result.interrupted, flush=True)
+"""
+
+
+def controller(run_id: str, script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CONTROLLER, run_id, script], stdout=subprocess.PIPE, text=True)
 
 
 def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
@@ -60,9 +80,10 @@ def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
 RUN_ID = f"unit-remote-{os.getpid()}"
 
 
-def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable) -> tuple[ssh.JobResult, list[str]]:
+def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable, on_line: Any = None) -> tuple[JobResult, list[str]]:
     lines: list[str] = []
-    return ssh.run_job(HERE, job, python=python, run_id=run_id, on_line=lines.append), lines
+    result = jobs.run(session(run_id), replace(job, python=python), "", Path(os.devnull), on_line or lines.append)
+    return result, lines
 
 
 def marked(run_id: str) -> list[int]:
@@ -76,33 +97,35 @@ def marked(run_id: str) -> list[int]:
     return found
 
 
-def test_output_exit_code_environment_files_and_report_come_through() -> None:
+def test_output_exit_code_environment_files_and_report() -> None:
     script = 'cat hello; echo "$WORD" >&2; echo \'{"answer": 42}\' > report.json; exit 3'
-    result, lines = run(Job(["sh", "-c", script], {"WORD": "quiet $x"}, {"hello": "first\nsecond\n"}, report="report.json"))
+    result, lines = run(
+        Job(["sh", "-c", script], environment={"WORD": "quiet $x"}, files={"hello": "first\nsecond\n"}, report="report.json")
+    )
     assert (result.code, result.report, result.interrupted) == (3, {"answer": 42}, False)
     assert [line for line in lines if line] == ["first", "second", "quiet $x"]
 
 
-def test_the_jobs_folder_is_private_and_gone_afterwards() -> None:
+def test_the_jobs_folder_is_private_and_removed_afterwards() -> None:
     _, lines = run(Job(["sh", "-c", "pwd; stat -c %a {job}; test {job} = $PWD && echo same"]))
     folder, mode, same = lines
     assert (mode, same) == ("700", "same")
     assert not Path(folder).exists()
 
 
-def test_what_a_variable_holds_already_stays_behind_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_value_of_a_variable_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_PATH", "/own")
     monkeypatch.delenv("NO_PATH", raising=False)
     given = {"SOME_PATH": "/a:/b:{inherited}", "NO_PATH": "/a:{inherited}", "WORD": "a:"}
-    assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], given))[1] == ["/a:/b:/own /a a:"]
+    assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], environment=given))[1] == ["/a:/b:/own /a a:"]
 
 
-def test_the_jobs_folder_is_where_other_hosts_have_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_folder_is_not_in_the_first_hosts_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert Path(run(Job(["pwd"]))[1][0]).parent == Path("/tmp")
 
 
-def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_refuses_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here because it is this machine: "ssh" runs what it is given."""
     script = resources.script
     ours = '("", [sys.executable, "-c", '
@@ -111,66 +134,52 @@ def test_a_host_that_answers_and_cannot_take_part_is_not_called_unreachable(monk
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
     assert result.verdict is not None
     assert (result.verdict.kind, result.verdict.host) == ("refused", "other")
-    assert "it is the same machine as another host of this job, or shares /" in result.verdict.said[0]
+    assert "it is the same machine as another host of this job, or shares /" in result.verdict.output[0]
 
 
-def test_nothing_of_the_environment_shows_in_a_process_list() -> None:
+def test_process_list_shows_no_value_of_the_environment() -> None:
     _, lines = run(
-        Job(["sh", "-c", "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c 's3cr3t-w0r[d]' || true"], {"SECRET": "s3cr3t-w0rd"})
+        Job(
+            ["sh", "-c", "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c 's3cr3t-w0r[d]' || true"],
+            environment={"SECRET": "s3cr3t-w0rd"},
+        )
     )
     assert lines == ["0"]
 
 
-def test_a_program_that_is_not_there_ends_with_an_error_and_no_report() -> None:
+def test_missing_program_is_an_error_without_a_report() -> None:
     result, lines = run(Job(["/no/such/program"], report="report.json"))
     assert result.code != 0
     assert result.report is None
     assert any("/no/such/program" in line for line in lines)
 
 
-def test_when_the_controller_is_killed_the_job_ends() -> None:
-    program = textwrap.dedent("""
-        import sys
-        from provision.remote import ssh
-        from provision.inventory import Host
-        host = Host(name="localhost", address="localhost", connection="local")
-        job = ssh.Job(["sh", "-c", "sleep 300 & echo started; wait"])
-        ssh.run_job(host, job, python=sys.executable, run_id="unit-orphan", on_line=lambda line: print(line, flush=True))
-    """)
-    controller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
-    assert controller.stdout.readline().strip() == "started"
+def test_the_job_ends_when_the_controller_is_killed() -> None:
+    process = controller("unit-orphan", "sleep 300 & echo started; wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "started"
     assert marked("unit-orphan")
-    controller.kill()
-    controller.wait()
+    process.kill()
+    process.wait()
     deadline = time.monotonic() + 10
     while marked("unit-orphan") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not marked("unit-orphan")
 
 
-def test_an_interrupt_ends_the_job_and_is_reported() -> None:
-    program = textwrap.dedent("""
-        import sys
-        from provision.remote import ssh
-        from provision.inventory import Host
-        host = Host(name="localhost", address="localhost", connection="local")
-        job = ssh.Job(["sh", "-c", "echo started; sleep 300"])
-        result = ssh.run_job(host, job, python=sys.executable, run_id="unit-interrupt", on_line=lambda line: print(line, flush=True))
-        print("interrupted", result.interrupted, flush=True)
-    """)
-    controller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
-    assert controller.stdout.readline().strip() == "started"
-    controller.send_signal(signal.SIGINT)
-    rest, _ = controller.communicate(timeout=20)
+def test_interrupt_ends_the_job() -> None:
+    process = controller("unit-interrupt", "echo started; sleep 300")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "started"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=20)
     assert rest.strip().splitlines()[-1] == "interrupted True"
     assert not marked("unit-interrupt")
 
 
-def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_while_the_output_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
-    monkeypatch.setattr(ssh, "_BEAT_S", 0.1)
+    monkeypatch.setattr(jobs, "_HEARTBEAT_S", 0.1)
     (tmp_path / "python").write_text(f"#!/bin/sh\nread -r order; echo held; read -r a; read -r b; read -r c; touch {tmp_path}/heard\n")
     (tmp_path / "python").chmod(0o700)
 
@@ -180,21 +189,21 @@ def test_the_job_hears_of_us_while_whoever_takes_its_output_does_not_go_on(tmp_p
             time.sleep(0.05)
         assert (tmp_path / "heard").exists()
 
-    ssh.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-held", on_line=hold)
+    run(Job([]), "unit-held", str(tmp_path / "python"), hold)
 
 
-def test_a_job_that_does_not_hear_of_us_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_ends_without_heartbeats_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     script = resources.script
     monkeypatch.setattr(resources, "script", lambda name: script(name).replace("CONTROLLER_SILENT_S = 60.0", "CONTROLLER_SILENT_S = 0.5"))
-    monkeypatch.setattr(ssh, "_BEAT_S", 1000.0)
+    monkeypatch.setattr(jobs, "_HEARTBEAT_S", 1000.0)
     result, _ = run(Job(["sleep", "300"]))
-    assert (result.code, result.verdict) == (1, ssh.Verdict("controller", "", seconds=0.5))
+    assert (result.code, result.verdict) == (1, Verdict("controller", "", seconds=0.5))
 
 
 @pytest.mark.parametrize(
     "said", ["'hello'", """'{}\\n'""", """'[' * 9000 + '\\n'""", """'{"stopped": 1}\\n{"ended": [{}]}\\n'""", "'x' * (3 << 20)"]
 )
-def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None:
+def test_output_of_another_hosts_shell_does_not_disturb_the_job(said: str) -> None:
     """The last before the guard's own lines may have no end, as after ``echo -n`` in a .bashrc."""
     result, lines = run(beside(["echo", "ran"], said))
     assert (result.code, result.verdict, lines) == (0, None, ["ran"])
@@ -217,24 +226,23 @@ def test_whatever_the_shell_of_another_host_says_the_job_runs(said: str) -> None
                 '{"kind": "lost"}',
                 '{"kind": "lost", "host": []}',
                 '{"kind": "lost", "host": "", "more": 1}',
-                '{"kind": "lost", "host": "", "said": [1]}',
-                '{"kind": "ended", "host": ""}',
+                '{"kind": "lost", "host": "", "output": [1]}',
                 '{"kind": "silent", "host": "", "seconds": "1"}',
                 f'{{"kind": "silent", "host": "", "seconds": {10**400}}}',
             )
         ),
     ],
 )
-def test_what_a_host_says_at_a_jobs_end_is_believed_only_as_the_job_would_say_it(tmp_path: Path, outcome: str) -> None:
+def test_invalid_outcome_of_a_job_is_not_believed(tmp_path: Path, outcome: str) -> None:
     (tmp_path / "outcome").write_text(outcome)
     answer = "import json, sys; print(json.loads(sys.stdin.readline())['mark'] + open(sys.argv[1]).read())"
     (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(answer)} {tmp_path}/outcome\n")
     (tmp_path / "python").chmod(0o700)
-    result = ssh.run_job(HERE, Job([]), python=str(tmp_path / "python"), run_id="unit-answer", on_line=lambda _: None)
-    assert (result.code, result.report, result.verdict) == (1, None, ssh.Verdict("gone", ""))
+    result, _ = run(Job([]), "unit-answer", str(tmp_path / "python"))
+    assert (result.code, result.report, result.verdict) == (1, None, Verdict("gone", ""))
 
 
-def test_a_line_that_does_not_end_comes_in_parts() -> None:
+def test_very_long_line_comes_in_parts() -> None:
     result, lines = run(Job(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]))
     assert result.code == 0
     assert len(lines) > 1
@@ -261,49 +269,38 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_host_whose_guard_never_begins_is_not_waited_for_for_ever() -> None:
+def test_guard_that_never_starts_ends_the_job() -> None:
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
-    assert result.verdict == ssh.Verdict("silent", "other", seconds=5.0, said=["a quota is exceeded"] * 5)
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=("a quota is exceeded",) * 5)
 
 
-def test_a_host_that_dies_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
+def test_lost_host_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
     """The launcher is faster here: it ends before the other guard's connection does."""
     died = beside(["sh", "-c", f"touch {tmp_path}/ended; kill -9 $$"])
     watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
     way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
     result, _ = run(replace(died, ssh=["sh", "-c", f"export GUARD=$$; {way}"]))
-    assert result.verdict == ssh.Verdict("lost", "other", said=[])
+    assert result.verdict == Verdict("lost", "other", output=())
     assert result.code == 137
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_guard_that_falls_silent_is_left_to_itself_and_the_verdict_names_its_host() -> None:
+def test_host_of_a_silent_guard_is_named() -> None:
     """What ssh has started, as its ProxyCommand, may hold its output open for longer."""
     result, _ = run(
         Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
     )
-    assert result.verdict == ssh.Verdict("silent", "other", seconds=5.0, said=[])
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=())
 
 
-def test_another_hosts_interpreter_is_the_one_that_was_named_and_not_where_the_first_host_has_it() -> None:
+def test_other_hosts_use_the_interpreter_by_its_given_name() -> None:
     """``env`` finds this one by its name, which is not what the process calls itself."""
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
-    assert result.verdict == ssh.Verdict("unreachable", "other", said=["python3"])
+    assert result.verdict == Verdict("unreachable", "other", output=("python3",))
 
 
-def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_that_runs_stay() -> None:
-    program = textwrap.dedent("""
-        import sys
-        from provision.remote import ssh
-        from provision.inventory import Host
-        host = Host(name="localhost", address="localhost", connection="local")
-        job = ssh.Job(["sh", "-c", "echo {job}; echo {shm}; sleep 300"])
-        ssh.run_job(host, job, python=sys.executable, run_id=sys.argv[1], on_line=lambda line: print(line, flush=True))
-    """)
-    killed, living = (
-        subprocess.Popen([sys.executable, "-c", program, run_id], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for run_id in ("unit-killed", "unit-living")
-    )
+def test_next_job_removes_folders_without_a_guard_only() -> None:
+    killed, living = (controller(run_id, "echo {job}; echo {shm}; sleep 300") for run_id in ("unit-killed", "unit-living"))
     try:
         assert killed.stdout is not None
         assert living.stdout is not None
@@ -321,23 +318,23 @@ def test_folders_whose_guard_was_killed_go_with_the_next_job_and_those_of_a_job_
     assert not any(folder.exists() for folder in kept)
 
 
-def test_what_a_program_prints_is_never_taken_for_the_end_of_its_job() -> None:
+def test_program_cannot_forge_the_end_of_its_job() -> None:
     said = '===PROVISION-JOB-ENDED==={"code": 0, "verdict": null, "report": null}'
     result, lines = run(Job(["sh", "-c", f"printf %s '{said}'; exit 3"]))
     assert (result.code, lines) == (3, [said])
 
 
-def test_how_a_rank_ended_first_is_known_by_its_number_and_its_signal() -> None:
+def test_first_failure_names_rank_and_signal() -> None:
     """Without a launcher: a shell starts the two ranks, the first of which goes on."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
     die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
     result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
-    assert (result.code, result.verdict) == (9, ssh.Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
+    assert (result.code, result.verdict) == (9, Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_because_of_it(tmp_path: Path, goes_on: bool) -> None:
+@pytest.mark.parametrize("continues", [True, False])
+def test_host_that_lost_its_launcher_is_named(tmp_path: Path, continues: bool) -> None:
     """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
     start = f"exec {sys.executable} -I -S {{job}}/rank.py"
     starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
@@ -347,42 +344,14 @@ def test_a_host_that_lost_its_launcher_is_named_and_not_the_rank_that_was_ended_
         while [ ! -s 0 ] || [ ! -s 1 ]; do sleep 0.01; done
         kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; sleep 0.4; exit 205
     """
-    lost = "exec sleep 300" if goes_on else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
+    lost = "exec sleep 300" if continues else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
     program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
     result, _ = run(Job(["sh", "-c", f"cd {tmp_path}; {launcher}"], program=["sh", "-c", program]))
-    assert (result.code, result.verdict) == (205, ssh.Verdict("orphaned", ""))
-
-
-@pytest.mark.parametrize("name", ["rank-loss.json", "rank-7.new", "rank-7"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[1, 2]",
-        '{"rank": 7}',
-        '{"rank": 7, "pid": 2, "parent": 2, "starter": 2, "code": "x"}',
-        '{"rank": 1000000000000, "pid": 2, "parent": 2, "starter": 2, "code": 1, "at": 1}',  # what the other end would not take
-        '{"rank": 7, "pid": 2, "parent": 2, "starter": 2, "code": true, "at": true}',
-        "[" * 9000,
-        " " * 100000 + '{"rank": 7, "pid": 2, "parent": 2, "starter": 2}',
-    ],
-)
-def test_files_of_the_programs_are_not_taken_for_notes_of_ranks(tmp_path: Path, name: str, text: str) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
-    (tmp_path / name).write_text(text)
-    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
-    (tmp_path / "rank-0").write_text(json.dumps(note))
-    ranks = script.Ranks(str(tmp_path))
-    assert (ranks.all(), ranks.ended(), ranks.are_orphaned(), script.stopped("unit-notes", ranks)) == ([note], [], False, [])
-    assert script.Ranks(str(tmp_path / "removed")).all() == []
-
-
-def test_a_note_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
-    (tmp_path / "rank-0").symlink_to("/dev/zero")
-    assert load("guard_on_hosts", resources.hostside("guard.py")).Ranks(str(tmp_path)).all() == []
+    assert (result.code, result.verdict) == (205, Verdict("orphaned", ""))
 
 
 @pytest.mark.parametrize(
-    ("first", "names"),
+    ("first", "verdict"),
     [
         ((1.0, 1, 3, False), {"kind": "ended", "host": "b", "rank": 1, "code": 3}),  # by itself, whatever befell its host later
         ((1.0, 1, 3, True), {"kind": "orphaned", "host": "b"}),
@@ -390,21 +359,25 @@ def test_a_note_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
         ((9.0, 1, 3, True), {"kind": "ended", "host": "a", "rank": 0, "code": 1}),
     ],
 )
-def test_a_lost_host_is_named_where_its_ranks_or_the_launchers_end_of_others_came_first(first: Any, names: Any) -> None:
-    script = load("job_on_hosts", resources.hostside("job.py"))
-    a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], is_orphaned=False)
-    b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], is_orphaned=True)
-    assert script.first_failure([a, b]) == names
-    assert script.first_failure([going_on(a), going_on(b)]) == {"kind": "orphaned", "host": "b"}
-    assert script.first_failure([going_on(a)]) is None
+def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verdict: Any) -> None:
+    a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], has_orphans=False)
+    b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], has_orphans=True)
+    first_failure = load("job_on_hosts", resources.hostside("job.py")).Watch.first_failure
+    assert first_failure(SimpleNamespace(guards=[a, b])) == verdict
 
 
-def going_on(guard: SimpleNamespace) -> SimpleNamespace:
-    """The same of ranks that all went on."""
-    return SimpleNamespace(**{**vars(guard), "ended": []})
+def test_only_records_of_ranks_are_read(tmp_path: Path) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    (tmp_path / "rank-loss.json").write_text("[1, 2]")
+    (tmp_path / "provision-rank-1.new").write_text("{")
+    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
+    (tmp_path / "provision-rank-0").write_text(json.dumps(note))
+    assert script.ranks_in(str(tmp_path)) == [note]
+    assert script.stopped("unit-notes", [note]) == []
+    assert script.ranks_in(str(tmp_path / "removed")) == []
 
 
-def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
+def test_sweep_ends_marked_processes_only() -> None:
     environment = dict(os.environ)
     ours = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; sleep 300; :"], env={**environment, "PROVISION_RUN_ID": "unit-sweep"}, start_new_session=True
@@ -422,7 +395,7 @@ def test_the_sweep_ends_what_carries_the_mark_and_nothing_else() -> None:
         other.wait()
 
 
-def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_ends_parents_before_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers begin again at 300 after the highest one, so a child may have the smaller."""
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     found = {}
@@ -433,7 +406,7 @@ def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypat
     try:
         monkeypatch.setattr(script, "marked", lambda _run_id, _spared: {} if ended else dict(reversed(found.items())))
         monkeypatch.setattr(script, "signal_all", lambda pids, _number: ended.extend(pids))
-        script.sweep("a run")
+        script.sweep("a run", set(), 1.0)
         assert [found[pid] for pid in ended] == ["parent", "child"]
     finally:
         for pid in found:
@@ -441,17 +414,17 @@ def test_the_sweep_ends_parents_before_children_whatever_their_numbers(monkeypat
             os.waitpid(pid, 0)
 
 
-def test_the_sweep_waits_for_what_it_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_waits_for_killed_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard holds the locks of its folders until it is gone; they are looked for right after."""
     script = load("guard_on_hosts", resources.hostside("guard.py"))
     left = [{1: "guard"}] * 4
     monkeypatch.setattr(script, "marked", lambda _run_id, _spared: left.pop() if left else {})
     monkeypatch.setattr(script, "signal_all", lambda _pids, _number: None)
-    script.sweep("a run", grace=0.0)
+    script.sweep("a run", set(), 0.0)
     assert not left
 
 
-def test_a_program_whose_parent_was_killed_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+def test_program_does_not_start_after_its_parent_was_killed(tmp_path: Path) -> None:
     script = load("rank_on_hosts", resources.hostside("rank.py"))
     pid = os.fork()
     if pid == 0:
@@ -461,31 +434,3 @@ def test_a_program_whose_parent_was_killed_before_it_begins_does_not_begin(tmp_p
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
     assert not (tmp_path / "begun").exists()
-
-
-def test_ssh_gets_the_inventorys_own_settings() -> None:
-    host = Host(
-        name="n",
-        address="10.0.0.7",
-        port=2222,
-        user="trainer",
-        key_file="/keys/id",
-        variables={"ansible_ssh_common_args": "-o UserKnownHostsFile='/a b/known' -o StrictHostKeyChecking=yes"},
-    )
-    argv = ssh.ssh_argv(host)
-    assert argv[-1] == "10.0.0.7"
-    assert "UserKnownHostsFile=/a b/known" in argv
-    assert argv[argv.index("-p") + 1] == "2222"
-    assert argv[argv.index("-l") + 1] == "trainer"
-    assert argv[argv.index("-i") + 1] == "/keys/id"
-
-
-@pytest.mark.parametrize("warning", ["no such identity: {}: No such file", "Warning: Identity file {} not accessible: No such file."])
-def test_a_private_key_that_is_not_there_is_named(warning: str) -> None:
-    refusal = "trainer@10.0.0.1: Permission denied (publickey)."
-    host = Host("a", "10.0.0.1", key_file="/keys/gone")
-    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
-    assert "the private key /keys/gone is not there" in gone.what
-    assert "ansible_ssh_private_key_file" in str(gone.hint)
-    assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
-    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what
