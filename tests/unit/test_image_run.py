@@ -60,7 +60,7 @@ def test_devices_that_a_container_was_not_given_are_no_fault_of_the_image() -> N
         (Answer(71, "", ""), "no container engine", "docker.io"),
         (Answer(72, "", "permission denied while trying to connect"), "may not use", "usermod -aG docker me"),
         (Answer(72, "", "Cannot connect to the Docker daemon"), "does not answer", "systemctl start docker"),
-        (Answer(None, "", ""), "not done in time", "docker info"),
+        (Answer(None, "", ""), "did not end in time", "docker info"),
     ],
 )
 def test_an_unusable_engine_gives_a_hint(answer: Answer, what: str, hint: str) -> None:
