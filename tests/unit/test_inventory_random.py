@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provision.inventory import Host, InventoryError, load
-from provision.inventory.checks import unknown_variables
-from provision.inventory.hostlist import parse
-from provision.inventory.values import OURS
+from provision.inventory.checks import OWN_VARIABLES, unknown_variables
+from provision.inventory.loading import parse_list
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(-[a-z0-9]{1,4})?", fullmatch=True).filter(
     lambda name: name not in ("all", "ungrouped", "localhost")
@@ -53,7 +52,7 @@ def test_ranges_are_ansibles(prefix: str, first: int, more: int, width: int) -> 
     with inventory(f"{pattern}\n") as file:
         names = [host.name for host in load(file).hosts]
     assert len(names) == more + 1
-    assert [host.name for host in parse(pattern)[0]] == names
+    assert [host.name for host in parse_list(pattern)[0]] == names
 
 
 @SOME
@@ -71,7 +70,7 @@ def test_an_address_used_twice_is_found(names: list[str], data: st.DataObject) -
 
 
 @SOME
-@given(st.sampled_from(OURS), st.data())
+@given(st.sampled_from(OWN_VARIABLES), st.data())
 def test_two_neighbouring_letters_swapped_are_recognised(name: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(1, len(name) - 2).filter(lambda index: name[index] != name[index + 1]))
     wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
@@ -93,6 +92,6 @@ def test_any_text_is_an_inventory_or_an_error_with_a_sentence(text: str, name: s
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1:[],@. -_!"), max_size=20))
 def test_any_argument_is_a_list_or_an_error(argument: str) -> None:
-    hosts, findings = parse(argument)
+    hosts, findings = parse_list(argument)
     assert hosts or findings
     assert all(host.name for host in hosts)

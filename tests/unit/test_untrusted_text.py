@@ -219,15 +219,15 @@ def test_names_of_hosts_in_an_inventory(attack: str, tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": {f"node1{attack}": {"ansible_host": "192.0.2.1"}}}}))
     with pytest.raises(inventory.InventoryError) as refused:
         inventory.load(str(tmp_path / "hosts.yml"))
-    about_it = [each for each in refused.value.problems if re.search("is not a name for a host|holds control characters", each.what)]
+    about_it = [each for each in refused.value.problems if "is not a host name" in each.what]
     assert len(about_it) == (0 if "[" in attack else 1), "once each; to Ansible itself, what is in brackets is a range"
     assert not refused.value.where or refused.value.where.isprintable()
 
 
-def test_a_host_whose_name_or_address_holds_control_characters_is_refused(tmp_path: Path) -> None:
+def test_control_characters_in_the_name_or_address_of_a_host_are_refused(tmp_path: Path) -> None:
     for name, address in (("node1\x07", "192.0.2.1"), ("node1\u202e", "192.0.2.1"), ("node1", "192.0.2.1\x9b2J")):
         (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": {name: {"ansible_host": address}}}}))
-        with pytest.raises(inventory.InventoryError, match="holds control characters"):
+        with pytest.raises(inventory.InventoryError, match=r"is not a host name|must be a host name or an address"):
             inventory.load(str(tmp_path / "hosts.yml"))
 
 

@@ -1,4 +1,4 @@
-"""What the sandbox decides without an engine: bases, names, mirrors, settings, and the files that hosts are given."""
+"""The sandbox without an engine: base images, names, mirrors, the controller's settings, and the files of a host."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import requests.exceptions
 from provision.base import aptsources, signals
 from provision.base.errors import UsageError
 from provision.containers import container_engine, controller_settings, image_names, ssh_keys
-from provision.sandbox import bases, hostfiles, inventory, names
-from provision.sandbox.model import Sandbox, SandboxHost
+from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, names
+from provision.sandbox.host_files import Login
 
 # Bases and names
 
 
-def test_bases_are_handed_out_in_turn():
-    assert bases.assign(3, ["debian:12", "debian:13"]) == ["debian:12", "debian:13", "debian:12"]
-    assert bases.assign(2, None) == ["debian:12", "debian:12"]
-    assert bases.assign(2, "ubuntu") == ["ubuntu:latest", "ubuntu:latest"]
+def test_hosts_take_bases_in_turn():
+    assert names.base_images(3, ["debian:12", "debian:13"]) == ["debian:12", "debian:13", "debian:12"]
+    assert names.base_images(2, None) == ["debian:12", "debian:12"]
+    assert names.base_images(2, "ubuntu") == ["ubuntu:latest", "ubuntu:latest"]
 
 
 @pytest.mark.parametrize("base", ["debian:12", "ghcr.example:5000/a/b_c:1.2", "a/b", "debian@sha256:" + "0" * 64])
@@ -47,7 +47,7 @@ def test_what_is_no_image_is_refused_with_a_hint(base, hint):
 @pytest.mark.parametrize(("count", "base"), [(0, None), (-1, None), (1, ["debian:12", "debian:13"])])
 def test_numbers_that_make_no_sense(count, base):
     with pytest.raises(UsageError):
-        bases.assign(count, base)
+        names.base_images(count, base)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_numbers_that_make_no_sense(count, base):
         ("me/debian:12", None),
     ],
 )
-def test_what_debootstrap_can_stand_in_for(base, suite):
-    assert bases.suite_of(base) == suite
+def test_bases_that_debootstrap_can_make(base, suite):
+    assert debootstrap.suite_of(base) == suite
 
 
 @pytest.mark.parametrize("name", ["", "A", "../x", "a/b", "x.", "a" * 41, "a b"])
 def test_names_that_could_leave_the_folder_are_refused(name):
     with pytest.raises(UsageError):
-        names.checked(name)
+        names.check(name)
 
 
-def test_two_bases_never_share_an_image():
-    tags = {names.image_tag("s", "host", base) for base in ("a/b:1", "a:b-1", "a-b:1", "x" * 80 + ":1", "x" * 80 + ":2")}
+def test_two_bases_never_share_a_tag():
+    tags = {names.image_tag("s", base) for base in ("a/b:1", "a:b-1", "a-b:1", "x" * 80 + ":1", "x" * 80 + ":2")}
     assert len(tags) == 5
     assert all(len(tag) <= 128 for tag in tags)
 
@@ -312,29 +312,29 @@ FULL = controller_settings.Settings(
 
 
 def test_sessions_get_proxies_in_both_spellings_and_the_trust_store():
-    lines = hostfiles.environment(FULL, ["node1"]).splitlines()
+    lines = host_files.environment(FULL, ["node1"]).splitlines()
     assert 'HTTP_PROXY="http://me:secret@proxy.example:3128"' in lines
     assert 'no_proxy="internal.example,localhost,127.0.0.1,node1"' in lines
     assert 'REQUESTS_CA_BUNDLE="/etc/ssl/certs/ca-certificates.crt"' in lines
-    assert hostfiles.environment(controller_settings.Settings()) == ""
+    assert host_files.environment(controller_settings.Settings()) == ""
 
 
 def test_pip_conf_is_read_back_as_it_was_meant():
     parser = configparser.RawConfigParser()
-    parser.read_string(hostfiles.pip_conf(FULL))
-    assert parser["global"]["cert"] == hostfiles.HOST_BUNDLE
+    parser.read_string(host_files.pip_conf(FULL))
+    assert parser["global"]["cert"] == host_files.HOST_BUNDLE
     assert parser["global"]["find-links"].split() == ["/a", "/b"]
 
 
 def test_sources_go_to_hosts_of_the_same_distribution_only():
-    assert "trixie" in hostfiles.sources_for(FULL, {"ID": "debian", "VERSION_CODENAME": "trixie"})
-    assert hostfiles.sources_for(FULL, {"ID": "ubuntu", "VERSION_CODENAME": "noble"}) == ""
-    assert hostfiles.sources_for(FULL, {}) == ""
+    assert "trixie" in host_files.sources_for(FULL, {"ID": "debian", "VERSION_CODENAME": "trixie"})
+    assert host_files.sources_for(FULL, {"ID": "ubuntu", "VERSION_CODENAME": "noble"}) == ""
+    assert host_files.sources_for(FULL, {}) == ""
 
 
 def test_sudo_modes():
-    def files(sudo: str) -> dict[str, str]:
-        return hostfiles.start_files(FULL, {}, "ssh-ed25519 AAAA", sudo, "pw" if sudo == "password" else None, ["node1"])
+    def files(sudo: SudoMode) -> dict[str, str]:
+        return host_files.host_files(FULL, {}, Login("ssh-ed25519 AAAA", sudo, "pw" if sudo == "password" else None), ["node1"])
 
     assert "NOPASSWD" in files("nopasswd")["sudoers"]
     assert "NOPASSWD" not in files("password")["sudoers"]
@@ -343,8 +343,9 @@ def test_sudo_modes():
 
 
 def test_the_archive_is_roots_alone():
-    with tarfile.open(fileobj=io.BytesIO(hostfiles.archive("etc/x", {"a": "1", "sub/b": "2"}))) as tar:
-        assert {member.name: member.mode for member in tar} == {"etc/x": 0o700, "etc/x/a": 0o600, "etc/x/sub/b": 0o600}
+    with tarfile.open(fileobj=io.BytesIO(host_files.archive({"a": "1", "sub/b": "2"}))) as tar:
+        folder = host_files.FOLDER
+        assert {member.name: member.mode for member in tar} == {folder: 0o700, f"{folder}/a": 0o600, f"{folder}/sub/b": 0o600}
         assert {member.uid for member in tar} == {0}
 
 
@@ -357,7 +358,7 @@ def sandbox_at(folder: Path) -> Sandbox:
 
 
 def test_the_inventory_says_all_that_is_needed():
-    text = inventory.render(sandbox_at(Path("/s")), slots=3)
+    text = sandbox_at(Path("/s")).inventory_text(slots=3)
     assert "node2  ansible_host=192.0.2.2  slots=3" in text
     assert "StrictHostKeyChecking=yes" in text
     assert "# trainer's sudo asks for the password in /s/become_password" in text
