@@ -42,7 +42,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
         say(f"no hosts are named and no earlier run has made hosts ready: {np} rank(s) on this machine (-H a:2,b:2 names others)")
         return _of_entries([(THIS_MACHINE, np)])
     if not hosts and not entries:
-        vain = last_run.newest_in_vain()
+        vain = last_run.newest_failed_inventory()
         newer = f"; the newer run of {vain} made no host ready" if vain else ""
         say(f"no hosts are named: those of the last run that made hosts ready, {argument}{newer} (-H localhost:{np or 2} for this machine)")
     try:
