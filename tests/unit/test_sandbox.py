@@ -246,11 +246,6 @@ def test_variables_win_and_the_empty_configuration_counts(machine):
     assert found.mounts == ()
 
 
-def test_a_folder_closed_to_others_is_warned_of(machine):
-    (machine / "wheels").chmod(0o700)
-    assert "closed to other users" in " ".join(controller_settings.read({}, root=machine, apt_dump="").warnings)
-
-
 def test_a_proxy_on_loopback_is_warned_of_without_its_password(machine):
     found = controller_settings.read({"HTTPS_PROXY": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}, root=machine, apt_dump="")
     assert found.proxies == {"https_proxy": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}
@@ -294,7 +289,7 @@ def test_only_certificates_beyond_the_distributions_own_are_carried(tmp_path):
     assert controller_settings.split_certificates(found.bundle) == [shipped, company, private]
 
 
-def test_a_damaged_certificate_is_no_ones_trust():
+def test_a_damaged_certificate_is_skipped():
     assert controller_settings.split_certificates("-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n") == []
 
 
@@ -373,27 +368,27 @@ def test_known_hosts_name_both_name_and_address():
 
 
 def test_no_rights_on_the_socket():
-    what, hint = container_engine.why_not(
+    what, hint = container_engine.unavailable(
         docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {}
     )
-    assert "may not talk" in what
+    assert "may not use" in what
     assert "usermod -aG docker" in hint
 
 
 def test_not_installed_and_not_running_are_told_apart(monkeypatch):
     monkeypatch.setattr(container_engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
-    what, hint = container_engine.why_not(docker.errors.DockerException("refused"), {})
+    what, hint = container_engine.unavailable(docker.errors.DockerException("refused"), {})
     assert "does not run" in what
     assert "Start it" in hint
     monkeypatch.setattr(container_engine.shutil, "which", lambda _name: None)
     monkeypatch.setattr(container_engine.Path, "exists", lambda _path: False)
-    what, hint = container_engine.why_not(docker.errors.DockerException("no such file"), {})
+    what, hint = container_engine.unavailable(docker.errors.DockerException("no such file"), {})
     assert "is installed" in what
     assert "apt-get install" in hint
 
 
 def test_an_engine_elsewhere():
-    what, hint = container_engine.why_not(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
+    what, hint = container_engine.unavailable(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
     assert "tcp://192.0.2.9:2375" in what
     assert "DOCKER_HOST" in hint
 
