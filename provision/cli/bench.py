@@ -13,13 +13,13 @@ import typer
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.bench import comparison, history, measurement, page
-from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.remote import progress
 
 PAGE = "provision-bench.html"
 
 
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def bench(
     hosts: Hosts,
     limit: Limit = None,

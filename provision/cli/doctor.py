@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import host_checks, remediation, show, support_archive
@@ -41,7 +41,7 @@ app = App(
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def look(
     hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to explain, `-` for standard input; may be given again.")] = None,
@@ -90,7 +90,7 @@ def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `pr
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],

@@ -12,7 +12,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, requirements, url
+from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.cli.run_options import run_options
 from provision.containers import container_engine, image_names
 from provision.image import build, folder, job, labels, render, request, store, verification
@@ -76,7 +76,7 @@ def _check_format(kind: str | None) -> None:
 
 
 @app.command("render")
-@also(subject=subject, options=requirements, passwords=passwords)
+@with_options(subject=subject, options=requirements, passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -115,7 +115,7 @@ def render_(
 
 
 @app.command("build")
-@also(subject=subject, options=requirements, passwords=passwords)
+@with_options(subject=subject, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
@@ -169,7 +169,7 @@ def verify_(
 
 
 @app.command("run")
-@also(options=run_options, passwords=passwords)
+@with_options(options=run_options, passwords=passwords)
 def run_(
     hosts: Hosts,
     image: Annotated[
@@ -284,7 +284,7 @@ def push(
 
 
 @app.command("diff")
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def diff(
     hosts: Hosts,
     image: Image,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from provision import catalog
 from provision.base import signals
-from provision.base.errors import ProvisionError, told
+from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.problems import Problem
 from provision.base.text import some
 from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
@@ -105,7 +105,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
             yield session, report
         except BaseException as error:
             add_unfinished(report, inventory)
-            report.failures.append(failure_that_ended(told(error), inventory, session.step))
+            report.failures.append(failure_that_ended(as_provision_error(error), inventory, session.step))
             progress.line(f"ended early; everything about this run: {session.folder}")
             raise
         finally:

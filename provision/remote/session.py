@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base import paths, resources, signals
-from provision.base.errors import ProvisionError, told
+from provision.base.errors import ProvisionError, as_provision_error
 from provision.inventory import Inventory
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
@@ -180,7 +180,7 @@ def opened(inventory: Inventory, progress: Progress, passwords: Mapping[str, str
     except BaseException as error:
         session.locks_left = True  # whatever it is, it may have come while hosts were locked
         if isinstance(error, KeyboardInterrupt):
-            raise told(error) from None
+            raise as_provision_error(error) from None
         raise
     finally:
         with signals.held_back():

@@ -184,7 +184,7 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["up", "localhost", "--no-such-option"], "No such option"),
         (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
         (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
-        (["up", "localhost", "--nccl", "newest"], "--nccl newest: this is no version"),
+        (["up", "localhost", "--nccl", "newest"], "--nccl newest: not a version"),
         (["plan", "localhost", "--nccl-local", "missing.deb"], "missing.deb: no such file"),
         (["plan", "localhost", "--nccl-local", __file__], "not one of NVIDIA's local repository packages"),
         (["plan", "localhost", "--openmpi-tarball", __file__], "its name does not say a version"),

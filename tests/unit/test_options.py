@@ -61,7 +61,7 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
     assert "only .deb packages can be used" in refused(nccl_local=rpm)
 
 
-def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
+def test_nccls_sources_are_their_own_source_and_of_the_requested_version(tmp_path: Path) -> None:
     given = nccl_sources(tmp_path / "sources.tar.gz")
     made = requirements_of(options.requirements(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
@@ -70,7 +70,7 @@ def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_fo
     assert named is not None
     assert named.path == given
     assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
-    assert "it holds NCCL 2.22.3, and --nccl 2.21.5 was asked for" in refused(nccl_tarball=given, nccl="2.21.5")
+    assert "it holds NCCL 2.22.3, but --nccl requests 2.21.5" in refused(nccl_tarball=given, nccl="2.21.5")
     assert "no such file" in refused(nccl_tarball=tmp_path / "missing.tar.gz")
     local = tmp_path / LOCAL
     local.touch()
@@ -91,10 +91,10 @@ def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ({"torch": "2.13.0+cu130"}, "→ --torch 2.13.0"),
         ({"nccl": "2.21.5-1+cuda12.4"}, "→ --nccl 2.21.5"),
-        ({"nccl": "newest"}, "this is no version"),
-        ({"openmpi_version": "4.1."}, "this is no version"),
-        ({"torch_index": "banana"}, "--torch-index banana: this is no address"),
-        ({"index_url": "https:///simple"}, "this is no address"),
+        ({"nccl": "newest"}, "not a version"),
+        ({"openmpi_version": "4.1."}, "not a version"),
+        ({"torch_index": "banana"}, "--torch-index banana: not a URL"),
+        ({"index_url": "https:///simple"}, "not a URL"),
     ],
 )
 def test_versions_are_releases_and_indexes_are_addresses(given: dict[str, str], said: str) -> None:
