@@ -56,7 +56,7 @@ def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) 
     given.touch()
     assert options.requirements(nccl_local=given, nccl_source="local").nccl_local == given
     assert "exclude each other" in refused(nccl_local=given, nccl_source="wheel")
-    assert "give it: --nccl-local FILE" in refused(nccl_source="local")
+    assert "name it: --nccl-local FILE" in refused(nccl_source="local")
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
     assert "only .deb packages can be used" in refused(nccl_local=rpm)
 
