@@ -49,7 +49,7 @@ def bench(
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if json_:
-        terminal.document({**document, "changes": [change._asdict() for change in changes]})
+        terminal.print_json({**document, "changes": [change._asdict() for change in changes]})
         return
     console = terminal.out()
     for rows in tables(document):

@@ -119,7 +119,7 @@ def list_() -> None:
 def _print(found: list[Finding], as_json: bool, *, looked_at: str, look: Look | None = None, failed: bool = False) -> None:
     if as_json:
         measured = {"bandwidth": look.bandwidth} if look and look.bandwidth else {}
-        terminal.document({**document(found), **measured})
+        terminal.print_json({**document(found), **measured})
     else:
         if look:
             show.overview(found, look.names, terminal.out())

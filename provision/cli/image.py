@@ -153,7 +153,7 @@ def verify_(
     with progress.make() as shown:
         verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
-        terminal.document(verdict.as_dict())
+        terminal.print_json(verdict.as_dict())
     else:
         console = terminal.out()
         for line in verdict.summaries:
@@ -250,7 +250,7 @@ def ls(json_: Json = False) -> None:
         listed = [
             {"image": told.name, "id": told.image, "ready": told.ready, "bytes": told.size, "labels": dict(told.labels)} for told in found
         ]
-        terminal.document({"schema": 1, "images": listed})
+        terminal.print_json({"schema": 1, "images": listed})
     elif rows:
         terminal.out().print(terminal.table(rows))
     else:

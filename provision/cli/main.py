@@ -138,7 +138,7 @@ def survey(
     with progress.make() as shown:
         found = collect.look(Session(inventory, shown, passwords), index="new")
     if json_:
-        terminal.document(found.as_dict())
+        terminal.print_json(found.as_dict())
     else:
         console = terminal.out()
         if found.hosts:
@@ -312,7 +312,7 @@ def remove(
     with progress.make() as shown:
         found = lifecycle.remove(inventory, shown, passwords, confirmed)
     if json_:
-        terminal.document(removal.as_dict(found))
+        terminal.print_json(removal.as_dict(found))
     else:
         model.show_removals(found, terminal.out())
     if any(one.bad for one in found):
@@ -321,7 +321,7 @@ def remove(
 
 def _print_report(result: model.Report, as_json: bool) -> None:
     if as_json:
-        terminal.document(result.as_dict())
+        terminal.print_json(result.as_dict())
     else:
         model.show(result, terminal.out())
     if not result.ok:

@@ -57,7 +57,7 @@ def schema(
             terminal.out().say(each)
     elif wanted in known:
         model, mode = known[wanted]
-        terminal.document(
+        terminal.print_json(
             {"$schema": GenerateJsonSchema.schema_dialect, **TypeAdapter(model).json_schema(schema_generator=_Generator, mode=mode)}
         )
     else:

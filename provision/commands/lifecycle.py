@@ -12,7 +12,7 @@ from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.problems import Problem
-from provision.base.text import some
+from provision.base.text import joined
 from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
@@ -99,7 +99,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
         ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
     """
     began = time.monotonic()
-    with signals.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+    with signals.termination_as_interrupt(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
         report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
         try:
             yield session, report
@@ -109,7 +109,7 @@ def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords:
             progress.line(f"ended early; everything about this run: {session.folder}")
             raise
         finally:
-            with signals.held_back():
+            with signals.deferred():
                 add_blocked(report, inventory)
                 report.seconds = time.monotonic() - began
                 session.write("report.json", report.as_dict())
@@ -132,7 +132,9 @@ def _not_begun(known: Mapping[str, Facts], first: str | None) -> list[Problem]:
 
 def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
     others = [name for name, host in plan.hosts.items() if host.family != "debian"]
-    return [f"{some(others)}: --apt-mirror is for Debian and Ubuntu: packages come from where they always do"] if mirror and others else []
+    return (
+        [f"{joined(others)}: --apt-mirror is for Debian and Ubuntu: packages come from where they always do"] if mirror and others else []
+    )
 
 
 def _make_ready(
@@ -178,7 +180,7 @@ def _write_lock(inventory: Inventory, plan: Plan, ready: Mapping[str, cluster_lo
         return
     hold = Plan({name: host for name, host in plan.hosts.items() if name in ready})
     try:
-        with signals.held_back():
+        with signals.deferred():
             lock_file.write(inventory, cluster_lock.of_plan(hold, ready, lock_before(inventory), inventory))
     except (OSError, ValueError) as error:  # a host may say anything of its files
         report.notes.append(f"provision.lock could not be written: {error}")

@@ -78,7 +78,7 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
         command = buildkit()
         _refuse_other_processor(client, host.arch)
         with (
-            signals.also_when_ended(),
+            signals.termination_as_interrupt(),
             container_engine.explained(f"building {tag}"),
             _log(asked.target.name) as (log, path),
             BuildOutput(log) as output,
@@ -91,7 +91,7 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
             words, environment = _reach(settings, asked, mirror, work)
             words += [] if cache else ["--no-cache"]
             image = _run([*command, *words], environment, folder, output, path)
-            with signals.held_back():
+            with signals.deferred():
                 client.images.get(image).tag(*labels.parted(tag))
                 named = True
             size = int(client.images.get(image).attrs["Size"])

@@ -51,7 +51,7 @@ def hosts(client: DockerClient, image: str, count: int, slots: int, prefix: str)
     labels = {LABEL: str(os.getpid())}
     try:
         folder.mkdir(parents=True, mode=0o700)
-        with signals.held_back():
+        with signals.deferred():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
         controller = ssh_keys.make_pair(folder / "id_ed25519", "provision image verify")
@@ -116,7 +116,7 @@ def _remove(client: DockerClient, owner: str) -> None:
 
 
 def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Node:
-    with signals.held_back():
+    with signals.deferred():
         container = client.containers.create(
             image,
             hostname=name,

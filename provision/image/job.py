@@ -72,7 +72,7 @@ def run(inventory: Inventory, image: str, wanted: Wanted, shown: Progress, passw
         raise UsageError("the image in this file has no name under which it could stay", where=image, hint="leave --keep out")
     session = Session(inventory, shown, passwords)
     try:
-        with signals.also_when_ended():
+        with signals.termination_as_interrupt():
             facts = _facts(session)
             engines = remote_engines.look(session)
             remote_engines.sweep(session, engines)

@@ -82,7 +82,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
     began = time.monotonic()
     client = container_engine.connect()
     try:
-        with signals.also_when_ended(), container_engine.explained(f"verifying {image}"):
+        with signals.termination_as_interrupt(), container_engine.explained(f"verifying {image}"):
             told = store.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
@@ -185,7 +185,7 @@ def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how
     except docker.errors.BuildError as error:
         raise ProvisionError(f"the image could not be labelled: {error.msg}", where=image) from error
     repository, tag = labels.parted(image)
-    with signals.held_back():
+    with signals.deferred():
         now = client.images.get(image).id
         if now != told.image:
             client.images.remove(made)

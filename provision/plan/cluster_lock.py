@@ -19,7 +19,7 @@ from pydantic import AfterValidator, model_validator
 
 from provision import catalog
 from provision.base.problems import Problem, Remedy
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.validation import Form, Model
 from provision.base.versions import VERSION, minor
 from provision.inventory import Inventory
@@ -171,7 +171,7 @@ class Lock:
         """What hosts have in several releases, though it must be one: ``NCCL 2.26.2 on a, 2.31.2 on b``."""
         found = {title: self.releases(name) for name, (title, _option) in _SAME_EVERYWHERE.items()}
         return [
-            f"{title} {', '.join(f'{each} on {some(hosts)}' for each, hosts in releases.items())}"
+            f"{title} {', '.join(f'{each} on {joined(hosts)}' for each, hosts in releases.items())}"
             for title, releases in found.items()
             if len(releases) > 1
         ]
@@ -370,7 +370,7 @@ def unknown_environments(plan: Plan, lock: Lock) -> list[str]:
         for key in environments(host).values():
             if lock.environments and key not in lock.environments:
                 lines.setdefault(key, []).append(name)
-    return [f"{key}: new on {some(hosts)}" for key, hosts in lines.items()]
+    return [f"{key}: new on {joined(hosts)}" for key, hosts in lines.items()]
 
 
 def _binding(entries: Iterable[LockedFile], host: HostPlan) -> list[dict[str, Any]]:
@@ -429,12 +429,12 @@ def conflicts(plan: Plan, lock: Lock, left_out: Collection[str], *, upgrade: boo
         keep = f"leave --upgrade out, to keep to {newest}" if upgrade else f"{option} {newest}"
         if len(theirs) > 1:  # whatever these hosts get, it differs from some
             others = [host for each, hosts in theirs.items() if each != newest for host in hosts]
-            keep = f"name in --limit, too, the hosts without {newest}: {some(others)}"
+            keep = f"name in --limit, too, the hosts without {newest}: {joined(others)}"
         whole = "leave --limit out, so that all hosts get the same (hosts that are gone for good: take them off the inventory)"
-        kept = "; ".join(f"{some(hosts)} keep {each}" for each, hosts in theirs.items())
+        kept = "; ".join(f"{joined(hosts)} keep {each}" for each, hosts in theirs.items())
         said = (
             f"{title} must be the same everywhere; outside --limit, {kept} ({lock.kept_to}), "
-            f"and {some(differing)} would get {planned[differing[0]]}"
+            f"and {joined(differing)} would get {planned[differing[0]]}"
         )
         yield Problem("error", said, host=differing[0], remedies=(Remedy(keep, "options"), Remedy(whole, "options")))
 

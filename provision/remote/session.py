@@ -183,13 +183,13 @@ def opened(inventory: Inventory, progress: Progress, passwords: Mapping[str, str
             raise as_provision_error(error) from None
         raise
     finally:
-        with signals.held_back():
+        with signals.deferred():
             session.close()
 
 
 def _sweep_here(run_id: str) -> None:
     """End every process on this machine that a run has started."""
-    with signals.noted():  # a second Ctrl-C must not stop the tidying up half-way
+    with signals.as_event():  # a second Ctrl-C must not stop the tidying up half-way
         subprocess.run([sys.executable, str(resources.hostside("guard.py")), run_id], capture_output=True, check=False)
 
 

@@ -55,7 +55,7 @@ def ask(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
-    with signals.noted() as interrupted:
+    with signals.as_event() as interrupted:
         answers = _all(session, scripts, stdin, timeout, interrupted)
     if interrupted.is_set():
         session.abort()
@@ -64,7 +64,7 @@ def ask(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
 
 def tidy(session: Session, scripts: Mapping[str, str], *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """The same for what puts things away: no signal ends it half-way."""
-    with signals.noted():
+    with signals.as_event():
         return _all(session, scripts, b"", timeout, threading.Event())
 
 

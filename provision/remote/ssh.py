@@ -135,7 +135,7 @@ def run_job(
     order = asdict(job) | {"mark": mark, "python": python, "scripts": {name: resources.script(f"{name}.py") for name in ("guard", "rank")}}
     outcome = ""
     last: list[str] = []
-    with signals.noted() as interrupted:
+    with signals.as_event() as interrupted:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.facts import Facts, gpus
 from provision.plan.model import (
@@ -139,7 +139,7 @@ def _unusable(kinds: Kinds) -> Trouble:
             attempts[1:] = newer_drivers(kind, names)
         elif kind.gpu_fault is not None:
             what = kind.gpu_fault.what
-            remedy = kind.gpu_fault.remedy.format(host=some(names))
+            remedy = kind.gpu_fault.remedy.format(host=joined(names))
             attempts = [
                 become(remedy, instead(kind, with_newest_driver(kind))),  # tried with that, since nothing says which driver it will be
                 become("--cpu: the CPU build on all hosts, their GPUs stay unused", for_cpus),
@@ -147,7 +147,7 @@ def _unusable(kinds: Kinds) -> Trouble:
             ]
         else:
             continue
-        found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), attempts)
+        found[kind] = Blocked(names[0], what + (f"; the same on {joined(names[1:])}" if len(names) > 1 else ""), attempts)
     return found
 
 
@@ -284,7 +284,7 @@ def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostRequ
         return {}
     usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
     odd = sorted(name for name, prefix in prefixes.items() if prefix != usual)
-    listed = ", ".join(f"{prefix} on {some(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
+    listed = ", ".join(f"{prefix} on {joined(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
     rootless = sorted(name for name in facts if not facts[name].user.can_become)
     same = f"{prefixes[rootless[0]]}, which hosts without root can write" if rootless else usual
     attempts = (Attempt(f"give all hosts the same provision_prefix: {same}"), leave_out(odd))
@@ -298,7 +298,7 @@ def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
         return []
     prefix = plans[names[0]].prefix
     return [
-        f"{some(names)}: without root everything goes into {prefix}. Given up: system packages (what is needed is there), holds on them, "
+        f"{joined(names)}: without root everything goes into {prefix}. Given up: system packages (what is needed is there), holds on them, "
         "NVIDIA's repository (NCCL is the wheel), taking off a hwloc that breaks Open MPI, raising limits, and the dynamic linker's "
         f"configuration: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
     ]
@@ -316,7 +316,7 @@ def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, 
         versions.setdefault(minor(chosen.version), []).extend(kinds[kind])
     if len(versions) == 1:
         return []
-    listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
+    listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
     return [f"hosts have different Pythons ({listed}): each keeps its own; objects that are sent by pickle may not be readable everywhere"]
 
 
@@ -327,7 +327,7 @@ def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> 
         if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and kind_of[name].cuda is None:
             unused.setdefault(kind_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
-    return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+    return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
 def _missing(facts: Mapping[str, Facts]) -> list[str]:
@@ -339,6 +339,6 @@ def _missing(facts: Mapping[str, Facts]) -> list[str]:
         if told:
             missing.setdefault(told, []).append(name)
     return [
-        f"{some(names)}: the facts do not say: " + ", ".join(f"{part} ({_ASSUMED[part]})" for part in parts)
+        f"{joined(names)}: the facts do not say: " + ", ".join(f"{part} ({_ASSUMED[part]})" for part in parts)
         for parts, names in missing.items()
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from provision import catalog
 from provision.base.problems import Problem, Remedy
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.requirements import Requirements
 from provision.resolve.machine import Interpreter, Machine, driver_for
@@ -59,7 +59,7 @@ def leave_out(names: Sequence[str]) -> Attempt:
     """Go on without these hosts."""
     limit = ",".join(f"!{name}" for name in names)
     how = "take them off the inventory, or --limit" if len(names) > 3 else f"--limit '{limit}'"
-    text = f"leave {some(names)} out: {how}"
+    text = f"leave {joined(names)} out: {how}"
     return Attempt(text, then=lambda kinds, asked: (remaining(kinds, names), asked), without=tuple(names))
 
 
@@ -90,7 +90,7 @@ def newer_drivers(kind: Machine, names: Sequence[str]) -> Iterator[Attempt]:
     """Every newer driver for this kind of host, the oldest first."""
     for cuda in sorted(catalog.cuda().toolkits.drivers, key=key):
         if kind.cuda is None or key(cuda) > key(kind.cuda):
-            text = f"update the NVIDIA driver of {some(names)} to {driver_for(cuda)} or newer (CUDA {cuda})"
+            text = f"update the NVIDIA driver of {joined(names)} to {driver_for(cuda)} or newer (CUDA {cuda})"
             yield become(text, instead(kind, replace(kind, cuda=cuda, driver=driver_for(cuda), too_old=False)), "driver")
 
 
@@ -98,5 +98,5 @@ def other_pythons(kind: Machine, names: Sequence[str], versions: Collection[str]
     """Every one of these Pythons for this kind of host, the newest first."""
     for version in sorted(versions, key=key, reverse=True):
         path = f"/usr/bin/python{version}"
-        text = f"install Python {version} on {some(names)} and name it in the inventory: provision_python={path}"
+        text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={path}"
         yield become(text, instead(kind, replace(kind, python=Interpreter(version, path), others=())), "python")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
@@ -54,14 +54,14 @@ def nccl(kinds: Mapping[Machine, list[str]], requirements: Requirements) -> tupl
         raise _blocked(wanting, fitting, requirements, known)
     alone = {kind: {build.version for build in found} for kind, found in fitting.items()}
     everywhere = set.intersection(*alone.values())
-    notes = [f"{some(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
+    notes = [f"{joined(wanting[kind])}: its package index {said}" for kind in wanting for said in known[kind][2]]
     if "nccl" in requirements.kept:
         notes += [
             f"NCCL {choice.version}, which an earlier run took, is known bad: {said}; --upgrade resolves again"
             for said in _known_bad(choice.version)
         ]
     notes += [
-        f"{some(names)}: {package} {now} is replaced by the older {then}, as --allow-downgrade says"
+        f"{joined(names)}: {package} {now} is replaced by the older {then}, as --allow-downgrade says"
         for kind, names in wanting.items()
         for package, now, then in downgrades(choice.builds[kind], kind)
     ]
@@ -252,7 +252,7 @@ def _component(
             return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"
         if other.version not in everywhere:
             blocking = next(each for each in wanting if other.version not in alone[each])
-            return f"no build of it fits {some(wanting[blocking])}"
+            return f"no build of it fits {joined(wanting[blocking])}"
         if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
             return _weak(other)
         if key(other.version) < key(choice.version):
@@ -287,7 +287,7 @@ def _why_built(
     kind: Machine, build: Build, sharing: Iterable[Machine], builders: tuple[Builder, ...], requirements: Requirements
 ) -> Iterator[str]:
     names = [each.host for each in builders]
-    on = f"one of {some(names)}" if len(names) > 1 else names[0]
+    on = f"one of {joined(names)}" if len(names) > 1 else names[0]
     yield f"built on {on}, once for hosts with {kind.system} on {kind.arch} that get it for CUDA {build.cuda}: {build.evidence}"
     yield from toolkits.said(builders)
     if requirements.nccl_tarball:
@@ -367,10 +367,10 @@ def _attempts(blocking: Machine, names: list[str], requirements: Requirements) -
         yield ask(f"--allow-bad takes {asked} all the same", allow_bad=True)
     if blocking.own_nccl:
         replaced = " and ".join(f"{name} {version}" for name, version in blocking.own_nccl)
-        yield ask(f"--allow-downgrade replaces {replaced} on {some(names)} by an older one", allow_downgrade=True)
+        yield ask(f"--allow-downgrade replaces {replaced} on {joined(names)} by an older one", allow_downgrade=True)
     yield leave_out(names)
     yield from newer_drivers(blocking, names)
-    yield Attempt(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
+    yield Attempt(f"give {joined(names)} a GPU and a driver that NVIDIA still builds NCCL for")
 
 
 def _able_to_build(blocking: Machine, names: list[str]) -> Iterator[Attempt]:
@@ -383,7 +383,7 @@ def _able_to_build(blocking: Machine, names: list[str]) -> Iterator[Attempt]:
         lacking.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
         able = replace(able, toolkits=(Toolkit(USUAL_TOOLKIT, blocking.cuda),))
     if lacking:
-        yield become(f"install {' and '.join(lacking)} on {some(names)}", lambda kind: able if kind == blocking else kind)
+        yield become(f"install {' and '.join(lacking)} on {joined(names)}", lambda kind: able if kind == blocking else kind)
 
 
 def _works(fitting: Mapping[Machine, list[Build]]) -> bool:

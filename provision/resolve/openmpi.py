@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.plan.model import OpenMpi, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
@@ -55,7 +55,7 @@ def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Ope
         }
         unknown = sorted({able[0].host for able in builders.values() if able and able[0].why == toolkits.UNKNOWN})
         if unknown:
-            notes.append(f"{some(unknown)}: Open MPI is built with the CUDA toolkit at {USUAL_TOOLKIT}; {toolkits.UNKNOWN}")
+            notes.append(f"{joined(unknown)}: Open MPI is built with the CUDA toolkit at {USUAL_TOOLKIT}; {toolkits.UNKNOWN}")
     return made, notes
 
 
@@ -128,7 +128,7 @@ def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Whe
         return _Misfit(min(lacking), f"no Open MPI wheel for {arch}")
     without = sorted(name for kind, names in kinds.items() if wheel.version not in _wheels(kind, wheel) for name in names)
     if without:
-        return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel.version}")
+        return _Misfit(without[0], f"the index that pip asks on {joined(without)} has no Open MPI wheel {wheel.version}")
     if version is not None and key(version) != key(wheel.version):
         return _Misfit(_first(kinds), f"the wheel is {wheel.version}, {version} was asked for")
     if requirements.openmpi_cuda:
@@ -194,11 +194,11 @@ def _differences(kinds: Kinds) -> Iterator[str]:
     for kind, names in kinds.items():
         offered, listed = _offered(kind), _listed(kind)
         if offered and listed and key(offered) != key(listed):
-            yield f"{some(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
+            yield f"{joined(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
         wheel = catalog.openmpi().wheel
         if wheel.version not in _wheels(kind, wheel):
             yield (
-                f"{some(names)}: its package index for Python does not offer Open MPI {wheel.version}, as the catalogue says: "
+                f"{joined(names)}: its package index for Python does not offer Open MPI {wheel.version}, as the catalogue says: "
                 "what the host says counts"
             )
 
@@ -217,9 +217,9 @@ def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> So
         why.append(_FOR_GPUS)
     without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
     if without_make:
-        return _Misfit(without_make[0], f"it is built with make, which is not on {some(without_make)}, and only root could install it")
+        return _Misfit(without_make[0], f"it is built with make, which is not on {joined(without_make)}, and only root could install it")
     if without_toolkit:
-        said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {some(without_toolkit)} (in {toolkits.LOOKED_AT})"
+        said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {joined(without_toolkit)} (in {toolkits.LOOKED_AT})"
         return _Misfit(without_toolkit[0], said)
     why += [f"known trouble, fixed only in newer ones: {said}" for said in catalog.troubles(version, catalog.openmpi().known_weak)]
     if requirements.openmpi_tarball:
@@ -294,9 +294,9 @@ def _able_to_build(kinds: Kinds, requirements: Requirements) -> Iterator[Attempt
     cuda = _cuda(kinds) if requirements.openmpi_cuda else None
     without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
     if without_make:
-        yield become(f"install make on {some(without_make)}", lambda kind: replace(kind, make=True))
+        yield become(f"install make on {joined(without_make)}", lambda kind: replace(kind, make=True))
     if without_toolkit:
-        text = f"install a CUDA toolkit on {some(without_toolkit)}"
+        text = f"install a CUDA toolkit on {joined(without_toolkit)}"
         yield become(
             text, lambda kind: kind if _has_headers(kind) or kind.cuda is None else replace(kind, toolkits=(Toolkit(USUAL_TOOLKIT, cuda),))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.model import Builder
 from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
@@ -66,4 +66,4 @@ def said(builders: Iterable[Builder]) -> list[str]:
     for each in builders:
         if each.toolkit:
             hosts.setdefault((each.toolkit, each.why), []).append(each.host)
-    return [f"with the CUDA toolkit at {toolkit} (on {some(names)}: {why})" for (toolkit, why), names in hosts.items()]
+    return [f"with the CUDA toolkit at {toolkit} (on {joined(names)}: {why})" for (toolkit, why), names in hosts.items()]

@@ -133,7 +133,7 @@ def _make(client: DockerClient, name: str, base_of: list[str], sudo: SudoMode, s
         file = folder / "become_password"
         file.touch(mode=0o600)
         file.write_text(login.password + "\n", encoding="utf-8")
-    with signals.held_back():
+    with signals.deferred():
         client.networks.create(names.network(name), driver="bridge", labels={names.LABEL: name})
 
     image_of = {base: _image(client, name, base, settings, say) for base in dict.fromkeys(base_of)}
@@ -204,14 +204,14 @@ def _image(client: DockerClient, name: str, base: str, settings: Settings, say: 
             return base
     archive_file = debootstrap.make(suite, settings, say, PACKAGES)
     repository, tag = f"{names.REPOSITORY}/base", names.image_tag(name, base)
-    with signals.held_back():
+    with signals.deferred():
         client.api.import_image(str(archive_file), repository, tag, changes=[f"LABEL {names.LABEL}={name}", f"LABEL {names.BASE}={base}"])
     return f"{repository}:{tag}"
 
 
 def _create(client: DockerClient, name: str, host: str, image: str, labels: dict[str, str], settings: Settings) -> Container:
     network = names.network(name)
-    with signals.held_back():
+    with signals.deferred():
         return client.containers.create(
             image,
             name=names.container(name, host),

@@ -150,7 +150,7 @@ def _mnist(folder: Path, mirrors: Sequence[str] | None, say: Say) -> Dataset:
     """MNIST from the cache or the mirrors; Unavailable, with what was tried, when none of them has one of the files."""
     known = catalog.mnist().mnist
     folder.mkdir(parents=True, exist_ok=True)
-    downloads.sweep(folder)
+    downloads.remove_leftovers(folder)
     files = [DataFile(name, folder / name, facts.bytes, facts.sha256) for name, facts in known.files.items()]
     usable = list(known.mirrors if mirrors is None else mirrors)
     tried: list[str] = []
@@ -194,9 +194,9 @@ def _digits(folder: Path) -> Dataset:
     with contextlib.suppress(*_UNREADABLE):
         table = _unpacked(DIGITS)
     if hashlib.sha256(table).hexdigest() != known.sha256:
-        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.INSTALL_AGAIN)
+        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.REINSTALL_HINT)
     folder.mkdir(parents=True, exist_ok=True)
-    downloads.sweep(folder)
+    downloads.remove_leftovers(folder)
     files = []
     for name, raw in digits_as_idx(table.decode("ascii")).items():
         packed = pack(raw)

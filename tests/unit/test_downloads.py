@@ -104,9 +104,9 @@ def test_an_address_that_is_none(cache: Path) -> None:
 def test_a_file_of_the_users_own_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "openmpi.tar.gz"
     path.write_bytes(CONTENT)
-    assert downloads.given(path, SHA256, what="the tarball") == path
-    assert downloads.given(path, None, what="the tarball") == path
+    assert downloads.check_user_file(path, SHA256, what="the tarball") == path
+    assert downloads.check_user_file(path, None, what="the tarball") == path
     with pytest.raises(UsageError, match=f"expected {'0' * 12}"):
-        downloads.given(path, "0" * 64, what="the tarball")
+        downloads.check_user_file(path, "0" * 64, what="the tarball")
     with pytest.raises(UsageError, match="No such file"):
-        downloads.given(tmp_path / "missing", None, what="the tarball")
+        downloads.check_user_file(tmp_path / "missing", None, what="the tarball")

@@ -420,7 +420,7 @@ def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
     done = []
 
     def block() -> None:
-        with signals.held_back():
+        with signals.deferred():
             os.kill(os.getpid(), signal.SIGINT)
             done.append("finished")
 
@@ -442,7 +442,7 @@ def test_being_told_to_end_is_held_back_too(number):
     done = []
 
     def block() -> None:
-        with signals.also_when_ended(), signals.held_back():
+        with signals.termination_as_interrupt(), signals.deferred():
             os.kill(os.getpid(), number)
             done.append("finished")
 
@@ -454,7 +454,7 @@ def test_being_told_to_end_is_held_back_too(number):
 def test_what_is_ignored_already_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
-        with signals.also_when_ended():
+        with signals.termination_as_interrupt():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -462,7 +462,7 @@ def test_what_is_ignored_already_stays_ignored(monkeypatch):
 
 def test_other_threads_get_no_signals():
     def body() -> None:
-        with signals.held_back(), signals.ignored():
+        with signals.deferred(), signals.ignored():
             done.append(True)
 
     done: list[bool] = []

@@ -41,7 +41,7 @@ def test_the_version_is_read_from_inside(folder: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_holds_other_things_is_refused(members: list[tuple[str, str]], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"these are no sources of NCCL.*\n?.*") as refused:
+    with pytest.raises(UsageError, match=r"not the sources of NCCL.*\n?.*") as refused:
         tarball.nccl_version(packed(tmp_path / "nccl-2.29.7-1.tar.gz", *members))
     assert "nvidia-nccl_2.22.3-1.orig.tar.gz" in str(refused.value)
 

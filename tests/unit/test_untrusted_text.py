@@ -233,7 +233,7 @@ def test_control_characters_in_the_name_or_address_of_a_host_are_refused(tmp_pat
 
 @every_attack
 def test_a_document_for_programs_loses_nothing(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.document({"said": attack})
+    terminal.print_json({"said": attack})
     shown = capsys.readouterr().out
     assert_harmless(shown)
     assert json.loads(shown) == {"said": attack}
