@@ -127,10 +127,10 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
 def complaints(text: str, places: Iterable[str]) -> list[str]:
     """apt's errors about the repositories at ``places``, or about none in particular. Those about other repositories are left out."""
     plain = [re.sub(r"^(file|copy):/+", r"\1:/", without_logins(place)).rstrip("/") for place in places]
-    ours = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
+    prefixes = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
     found = []
     for line in without_logins(text).splitlines():
-        named = ":/" not in line or any(place in line for place in ours)
+        named = ":/" not in line or any(place in line for place in prefixes)
         if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
             found.append(line)
     return found

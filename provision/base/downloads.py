@@ -41,7 +41,7 @@ class Unavailable(Exception):
 
 
 def read(url: str, *, size: int | None = None, sha256: str | None = None) -> bytes:
-    """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` as far as they are given; raises Unavailable.
+    """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` where they are known; raises Unavailable.
 
     Proxies and SSL_CERT_FILE are honoured by urllib.
     """

@@ -176,9 +176,9 @@ def plan(
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
-        model.show_problems(looked.problems, terminal.err())
-        found = looked.hosts
+            surveyed = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
+        model.show_problems(surveyed.problems, terminal.err())
+        found = surveyed.hosts
     made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))
     for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
@@ -241,12 +241,12 @@ def run(
         hosts, entries = None, hosts
     if entries is not None and hostfile is not None:
         raise UsageError("-H and --hostfile exclude each other", hint="leave one of them out")
-    wanted = target_hosts.of_file(hostfile) if hostfile else target_hosts.of_list(entries) if entries else []
+    requested = target_hosts.of_file(hostfile) if hostfile else target_hosts.of_list(entries) if entries else []
     elastic = options.elastic
-    if not wanted and not hosts:
+    if not requested and not hosts:
         discovered = target_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
-        wanted = discovered or target_hosts.of_launcher(os.environ)
-    chosen = target_hosts.choose(hosts, wanted, options.np, terminal.say)
+        requested = discovered or target_hosts.of_launcher(os.environ)
+    chosen = target_hosts.choose(hosts, requested, options.np, terminal.say)
     inventory = target_hosts.reached_by(chosen, where.ssh_port, where.ssh_identity_file)
     if where.check_build:
         with progress.make() as shown:

@@ -161,10 +161,10 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]
         shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
         @functools.wraps(command)
-        def called(*words: Any, **given: Any) -> Any:
+        def called(*arguments: Any, **values: Any) -> Any:
             for name, group in groups.items():
-                given[name] = group(**{option: given.pop(option) for option in shared[name] if option in given})
-            return command(*words, **given)
+                values[name] = group(**{option: values.pop(option) for option in shared[name] if option in values})
+            return command(*arguments, **values)
 
         mine = [parameter for name, parameter in own.parameters.items() if name not in groups]
         parameters = [*mine, *(parameter for group in shared.values() for parameter in group.values())]
@@ -230,12 +230,12 @@ def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: s
         other = "--nccl-local" if local is not None else f"--nccl-source {source}"
         raise UsageError(f"--nccl-tarball and {other} exclude each other", hint="leave one of them out")
     _file("--nccl-tarball", path)
-    given = tarball.nccl(path)
-    if version not in (None, given.version):
+    sources = tarball.nccl(path)
+    if version not in (None, sources.version):
         raise UsageError(
-            f"--nccl-tarball {path}: it holds NCCL {given.version}, but --nccl requests {version}", hint="leave one of them out"
+            f"--nccl-tarball {path}: it contains NCCL {sources.version}, but --nccl requests {version}", hint="leave one of them out"
         )
-    return given
+    return sources
 
 
 def _openmpi_tarball(path: Path | None) -> Path | None:

@@ -17,26 +17,22 @@ FAILED = "@failed"  # of ``--limit``: the hosts that failed in the last run
 _READY = ("ready", "installed", "unchanged")  # states of hosts that have what was planned for them
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(defer_build=True)
+class _Entry(BaseModel):
+    """A host of a report, or a failure, which has no state."""
 
-
-class _Host(_Model):
-    host: str = ""
-    state: str
-
-
-class _Failure(_Model):
     host: str | None = None
+    state: str = ""
 
 
-class _Report(_Model):
+class _Report(BaseModel):
     """The part of a run's report (`provision.report.model`) that is read here."""
+
+    model_config = ConfigDict(defer_build=True)
 
     inventory: str
     folder: str = ""
-    hosts: tuple[_Host, ...]
-    failures: tuple[_Failure, ...] = ()
+    hosts: tuple[_Entry, ...]
+    failures: tuple[_Entry, ...] = ()
 
     @property
     def made_ready(self) -> bool:
@@ -58,8 +54,8 @@ def failed_hosts(inventory: Inventory) -> list[str]:
     last = next((report for report in _reports() if report.inventory == identity(inventory)), None)
     if last is None:
         raise UsageError(f"--limit {FAILED}: there is no earlier run of this inventory", hint="run it without --limit")
-    names = {host.host for host in last.hosts if host.state in ("failed", "unreachable", "blocked", "not finished")}
-    names |= {failure.host for failure in last.failures if failure.host}
+    failed = [host for host in last.hosts if host.state in ("failed", "unreachable", "blocked", "not finished")]
+    names = {entry.host for entry in (*failed, *last.failures)}
     found = [host.name for host in inventory.everyone if host.name in names]
     if not found:
         raise UsageError(f"--limit {FAILED}: no host failed in the last run", where=last.folder, hint="leave --limit out")

@@ -24,7 +24,6 @@ class Host:
         user: None: whatever SSH's own configuration says.
         connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
         slots: ranks to start on it; None: from its GPUs and cores.
-        groups: the groups it is in, without ``all`` and ``ungrouped``, sorted.
         variables: its variables as Ansible merges them, templates resolved where the toolkit reads them,
             encrypted values as ``ENCRYPTED``.
         prefix: ``provision_prefix``; None: the default.
@@ -39,7 +38,6 @@ class Host:
     user: str | None = None
     connection: str = "ssh"
     slots: int | None = None
-    groups: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prefix: str | None = None
     python: str | None = None
@@ -115,23 +113,17 @@ class Inventory:
 
     @property
     def where(self) -> str:
-        """The place to point at: the file as the user would type it, else HOSTS."""
+        """The place for messages: the file as the user would type it, else HOSTS."""
         return shown(self.source) if self.source else self.argument
 
     def as_ansible_yaml(self) -> str:
-        """The hosts as a YAML inventory, for inventories that came as ``localhost`` or ``host1,host2`` and so have no file."""
-        groups: dict[str, Any] = {}
-        for host in self.hosts:
-            for group in host.groups:
-                groups.setdefault(group, {"hosts": {}})["hosts"][host.name] = None
-        body: dict[str, Any] = {"hosts": {host.name: _as_variables(host) for host in self.hosts}}
-        if groups:
-            body["children"] = groups
-        return yaml.dump({"all": body}, Dumper=_UnsafeDumper, sort_keys=False, default_flow_style=False)
+        """The hosts as a YAML inventory, for inventories without a file (``localhost``, ``host1,host2``)."""
+        hosts = {host.name: _as_variables(host) for host in self.hosts}
+        return yaml.dump({"all": {"hosts": hosts}}, Dumper=_UnsafeDumper, sort_keys=False, default_flow_style=False)
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative to where they stand, when it is below."""
+    """A path as the user would type it: relative to the working folder if it is below that."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:

@@ -71,7 +71,7 @@ def connection_defaults() -> dict[str, Any]:
 
 
 def _connection(name: str | None) -> str:
-    """``ssh``, ``local`` …, by whichever of its names for it Ansible was given."""
+    """A connection plugin's short name: ``ssh``, ``local`` …"""
     short = (name or "ssh").removeprefix("ansible.builtin.")
     return "ssh" if short == "smart" else short
 
@@ -164,7 +164,6 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[
         user=text("ansible_user", "ansible_ssh_user", default=fallback["user"]),
         connection=_connection(text("ansible_connection", default=fallback["connection"])),
         slots=whole_number(value_of("slots")),
-        groups=tuple(sorted(str(each.name) for each in host.get_groups() if each.name not in ("all", "ungrouped"))),
         variables=variables | resolved,
         prefix=text("provision_prefix"),
         python=text("provision_python"),
@@ -234,7 +233,7 @@ def _load_vault_passwords(loader: Any) -> None:
 def _quiet() -> Iterator[list[str]]:
     """Keep Ansible's display silent; its warnings are in the list that is yielded.
 
-    The display's method is replaced because its own list of what was already said would swallow those of a second inventory.
+    The display's method is replaced because it prints each warning once per process only.
     """
     warnings: list[str] = []
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -282,8 +281,8 @@ def _origin(subject: Any) -> tuple[str | None, int | None]:
     return getattr(tag, "path", None), getattr(tag, "line_num", None)
 
 
-# The place, which is in the problem, and what Ansible quotes and may hold passwords: a host's line, variables, templates (all but the
-# host's line only before 2.19).
+# Parts of Ansible's messages to remove: the place, which the problem has, and quotations, which can contain passwords: a host's line,
+# variables and templates (all but the host's line only before 2.19).
 _QUOTED = (
     (r"^/\S+:\d+: ", ""),
     (r"(Error parsing host definition) '.*': ", r"\1: "),
@@ -296,7 +295,7 @@ _QUOTED = (
 
 
 def _one_line(text: str) -> str:
-    """A message without the excerpts of files and the values that Ansible adds: they may hold passwords."""
+    """A message without the excerpts of files and the values that Ansible adds: they can contain passwords."""
     text = re.split(r"\n\s*The (?:error appears|offending line)", text)[0]
     for quoted, kept in _QUOTED:
         text = re.sub(quoted, kept, text, flags=re.DOTALL)

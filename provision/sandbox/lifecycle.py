@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 START_SECONDS = 600
 #: A `down` may meet an `up` that is cleaning up after Ctrl-C.
 LOCK_SECONDS = 30
-#: What the engine was asked for just before a crash may still appear; another pass finds it.
+#: What was requested from the engine just before a crash can still appear; another pass finds it.
 SETTLE_SECONDS = 1.0
 MAX_PASSES = 30
 
@@ -319,7 +319,7 @@ def _remove(client: DockerClient, name: str, say: Say) -> list[str]:
                 network.remove()
                 note(f"network {network.name}")
         for image in client.images.list(all=True, filters={"label": f"{names.LABEL}={name}"}):
-            if all(tag.startswith(f"{names.REPOSITORY}/") for tag in image.tags):  # else a user's image, built on one of ours
+            if all(tag.startswith(f"{names.REPOSITORY}/") for tag in image.tags):  # else a user's image, built on one of these
                 with _unless_gone():
                     client.images.remove(str(image.id), force=True)
                     note(f"image {image.tags[0] if image.tags else image.short_id}")

@@ -79,7 +79,6 @@ def test_ini_and_yaml_say_the_same(name: str, text: str) -> None:
     assert (found["beta"].address, found["beta"].port, found["beta"].user, found["beta"].slots) == ("10.0.0.2", 2222, "bob", 2)
     assert (found["node2"].address, found["node2"].port, found["node2"].slots) == ("node2", None, 2)
     assert (found["gamma"].user, found["gamma"].slots) == (None, None)
-    assert found["alpha"].groups == ("cluster", "gpu")
     assert {host.connection for host in inventory.hosts} == {"ssh"}
     assert inventory.ansible_argument == str(Path(name).absolute())
     assert inventory.source == Path(name).absolute()

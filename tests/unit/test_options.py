@@ -70,7 +70,7 @@ def test_nccls_sources_are_their_own_source_and_of_the_requested_version(tmp_pat
     assert named is not None
     assert named.path == given
     assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
-    assert "it holds NCCL 2.22.3, but --nccl requests 2.21.5" in refused(nccl_tarball=given, nccl="2.21.5")
+    assert "it contains NCCL 2.22.3, but --nccl requests 2.21.5" in refused(nccl_tarball=given, nccl="2.21.5")
     assert "no such file" in refused(nccl_tarball=tmp_path / "missing.tar.gz")
     local = tmp_path / LOCAL
     local.touch()
