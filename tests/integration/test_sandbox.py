@@ -114,7 +114,7 @@ def test_another_key_is_refused(mixed, ssh, tmp_path):
         assert "Permission denied (publickey)" in result.stderr
 
 
-def test_a_host_that_is_someone_else_is_refused(mixed, ssh, tmp_path):
+def test_an_impostor_host_is_refused(mixed, ssh, tmp_path):
     lines = mixed.known_hosts.read_text().splitlines()
     swapped = tmp_path / "known_hosts"
     theirs = [line.split(" ", 1)[1] for line in lines if line.startswith("node2,")]
@@ -124,7 +124,7 @@ def test_a_host_that_is_someone_else_is_refused(mixed, ssh, tmp_path):
     assert "verification failed" in result.stderr
 
 
-def test_private_things_are_private(mixed):
+def test_keys_are_private(mixed):
     assert mixed.key.stat().st_mode & 0o777 == 0o600
     assert mixed.key.parent.stat().st_mode & 0o777 == 0o700
 
@@ -277,7 +277,7 @@ def test_no_secret_is_in_the_cache(behind):
         assert subprocess.run(["grep", "-q", "proxy-secret", tar], check=False).returncode == 1
 
 
-def test_sudo_none_means_none(sandbox_factory, ssh):
+def test_sudo_none(sandbox_factory, ssh):
     sandbox = sandbox_factory(1, sudo="none", name="nosudo")
     assert ssh(sandbox, sandbox.hosts[0], "sudo -n true").returncode != 0
     assert ok(ssh(sandbox, sandbox.hosts[0], "id -un", user="root")) == "root"
@@ -300,7 +300,7 @@ def test_up_with_other_values_is_refused(mixed):
     assert sandboxes.status(mixed.name) == mixed
 
 
-def test_the_hosts_of_another_state_folder_are_not_shown_as_ones_own(mixed, tmp_path, monkeypatch):
+def test_status_with_another_state_folder(mixed, tmp_path, monkeypatch):
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     with pytest.raises(ProvisionError, match="keys and inventory are not in") as error:
         sandboxes.status(mixed.name)
@@ -318,7 +318,7 @@ def test_status_sees_a_stopped_host(sandbox_factory, engine):
         sandboxes.up(count=1, name=sandbox.name)
 
 
-def test_a_base_that_cannot_be_had(engine, name, world):
+def test_an_unavailable_base(engine, name, world):
     before = world()
     with pytest.raises(ProvisionError) as refused:
         sandboxes.up(count=1, base="registry.invalid/nothing:1", name=name)
@@ -354,7 +354,7 @@ def test_no_engine(monkeypatch):
             call()
 
 
-def test_wrong_usage_is_said_before_anything_is_made():
+def test_wrong_usage():
     for wrong in ({"count": 0}, {"base": "De bian"}, {"name": "../x"}, {"slots": 0}, {"count": 1, "base": BASES}):
         with pytest.raises(UsageError):
             sandboxes.up(**wrong)
@@ -401,7 +401,7 @@ def world(engine, own_state, name):
     return take
 
 
-def test_down_leaves_nothing_and_may_be_said_twice(name, world):
+def test_down_leaves_nothing_and_can_be_repeated(name, world):
     before = world()
     sandbox = sandboxes.up(count=1, name=name)
     assert world() != before
@@ -412,7 +412,7 @@ def test_down_leaves_nothing_and_may_be_said_twice(name, world):
     assert sandboxes.status(name) is None
 
 
-def test_down_needs_no_notes(name, world, own_state):
+def test_down_needs_no_state_folder(name, world, own_state):
     """The state folder lost, a host stopped: the labels in the engine are enough."""
     before = world()
     sandboxes.up(count=1, name=name)

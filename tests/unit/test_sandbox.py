@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import configparser
 import io
-import os
-import signal
 import ssl
 import tarfile
-import threading
 from pathlib import Path
 
 import docker.errors
 import pytest
 import requests.exceptions
 
-from provision.base import aptsources, signals
+from provision.base import aptsources
 from provision.base.errors import UsageError
 from provision.containers import container_engine, controller_settings, image_names, ssh_keys
 from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, names
@@ -38,14 +35,14 @@ def test_names_of_images(base):
 @pytest.mark.parametrize(
     ("base", "hint"), [("debian12", "debian:12"), ("Debian 13", "debian:13"), ("a b", "such as"), ("", "such as"), ("x:", "such as")]
 )
-def test_what_is_no_image_is_refused_with_a_hint(base, hint):
+def test_invalid_image_names_are_refused_with_a_hint(base, hint):
     with pytest.raises(UsageError) as refused:
         image_names.checked(base)
     assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(("count", "base"), [(0, None), (-1, None), (1, ["debian:12", "debian:13"])])
-def test_numbers_that_make_no_sense(count, base):
+def test_invalid_counts(count, base):
     with pytest.raises(UsageError):
         names.base_images(count, base)
 
@@ -65,7 +62,7 @@ def test_bases_that_debootstrap_can_make(base, suite):
 
 
 @pytest.mark.parametrize("name", ["", "A", "../x", "a/b", "x.", "a" * 41, "a b"])
-def test_names_that_could_leave_the_folder_are_refused(name):
+def test_names_that_would_leave_the_folder_are_refused(name):
     with pytest.raises(UsageError):
         names.check(name)
 
@@ -76,132 +73,6 @@ def test_two_bases_never_share_a_tag():
     assert all(len(tag) <= 128 for tag in tags)
 
 
-# apt
-
-DEB822 = """\
-Types: deb
-# a remark
-URIs: http://mirror.example/debian
-Suites: bookworm bookworm-updates
-Components: main contrib
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb deb-src
-URIs: http://mirror.example/security
-Suites: bookworm-security
-Components:
- main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Enabled: no
-Types: deb
-URIs: http://off.example/debian
-Suites: bookworm
-Components: main
-"""
-ONE_LINE = """\
-# deb http://remark.example/debian bookworm main
-deb-src http://source.example/debian bookworm main
-deb [arch=amd64 signed-by=/usr/share/keyrings/vendor.gpg] https://vendor.example/apt bookworm main
-deb [trusted=yes] http://user:pw@mirror.example/debian/ bookworm main non-free # remark
-"""
-
-
-THIRD_PARTY = """\
-deb [signed-by=/etc/apt/keyrings/vendor.gpg] https://vendor.example/apt bookworm main
-deb https://vendor.example/other bookworm stable
-"""
-
-
-def test_a_mirror_takes_the_place_of_the_distribution_alone():
-    mirror = aptsources.mirror_at("http://m.example/debian/", "debian")
-    lines = """\
-# deb http://old.example/debian bookworm main
-deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://old.example/debian bookworm main contrib
-deb http://old.example/debian bookworm-updates main
-deb http://sec.example/debian-security bookworm-security main
-"""
-    moved = aptsources.moved(lines + THIRD_PARTY, mirror, "debian", "bookworm")
-    assert [entry.uri for entry in aptsources.parse_list(moved)] == [
-        "http://m.example/debian",
-        "http://m.example/debian",
-        "http://m.example/debian-security",
-        "https://vendor.example/apt",
-        "https://vendor.example/other",
-    ]
-    assert moved.endswith(THIRD_PARTY)
-    assert moved.startswith("# deb http://old.example")
-    assert "[arch=amd64 signed-by=" in moved
-    stanzas = """\
-Types: deb
-URIs: http://old.example/debian http://second.example/debian
-Suites: bookworm bookworm-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://sec.example/debian-security
-Suites: bookworm-security
-Components: main
-
-Types: deb
-URIs: https://vendor.example/apt
-Suites: bookworm
-Components: main
-Signed-By:
- -----BEGIN PGP PUBLIC KEY BLOCK-----
-"""
-    found = aptsources.parse_deb822(aptsources.moved(stanzas, mirror, "debian", "bookworm"))
-    assert [(entry.uri, entry.suite) for entry in found] == [
-        ("http://m.example/debian", "bookworm"),
-        ("http://m.example/debian", "bookworm-updates"),
-        ("http://m.example/debian-security", "bookworm-security"),
-        ("https://vendor.example/apt", "bookworm"),
-    ]
-    # As Ubuntu's installer writes it: a line for each group of components.
-    jammy = """\
-deb http://old.example/ubuntu jammy main restricted
-deb http://old.example/ubuntu jammy universe
-deb http://old.example/ubuntu jammy-updates multiverse
-deb http://old.example/ubuntu jammy-security universe
-"""
-    mirror = aptsources.mirror_at("http://m.example/ubuntu", "ubuntu")
-    assert "old.example" not in aptsources.moved(jammy, mirror, "ubuntu", "jammy")
-    assert aptsources.mirror_at("http://m.example/ubuntu", "ubuntu").security == "http://m.example/ubuntu"
-
-
-def test_both_formats_of_apt_sources():
-    assert [(entry.uri, entry.suite, entry.components) for entry in aptsources.parse_deb822(DEB822)] == [
-        ("http://mirror.example/debian", "bookworm", ("main", "contrib")),
-        ("http://mirror.example/debian", "bookworm-updates", ("main", "contrib")),
-        ("http://mirror.example/security", "bookworm-security", ("main",)),
-    ]
-    assert [entry.uri for entry in aptsources.parse_list(ONE_LINE)] == [
-        "https://vendor.example/apt",
-        "http://user:pw@mirror.example/debian/",
-    ]
-    assert aptsources.parse_list(ONE_LINE)[1].components == ("main", "non-free")
-
-
-def test_a_third_partys_repository_is_not_the_mirror():
-    mirror = aptsources.mirror_of(aptsources.parse_list(ONE_LINE), "debian", "bookworm")
-    assert mirror == aptsources.Mirror("http://user:pw@mirror.example/debian/", ("main", "non-free"))
-
-
-def test_hosts_of_another_release_use_the_same_mirror():
-    mirror = aptsources.mirror_of(aptsources.parse_deb822(DEB822), "debian", "bookworm")
-    assert mirror
-    assert [line for line in aptsources.sources_list(mirror, "trixie").splitlines() if not line.startswith("#")] == [
-        "deb http://mirror.example/debian trixie main contrib",
-        "deb http://mirror.example/debian trixie-updates main contrib",
-        "deb http://mirror.example/security trixie-security main contrib",
-    ]
-
-
-def test_no_mirror_of_ones_own():
-    assert aptsources.mirror_of(aptsources.parse_deb822(DEB822), "ubuntu", "noble") is None
-
-
 # The controller's settings
 
 
@@ -210,7 +81,7 @@ def machine(tmp_path: Path) -> Path:
     """A pretended controller's file system."""
     files = {
         "etc/os-release": 'ID=debian\nVERSION_CODENAME="bookworm"\n',
-        "etc/apt/sources.list.d/debian.sources": DEB822,
+        "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\nComponents: main\n",
         "etc/pip.conf": "[global]\nfind-links = {wheels}\nextra-index-url = file://{index} https://more.example/simple\n"
         "[install]\nretries = 7\n",
         "index/simple/a/index.html": '<a href="../../files/a-1.whl#sha256=0">a</a>',
@@ -240,13 +111,13 @@ def test_a_local_index_is_mounted_with_the_files_that_it_links_to(machine):
     assert controller_settings.read({}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
 
 
-def test_variables_win_and_the_empty_configuration_counts(machine):
+def test_variables_override_the_empty_configuration(machine):
     found = controller_settings.read({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/nowhere"}, root=machine, apt_dump="")
     assert found.pip == {"find-links": ("/nowhere",)}
     assert found.mounts == ()
 
 
-def test_a_proxy_on_loopback_is_warned_of_without_its_password(machine):
+def test_warning_about_a_loopback_proxy_without_its_password(machine):
     found = controller_settings.read({"HTTPS_PROXY": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}, root=machine, apt_dump="")
     assert found.proxies == {"https_proxy": "http://me:secret@127.0.0.1:3128", "no_proxy": "localhost"}
     assert "127.0.0.1:3128 is on this machine's loopback" in found.warnings[0]
@@ -272,7 +143,7 @@ def pem(data: bytes) -> str:
     return ssl.DER_cert_to_PEM_cert(data)
 
 
-def test_only_certificates_beyond_the_distributions_own_are_carried(tmp_path):
+def test_only_certificates_beyond_the_distributions_are_copied(tmp_path):
     shipped, company, private = pem(b"0shipped"), pem(b"0company"), pem(b"0private")
     for name, text in {
         "usr/share/ca-certificates/mozilla/A.crt": shipped,
@@ -306,7 +177,7 @@ FULL = controller_settings.Settings(
 )
 
 
-def test_sessions_get_proxies_in_both_spellings_and_the_trust_store():
+def test_environment_has_proxies_in_both_cases_and_the_trust_store():
     lines = host_files.environment(FULL, ["node1"]).splitlines()
     assert 'HTTP_PROXY="http://me:secret@proxy.example:3128"' in lines
     assert 'no_proxy="internal.example,localhost,127.0.0.1,node1"' in lines
@@ -314,7 +185,7 @@ def test_sessions_get_proxies_in_both_spellings_and_the_trust_store():
     assert host_files.environment(controller_settings.Settings()) == ""
 
 
-def test_pip_conf_is_read_back_as_it_was_meant():
+def test_pip_conf():
     parser = configparser.RawConfigParser()
     parser.read_string(host_files.pip_conf(FULL))
     assert parser["global"]["cert"] == host_files.HOST_BUNDLE
@@ -337,7 +208,7 @@ def test_sudo_modes():
     assert {"sudoers", "password"}.isdisjoint(files("none"))
 
 
-def test_the_archive_is_roots_alone():
+def test_archive_belongs_to_root():
     with tarfile.open(fileobj=io.BytesIO(host_files.archive({"a": "1", "sub/b": "2"}))) as tar:
         folder = host_files.FOLDER
         assert {member.name: member.mode for member in tar} == {folder: 0o700, f"{folder}/a": 0o600, f"{folder}/sub/b": 0o600}
@@ -352,7 +223,7 @@ def sandbox_at(folder: Path) -> Sandbox:
     return Sandbox("default", hosts, folder / "hosts.ini", "trainer", folder / "key", folder / "known_hosts", folder / "become_password")
 
 
-def test_the_inventory_says_all_that_is_needed():
+def test_inventory_text():
     text = sandbox_at(Path("/s")).inventory_text(slots=3)
     assert "node2  ansible_host=192.0.2.2  slots=3" in text
     assert "StrictHostKeyChecking=yes" in text
@@ -367,7 +238,7 @@ def test_known_hosts_name_both_name_and_address():
 # The engine's failures, in words
 
 
-def test_no_rights_on_the_socket():
+def test_no_permission_for_the_socket():
     what, hint = container_engine.unavailable(
         docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {}
     )
@@ -375,7 +246,7 @@ def test_no_rights_on_the_socket():
     assert "usermod -aG docker" in hint
 
 
-def test_not_installed_and_not_running_are_told_apart(monkeypatch):
+def test_engine_not_installed_and_not_running_differ(monkeypatch):
     monkeypatch.setattr(container_engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
     what, hint = container_engine.unavailable(docker.errors.DockerException("refused"), {})
     assert "does not run" in what
@@ -387,7 +258,7 @@ def test_not_installed_and_not_running_are_told_apart(monkeypatch):
     assert "apt-get install" in hint
 
 
-def test_an_engine_elsewhere():
+def test_remote_engine():
     what, hint = container_engine.unavailable(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
     assert "tcp://192.0.2.9:2375" in what
     assert "DOCKER_HOST" in hint
@@ -407,66 +278,7 @@ def test_an_engine_elsewhere():
         (docker.errors.APIError("x", explanation="odd"), "odd"),
     ],
 )
-def test_failures_become_sentences(failure, word):
+def test_failures_of_the_engine(failure, word):
     told = container_engine.explain(failure, "starting node1")
     assert word in told.what
     assert told.where == "starting node1"
-
-
-# Interrupts and locks
-
-
-def test_ctrl_c_waits_for_the_block_and_then_takes_effect():
-    done = []
-
-    def block() -> None:
-        with signals.deferred():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("finished")
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert done == ["finished"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_a_process_is_ignored_while_cleaning(number):
-    before = signal.getsignal(number)
-    with signals.ignored():
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) is before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_being_told_to_end_is_held_back_too(number):
-    done = []
-
-    def block() -> None:
-        with signals.termination_as_interrupt(), signals.deferred():
-            os.kill(os.getpid(), number)
-            done.append("finished")
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert done == ["finished"]
-
-
-def test_what_is_ignored_already_stays_ignored(monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
-    try:
-        with signals.termination_as_interrupt():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_other_threads_get_no_signals():
-    def body() -> None:
-        with signals.deferred(), signals.ignored():
-            done.append(True)
-
-    done: list[bool] = []
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert done == [True]

@@ -239,7 +239,7 @@ def test_no_text_of_a_file_is_rendered(tmp_path: Path, inventory: Inventory, sou
     assert mark.exists()  # what is not marked is rendered
 
 
-def test_no_text_of_an_inventory_that_we_write_is_rendered(tmp_path: Path) -> None:
+def test_no_text_of_a_written_inventory_is_rendered(tmp_path: Path) -> None:
     """What is a template in an inventory of Ansible's own is one: whoever writes it runs as its user."""
     mark = tmp_path / "MARK"
     said = {"ansible_python_interpreter": "/usr/bin/python3", "mine": ["a", {"b": "c"}]}

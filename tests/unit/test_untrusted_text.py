@@ -1,4 +1,4 @@
-"""What hosts, files and programs say can neither control the user's terminal nor pass for what provision says itself."""
+"""Text from hosts, files and programs can neither control the terminal nor look like a message of provision."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ PROBLEMS = [Problem("error", "its disk is full", "free it", host="a")]
     [(lambda value, console: model.show(value, console), REPORT), (model.show_removals, REMOVALS), (model.show_problems, PROBLEMS)],
     ids=["report", "removals", "problems"],
 )
-def test_what_a_run_came_to(print_it: Callable[[Any, Console], object], value: Any, attack: str) -> None:
+def test_reports(print_it: Callable[[Any, Console], object], value: Any, attack: str) -> None:
     clean = shown_by(lambda console: print_it(value, console))
     shown = shown_by(lambda console: print_it(planted(value, attack), console))
     assert_harmless(shown)
@@ -291,7 +291,7 @@ def test_a_program_keeps_its_colours_and_the_last_state_of_its_progress_bar() ->
 
 
 @every_attack
-def test_into_a_pipe_and_into_the_files_of_ranks_it_goes_as_it_is(attack: str, tmp_path: Path) -> None:
+def test_output_into_a_pipe_and_files_of_ranks_is_unchanged(attack: str, tmp_path: Path) -> None:
     stream = io.StringIO(newline="")
     console = Console(file=stream)
     console.program(attack)
@@ -333,7 +333,7 @@ def read_pty(descriptor: int) -> bytes:
 # -------------------------------------------------------------------------------------------------- nothing goes past it
 
 
-def test_lint_lets_nothing_else_print() -> None:
+def test_lint_forbids_other_ways_to_print() -> None:
     code = [
         "import sys, click, typer",
         "from sys import stderr",

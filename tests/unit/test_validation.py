@@ -1,4 +1,4 @@
-"""Mistakes in files: all at once, each with its line, in words that a person understands, whatever the file holds."""
+"""Mistakes in files: all at once, each with its line and one sentence."""
 
 from __future__ import annotations
 
