@@ -71,8 +71,6 @@ app = App(
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(image.app, name="image")
-app.command()(bench)
-app.command()(schema)
 
 
 @app.callback(invoke_without_command=True)
@@ -317,6 +315,10 @@ def remove(
         model.show_removals(found, terminal.out())
     if any(one.bad for one in found):
         raise typer.Exit(1)
+
+
+app.command()(bench)
+app.command()(schema)
 
 
 def _print_report(result: model.Report, as_json: bool) -> None:

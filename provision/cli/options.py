@@ -71,7 +71,7 @@ def requirements(
     nccl_local: Annotated[Path | None, typer.Option(help="A downloaded nccl-local-repo-*.deb of NVIDIA's.", dir_okay=False)] = None,
     nccl_tarball: Annotated[Path | None, typer.Option(help="Tarball with NCCL's sources, to build it from.", dir_okay=False)] = None,
     openmpi: Annotated[str, typer.Option(help=f"Source of Open MPI: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
-    openmpi_version: Annotated[str | None, typer.Option(help="Open MPI release, 4.x.", metavar="VERSION")] = None,
+    openmpi_version: Annotated[str | None, typer.Option(help="Open MPI release, e.g. 4.1.8.", metavar="VERSION")] = None,
     openmpi_tarball: Annotated[
         Path | None, typer.Option(help="Tarball openmpi-4.x.y.tar.gz or .bz2, to build it from.", dir_okay=False)
     ] = None,
