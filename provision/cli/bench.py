@@ -14,13 +14,13 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.bench import measurement, page, results
 from provision.bench.results import Measurements, Pair, Ranks
-from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.remote import progress
 
 PAGE = "provision-bench.html"
 
 
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def bench(
     hosts: Hosts,
     limit: Limit = None,
@@ -50,7 +50,7 @@ def bench(
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if json_:
-        terminal.document({**measurements.model_dump(by_alias=True), "changes": [change._asdict() for change in changes]})
+        terminal.print_json({**measurements.model_dump(by_alias=True), "changes": [change._asdict() for change in changes]})
         return
     console = terminal.out()
     for rows in tables(measurements):

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Hosts, Json, Limit, also, inventory_of, passwords
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
@@ -44,7 +44,7 @@ app = App(
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def check(
     hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
@@ -99,7 +99,7 @@ def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `pr
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive to write (.tar.gz).", dir_okay=False)],
@@ -127,7 +127,7 @@ def list_() -> None:
 
 def _print(found: list[Finding], as_json: bool, *, examined: str, failed: bool = False) -> None:
     if as_json:
-        terminal.document(document(found))
+        terminal.print_json(document(found))
     else:
         show.findings(found, terminal.out(), examined=examined)
     if failed or found:

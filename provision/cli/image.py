@@ -12,7 +12,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, requirements, url
+from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.cli.run_options import run_options
 from provision.containers import image_names
 from provision.image import build, local_images, render, run, targets, verification
@@ -77,7 +77,7 @@ def _check_format(kind: str | None) -> None:
 
 
 @app.command("render")
-@also(request=image_request, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=requirements, passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -113,7 +113,7 @@ def render_(
 
 
 @app.command("build")
-@also(request=image_request, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="Name of the image; provision:SYSTEM by default.")
@@ -156,7 +156,7 @@ def verify_(
     with progress.make() as shown:
         verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
-        terminal.document(verdict.as_dict())
+        terminal.print_json(verdict.as_dict())
     else:
         console = terminal.out()
         for line in verdict.summaries:
@@ -172,7 +172,7 @@ def verify_(
 
 
 @app.command("run")
-@also(options=run_options, passwords=passwords)
+@with_options(options=run_options, passwords=passwords)
 def run_(
     hosts: Hosts,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows.")],
@@ -236,7 +236,7 @@ def ls(json_: Json = False) -> None:
             {"image": image.name, "id": image.id, "ready": image.ready, "bytes": image.size, "labels": dict(image.labels)}
             for image in found
         ]
-        terminal.document({"schema": 1, "images": listed})
+        terminal.print_json({"schema": 1, "images": listed})
         return
     rows = [
         {
@@ -281,7 +281,7 @@ def push(
 
 
 @app.command("diff")
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def diff(
     hosts: Hosts,
     image: Image,

@@ -53,17 +53,17 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a document that provision reads or writes."""
-    known, wanted = documents(), " ".join(name or ())
-    if not wanted:
+    known, requested = documents(), " ".join(name or ())
+    if not requested:
         for each in known:
             terminal.out().say(each)
-    elif wanted in known:
-        model, mode = known[wanted]
-        terminal.document(
+    elif requested in known:
+        model, mode = known[requested]
+        terminal.print_json(
             {"$schema": GenerateJsonSchema.schema_dialect, **TypeAdapter(model).json_schema(schema_generator=_Generator, mode=mode)}
         )
     else:
-        raise UsageError(f"there is no document `{wanted}`{did_you_mean(wanted, known)}", hint="provision schema lists them")
+        raise UsageError(f"there is no document `{requested}`{did_you_mean(requested, known)}", hint="provision schema lists them")
 
 
 def documents() -> dict[str, tuple[type[Any], Mode]]:

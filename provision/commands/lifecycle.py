@@ -10,9 +10,9 @@ from pathlib import Path
 
 from provision import catalog
 from provision.base import signals
-from provision.base.errors import ProvisionError, told
+from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.problems import Problem
-from provision.base.text import some
+from provision.base.text import joined
 from provision.commands import planning
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
@@ -70,7 +70,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
     """A run that locks the hosts and always writes a report with a line for every host."""
     began = time.monotonic()
     with (
-        signals.also_when_ended(),
+        signals.termination_as_interrupt(),
         host_locks.acquired(inventory, purpose),
         Session(inventory, progress, passwords, locks_hosts=True) as session,
     ):
@@ -79,11 +79,11 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
             yield session, report
         except BaseException as error:
             entries.add_missing_hosts(report, inventory, "not finished")
-            report.failures.append(entries.error_failure(told(error), inventory, session.step))
+            report.failures.append(entries.error_failure(as_provision_error(error), inventory, session.step))
             progress.line(f"ended early; everything about this run: {session.folder}")
             raise
         finally:
-            with signals.held_back():
+            with signals.deferred():
                 entries.add_missing_hosts(report, inventory, "blocked")
                 report.seconds = time.monotonic() - began
                 session.write("report.json", report.as_dict())
@@ -107,7 +107,7 @@ def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, 
     report.notes += plan.notes
     others = [name for name, host in plan.hosts.items() if host.family != "debian"]
     if options.apt_mirror and others:
-        report.notes.append(f"{some(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")
+        report.notes.append(f"{joined(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")
     entries.add_conflicts(report, plan)
     if options.upgrade:
         for line in planning.describe_upgrade(session.inventory, facts, plan):
@@ -152,7 +152,7 @@ def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files],
     if not holding:
         return
     try:
-        with signals.held_back():
+        with signals.deferred():
             lock_file.record(inventory, plan, holding)
     except (OSError, ValueError) as error:  # a host may report anything about its files
         report.notes.append(f"{lock.NAME} could not be written: {error}")

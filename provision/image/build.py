@@ -69,7 +69,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
     try:
         with (
             local_images.engine() as client,
-            signals.also_when_ended(),
+            signals.termination_as_interrupt(),
             container_engine.explained(f"building {tag}"),
             (path := _log(target.name)).open("w", encoding="utf-8") as log,
             _work_folder() as work,
@@ -84,7 +84,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
             words, environment = _access(settings, target, mirror, work)
             words += [] if cache else ["--no-cache"]
             image = _run([*command, *words], environment, folder, output, path)
-            with signals.held_back():
+            with signals.deferred():
                 client.images.get(image).tag(*local_images.split_name(tag))
                 named = True
             size = int(client.images.get(image).attrs["Size"])

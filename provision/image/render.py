@@ -18,7 +18,7 @@ import jinja2
 from provision import __version__, catalog
 from provision.base import downloads, resources
 from provision.base.errors import UsageError
-from provision.base.text import some
+from provision.base.text import joined
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
 from provision.plan.model import without_credentials
@@ -108,7 +108,7 @@ def _refuse_others_files(folder: Path, record: Mapping[str, str]) -> None:
         if (path.is_file() or path.is_symlink()) and name != RECORD and hashlib.sha256(path.read_bytes()).hexdigest() != record.get(name):
             others.append(name)
     if others:
-        what = f"it holds files that were not written by this command, or were changed since: {some(others)}"
+        what = f"it holds files that were not written by this command, or were changed since: {joined(others)}"
         raise UsageError(what, where=str(folder), hint="name an empty folder: -o DIR")
 
 

@@ -128,7 +128,7 @@ def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress,
     attributes = _attributes_here(image)
     session = Session(inventory, progress, passwords)
     try:
-        with signals.also_when_ended():
+        with signals.termination_as_interrupt():
             hosts = _Hosts(session, _facts(session), _engines(session))
             dead = set(session.dead_runs())
             hosts.clean_up({name: engine.runs & dead for name, engine in hosts.engines.items()})

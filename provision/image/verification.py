@@ -94,7 +94,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
         raise UsageError(f"--hosts {count}: an image is verified by containers that train together", hint="--hosts 2")
     began = time.monotonic()
     try:
-        with local_images.engine() as client, signals.also_when_ended(), container_engine.explained(f"verifying {image}"):
+        with local_images.engine() as client, signals.termination_as_interrupt(), container_engine.explained(f"verifying {image}"):
             info = local_images.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
@@ -198,7 +198,7 @@ def label(client: DockerClient, image: ImageInfo, layers: str, how: str) -> None
         made = str(client.images.build(fileobj=dockerfile, labels=labels, rm=True, forcerm=True, use_config_proxy=False)[0].id)
     except docker.errors.BuildError as error:
         raise ProvisionError(f"the image could not be labelled: {error.msg}", where=image.name) from error
-    with signals.held_back():
+    with signals.deferred():
         now = client.images.get(image.name).id
         if now != image.id:
             client.images.remove(made)
@@ -223,7 +223,7 @@ def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[P
     labels = {LABEL: str(os.getpid())}
     try:
         folder.mkdir(parents=True, mode=0o700)
-        with signals.held_back():
+        with signals.deferred():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
         keys = container_hosts.make_keys(folder, [*names, "controller", "mesh"])
@@ -286,7 +286,7 @@ def _remove(client: DockerClient, owner: str) -> None:
 
 def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Container:
     gpus = "nvidia" in (client.info().get("Runtimes") or {})
-    with signals.held_back():
+    with signals.deferred():
         container = client.containers.create(
             image,
             hostname=name,

@@ -187,7 +187,7 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
         if given is None:  # it was in an earlier run, says the lock
             hint = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
             raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, hint=hint)
-        return _place(downloads.given(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
+        return _place(downloads.check_user_file(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
     return None
 
 

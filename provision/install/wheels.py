@@ -183,7 +183,7 @@ def _fetch(wheel: WheelFile, settings: Mapping[str, Any], variables: Mapping[str
     """The file of a wheel, checked: where it is on this machine, else in the cache."""
     place = urlsplit(wheel.url)
     if place.scheme in ("", "file"):
-        return downloads.given(Path(unquote(place.path)), wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
+        return downloads.check_user_file(Path(unquote(place.path)), wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
     opener = _opener(wheel.url, settings, variables)
     return downloads.fetch(wheel.url, wheel.sha256, what=wheel.file, hint=_HINT, say=say, opener=opener)
 

@@ -127,7 +127,7 @@ def run(session: Session, job: Job, title: str, log: Path, on_line: Callable[[st
     mark = f"===PROVISION-JOB-ENDED-{secrets.token_hex(8)}==="
     command = f"{inside} env PROVISION_RUN_ID={session.run_id} {resources.inline_command('job.py', interpreter=shlex.quote(job.python))}"
     outcome, has_ended, deadline = "", threading.Event(), None
-    with log.open("w", encoding="utf-8") as file, signals.noted() as interrupted:
+    with log.open("w", encoding="utf-8") as file, signals.as_event() as interrupted:
 
         def take(line: str) -> None:
             nonlocal outcome

@@ -120,7 +120,7 @@ def choose(hosts: str | None, entries: Sequence[Entry], np: int | None, say: Cal
 def _unnamed(np: int | None, say: Callable[[str], None]) -> Inventory:
     last = last_run.newest_inventory()
     if last is not None:
-        failed = last_run.newest_in_vain()
+        failed = last_run.newest_failed_inventory()
         newer = f"; the newer run of {failed} made no host ready" if failed else ""
         say(f"no hosts are named: those of the last run that made hosts ready, {last}{newer} (-H localhost:{np or 2} for this machine)")
         return loading.load(last)

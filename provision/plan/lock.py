@@ -19,7 +19,7 @@ from pydantic import AfterValidator, model_validator
 
 from provision import catalog
 from provision.base.problems import Problem, Remedy
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.validation import Form, Model
 from provision.base.versions import VERSION, minor
 from provision.inventory import Inventory
@@ -305,7 +305,7 @@ class Lock:
         """Components that must be the same on all hosts and are not: ``NCCL 2.26.2 on a, 2.31.2 on b``."""
         found = {title: self.releases(name) for name, (title, _option) in _SAME_ON_ALL_HOSTS.items()}
         return [
-            f"{title} {', '.join(f'{each} on {some(hosts)}' for each, hosts in releases.items())}"
+            f"{title} {', '.join(f'{each} on {joined(hosts)}' for each, hosts in releases.items())}"
             for title, releases in found.items()
             if len(releases) > 1
         ]
@@ -317,7 +317,7 @@ class Lock:
             for key in environments(host).values():
                 if key not in self.environments:
                     hosts.setdefault(key, []).append(name)
-        return [f"{key} on {some(names)}" for key, names in hosts.items()]
+        return [f"{key} on {joined(names)}" for key, names in hosts.items()]
 
     def _files(self, environment: str, host: HostPlan) -> list[dict[str, Any]]:
         """The files of an environment, without packages that the plan wants in another version; the newest where hosts differ."""
@@ -358,12 +358,12 @@ class Lock:
             keep = f"leave --upgrade out, to keep {newest}" if upgrade else f"{option} {newest}"
             if len(theirs) > 1:  # whatever these hosts get, it differs from some
                 others = [host for each, hosts in theirs.items() if each != newest for host in hosts]
-                keep = f"add the hosts without {newest} to --limit: {some(others)}"
+                keep = f"add the hosts without {newest} to --limit: {joined(others)}"
             whole = "leave --limit out, so that all hosts get the same (remove hosts that no longer exist from the inventory)"
-            kept = "; ".join(f"{some(hosts)} keep {each}" for each, hosts in theirs.items())
+            kept = "; ".join(f"{joined(hosts)} keep {each}" for each, hosts in theirs.items())
             what = (
                 f"{title} must be the same on all hosts; outside --limit, {kept} ({self.title}), "
-                f"and {some(differing)} would get {planned[differing[0]]}"
+                f"and {joined(differing)} would get {planned[differing[0]]}"
             )
             yield Problem("error", what, host=differing[0], remedies=(Remedy(keep, "options"), Remedy(whole, "options")))
 

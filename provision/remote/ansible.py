@@ -194,7 +194,7 @@ def run(
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
-    with signals.noted() as interrupted:
+    with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(workdir),

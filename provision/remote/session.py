@@ -71,7 +71,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
-        with signals.held_back():
+        with signals.deferred():
             self.close()
 
     def close(self) -> None:
@@ -188,5 +188,5 @@ class Session:
 
 def _sweep_here(run_id: str) -> None:
     """End every process of a run on this machine."""
-    with signals.noted():  # a second Ctrl-C must not stop the cleanup half-way
+    with signals.as_event():  # a second Ctrl-C must not stop the cleanup half-way
         subprocess.run([sys.executable, str(resources.hostside("guard.py")), run_id], capture_output=True, check=False)

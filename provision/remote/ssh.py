@@ -71,7 +71,7 @@ def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
-    with signals.noted() as interrupted:
+    with signals.as_event() as interrupted:
         answers = _run(session, scripts, stdin, timeout, interrupted)
     if interrupted.is_set():
         session.abort()
@@ -80,7 +80,7 @@ def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
 
 def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """The same for scripts that clean up: no signal stops them half-way."""
-    with signals.noted():
+    with signals.as_event():
         return _run(session, scripts, b"", timeout, threading.Event())
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.facts import Facts, gpus
 from provision.plan.model import (
@@ -137,7 +137,7 @@ def _components(
     for host_class, interpreter in pythons.items():
         versions.setdefault(interpreter.minor, []).extend(host_classes[host_class])
     if len(versions) > 1:
-        listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
+        listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
         notes.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
     engine = Engine(
         requirements.engine_version,
@@ -269,13 +269,13 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             what = host_class.gpu_fault.what
             newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
             proposals = [
-                change_class(host_class.gpu_fault.remedy.format(host=some(names)), host_class, newest),
+                change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest),
                 change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus),
                 exclude(names),
             ]
         else:
             continue
-        found[host_class] = Conflict(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), proposals)
+        found[host_class] = Conflict(names[0], what + (f"; the same on {joined(names[1:])}" if len(names) > 1 else ""), proposals)
     return found
 
 
@@ -289,7 +289,7 @@ def _prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, Host
     counted = Counter({prefix: len(names) for prefix, names in hosts.items()})
     usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
     others = sorted(name for prefix, names in hosts.items() if prefix != usual for name in names)
-    listed = ", ".join(f"{prefix} on {some(hosts[prefix])}" for prefix in sorted(hosts))
+    listed = ", ".join(f"{prefix} on {joined(hosts[prefix])}" for prefix in sorted(hosts))
     without_root = next((name for name in sorted(facts) if not facts[name].user.can_become), None)
     same = f"{requirements[without_root].prefix}, which hosts without root can write" if without_root else usual
     proposals = (Proposal(f"give all hosts the same provision_prefix: {same}"), exclude(others))
@@ -324,7 +324,7 @@ def _notes_without_root(plans: Mapping[str, HostPlan]) -> list[str]:
         return []
     prefix = plans[names[0]].prefix
     return [
-        f"{some(names)}: without root everything is installed in {prefix}. Left out: system packages (the needed ones are installed), "
+        f"{joined(names)}: without root everything is installed in {prefix}. Left out: system packages (the needed ones are installed), "
         "holds on them, NVIDIA's repository (NCCL is the wheel), removing a hwloc that breaks Open MPI, raising limits, and configuring "
         f"the dynamic linker: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
     ]
@@ -337,7 +337,7 @@ def _notes_on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, Hos
         if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and class_of[name].cuda is None:
             unused.setdefault(class_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
-    return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+    return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
 def _notes_on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
@@ -349,6 +349,6 @@ def _notes_on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
         if relevant:
             missing.setdefault(relevant, []).append(name)
     return [
-        f"{some(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({_ASSUMPTIONS[part]})" for part in parts)
+        f"{joined(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({_ASSUMPTIONS[part]})" for part in parts)
         for parts, names in missing.items()
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.facts import Facts, gpus
 from provision.plan.model import Builder
@@ -203,7 +203,7 @@ def describe_toolkits(able: Iterable[Builder]) -> list[str]:
     for each in able:
         if each.toolkit:
             hosts.setdefault((each.toolkit, each.why), []).append(each.host)
-    return [f"with the CUDA toolkit at {toolkit} (on {some(names)}: {why})" for (toolkit, why), names in hosts.items()]
+    return [f"with the CUDA toolkit at {toolkit} (on {joined(names)}: {why})" for (toolkit, why), names in hosts.items()]
 
 
 def _installed_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:

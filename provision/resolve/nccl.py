@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
@@ -50,7 +50,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
             for problem in _known_bad(choice.version)
         ]
     notes += [
-        f"{some(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
+        f"{joined(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
         for host_class, names in host_classes.items()
         for package, now, then in downgrades(builds[host_class], host_class)
     ]
@@ -168,7 +168,7 @@ class _Choice:
 
     def _why_built(self, host_class: HostClass, build: Build, sharing: HostClasses, able: tuple[Builder, ...]) -> Iterator[str]:
         names = [each.host for each in able]
-        on = f"one of {some(names)}" if len(names) > 1 else names[0]
+        on = f"one of {joined(names)}" if len(names) > 1 else names[0]
         yield f"built on {on}, once for hosts with {host_class.system} on {host_class.arch} and CUDA {build.cuda}: {build.evidence}"
         yield from describe_toolkits(able)
         if self.requirements.nccl_tarball:
@@ -213,7 +213,7 @@ class _Choice:
             return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"
         for blocking, names in self.host_classes.items():
             if other.version not in self.candidates[blocking].versions:
-                return f"no build of it fits {some(names)}"
+                return f"no build of it fits {joined(names)}"
         if other.weak and not build.weak and key(other.cuda)[0] > key(build.cuda)[0]:
             return weak
         if key(other.version) < key(self.version):
@@ -306,10 +306,10 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
         yield change_requirements(f"--allow-bad takes {version} all the same", allow_bad=True)
     if blocking.installed_nccl:
         installed = " and ".join(f"{name} {version}" for name, version in blocking.installed_nccl)
-        yield change_requirements(f"--allow-downgrade replaces {installed} on {some(names)} by an older one", allow_downgrade=True)
+        yield change_requirements(f"--allow-downgrade replaces {installed} on {joined(names)} by an older one", allow_downgrade=True)
     yield exclude(names)
     yield from newer_drivers(blocking, names)
-    yield Proposal(f"give {some(names)} a GPU and a driver that NVIDIA still builds NCCL for")
+    yield Proposal(f"give {joined(names)} a GPU and a driver that NVIDIA still builds NCCL for")
 
 
 def _ability_to_build(blocking: HostClass, names: list[str]) -> Iterator[Proposal]:
@@ -322,4 +322,4 @@ def _ability_to_build(blocking: HostClass, names: list[str]) -> Iterator[Proposa
         missing.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
         able = replace(able, toolkits=(Toolkit(DEFAULT_TOOLKIT, blocking.cuda),))
     if missing:
-        yield change_class(f"install {' and '.join(missing)} on {some(names)}", blocking, able)
+        yield change_class(f"install {' and '.join(missing)} on {joined(names)}", blocking, able)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
@@ -60,7 +60,7 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
     builders_of = _builders(host_classes, chosen.cuda)
     unknown = sorted({able[0].host for able in builders_of.values() if able and able[0].why == TOOLKIT_UNKNOWN})
     if unknown:
-        notes.append(f"{some(unknown)}: Open MPI is built with the CUDA toolkit at {DEFAULT_TOOLKIT}; {TOOLKIT_UNKNOWN}")
+        notes.append(f"{joined(unknown)}: Open MPI is built with the CUDA toolkit at {DEFAULT_TOOLKIT}; {TOOLKIT_UNKNOWN}")
     return {host_class: _build_for(host_class, chosen, builders_of[host_class]) for host_class in host_classes}, notes
 
 
@@ -216,10 +216,10 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
         why.append(_FOR_GPUS)
     without_make, without_toolkit = _unable_to_build(host_classes, cuda)
     if without_make:
-        reason = f"it is built with make, which is not on {some(without_make)}, and only root could install it"
+        reason = f"it is built with make, which is not on {joined(without_make)}, and only root could install it"
         return _Rejection(without_make[0], reason)
     if without_toolkit:
-        reason = f"--openmpi-cuda was requested, and there is no CUDA toolkit on {some(without_toolkit)} (in {TOOLKIT_PLACES})"
+        reason = f"--openmpi-cuda was requested, and there is no CUDA toolkit on {joined(without_toolkit)} (in {TOOLKIT_PLACES})"
         return _Rejection(without_toolkit[0], reason)
     why += _known_weak(version)
     tarball, url, sha256 = requirements.openmpi_tarball, None, requirements.openmpi_tarball_sha256
@@ -325,9 +325,9 @@ def _proposals(host_classes: HostClasses, requirements: Requirements, host: str)
     cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
     without_make, without_toolkit = _unable_to_build(host_classes, cuda)
     if without_make:
-        yield change_hosts(f"install make on {some(without_make)}", lambda host_class: replace(host_class, has_make=True))
+        yield change_hosts(f"install make on {joined(without_make)}", lambda host_class: replace(host_class, has_make=True))
     if without_toolkit:
-        yield change_hosts(f"install a CUDA toolkit on {some(without_toolkit)}", lambda host_class: _with_toolkit(host_class, cuda))
+        yield change_hosts(f"install a CUDA toolkit on {joined(without_toolkit)}", lambda host_class: _with_toolkit(host_class, cuda))
     if requirements.openmpi == "distribution":
         yield Proposal("upgrade all hosts to the same distribution release")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from provision import catalog
 from provision.base.problems import Problem, Remedy
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for
@@ -57,7 +57,7 @@ def exclude(names: Sequence[str]) -> Proposal:
     """The plan without these hosts."""
     limit = ",".join(f"!{name}" for name in names)
     how = "remove them from the inventory, or use --limit" if len(names) > 3 else f"--limit '{limit}'"
-    text = f"leave {some(names)} out: {how}"
+    text = f"leave {joined(names)} out: {how}"
     return Proposal(text, apply=lambda host_classes, asked: (remaining(host_classes, names), asked), excluded=tuple(names))
 
 
@@ -89,7 +89,7 @@ def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Propo
     drivers = catalog.cuda().toolkits.drivers
     for cuda in sorted(drivers, key=key):
         if host_class.cuda is None or key(cuda) > key(host_class.cuda):
-            text = f"update the NVIDIA driver of {some(names)} to {drivers[cuda]} or newer (CUDA {cuda})"
+            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda})"
             yield change_class(text, host_class, with_driver_for(host_class, cuda), "driver")
 
 
@@ -97,7 +97,7 @@ def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collect
     """Every one of these Pythons, the newest first."""
     for version in sorted(versions, key=key, reverse=True):
         path = f"/usr/bin/python{version}"
-        text = f"install Python {version} on {some(names)} and name it in the inventory: provision_python={path}"
+        text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={path}"
         yield change_class(text, host_class, replace(host_class, python=Interpreter(version, path), other_pythons=()), "python")
 
 

@@ -127,7 +127,7 @@ def _fetch_mnist(folder: Path, mirrors: Sequence[str] | None, say: Say) -> Datas
     """MNIST from the cache or the mirrors; raises Unavailable, with what was tried, when none of them has one of the files."""
     known = catalog.mnist().mnist
     folder.mkdir(parents=True, exist_ok=True)
-    downloads.sweep(folder)
+    downloads.remove_leftovers(folder)
     usable = list(known.mirrors if mirrors is None else mirrors)
     tried: list[str] = []
     files = _files(folder, known)
@@ -160,7 +160,7 @@ def _read_shipped() -> Dataset:
     known = catalog.mnist().digits
     files = _files(DIGITS, known)
     if not all(file.is_intact for file in files):
-        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.INSTALL_AGAIN)
+        raise ProvisionError("the digits that provision ships are missing or damaged", where=str(DIGITS), hint=resources.REINSTALL_HINT)
     return _dataset("digits", known.name, DIGITS, files, known.training)
 
 

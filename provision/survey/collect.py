@@ -16,7 +16,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.facts import Facts, Unsurveyed
 from provision.inventory import Host
-from provision.inventory.values import wrong_prefix
+from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import Event
 from provision.remote.session import Session
@@ -121,7 +121,7 @@ def prefix_of(host: Host, found: Facts) -> str:
     if host.prefix:
         return host.prefix
     at_home = f"{(found.user.home or '').rstrip('/')}/{HOME_PREFIX}"
-    return DEFAULT_PREFIX if found.user.can_become or wrong_prefix(at_home) else at_home
+    return DEFAULT_PREFIX if found.user.can_become or prefix_error(at_home) else at_home
 
 
 def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:

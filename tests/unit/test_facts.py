@@ -276,7 +276,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ({"hosts": {"": MINIMAL}}, "must be a host name"),
         ({"hosts": {"a,b": MINIMAL}}, "must be a host name"),
         ({"hosts": {"a\n- hosts": MINIMAL}}, "must be a host name"),
-        ('{"hosts": {"a": {}, "a": {}}}', "stands there twice"),
+        ('{"hosts": {"a": {}, "a": {}}}', "occurs twice"),
         (changed(packages="x"), "`hosts.a.packages` must be an object"),
     ],
 )
@@ -298,7 +298,7 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: this is no JSON"), ("", r"facts\.json:1: this is no JSON")]
+    ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: invalid JSON"), ("", r"facts\.json:1: invalid JSON")]
 )
 def test_text_that_is_no_json_is_said_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):

@@ -434,7 +434,7 @@ def line_of(text: str, pattern: str) -> int:
         (r"version: 4\.1\.8", "version: 4.1.6", "does not belong to its package"),
         (r"sha256: a{64}", "sha256: " + "a" * 63, "must be a SHA-256"),
         (r"schema: 1", "schema: 7", "a newer provision wrote it"),
-        (r"    components:", "    components: [", "no YAML"),
+        (r"    components:", "    components: [", "invalid YAML"),
         (r"    environments:", "    surroundings:", "environments` is missing"),
         (r"      openmpi:", "      openmpj:", "openmpj` must be 'hwloc', 'python'"),
         (r"sha256: b{64}", "sha256: " + "c" * 64, "was edited"),

@@ -236,11 +236,11 @@ def test_no_text_of_a_file_is_rendered(tmp_path: Path, inventory: Inventory, sou
     assert mark.exists()  # what is not marked is rendered
 
 
-def test_no_text_of_an_inventory_that_we_write_is_rendered(tmp_path: Path) -> None:
+def test_no_text_of_a_written_inventory_is_rendered(tmp_path: Path) -> None:
     """What is a template in an inventory of Ansible's own is one: whoever writes it runs as its user."""
     mark = tmp_path / "MARK"
     said = {"ansible_python_interpreter": "/usr/bin/python3", "mine": ["a", {"b": "c"}]}
-    host = Host("h", "10.0.0.1", user="ann", variables=said, groups=("g",))
+    host = Host("h", "10.0.0.1", user="ann", variables=said)
     spoilt = [{each.name: text} for text in templates(mark) for each in fields(host) if isinstance(getattr(host, each.name), str)]
     spoilt += [{"variables": planted(said, at, text)} for text in templates(mark) for at in texts(said)]
     hosts = [replace(host, **{"name": f"h{number}", **change}) for number, change in enumerate(spoilt)]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from provision.base.text import some
+from provision.base.text import joined
 from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
 from provision.facts import Facts
 from provision.facts.model import Interface
@@ -181,7 +181,7 @@ def _blocked(connections: Connections) -> Observations:
             if theirs.port is not None and (error := mine.tcp.get(target, {}).get(theirs.port)):
                 unreached_from[error].append(source)
         for error, sources in unreached_from.items():
-            yield Observation(f"a port that it opened was not reached from {some(sources)}: {error}", "a connection", host=target)
+            yield Observation(f"a port that it opened was not reached from {joined(sources)}: {error}", "a connection", host=target)
 
 
 @connection_check("host-warning")
