@@ -1,1 +1,1 @@
-"""What every folder uses: errors, paths, resources, signals, versions, downloads, the terminal."""
+"""Foundations for every folder: errors, paths, resources, signals, versions, downloads, the terminal."""

@@ -1,7 +1,7 @@
-"""Which mirror a machine's apt uses for its own distribution, how its lists read with another, and the sources that a host needs.
+"""apt's lists of sources: the mirror of a machine's distribution, lists with another mirror, and lists for hosts.
 
-Reads text, writes text. No host name stands here: a mirror is whatever the controller's own apt settings say, or the user.
-Standard library and Python 3.7 only: `install.installer.render` gives it to the module `apt_mirror`, which runs on hosts.
+Pure: text in, text out. Standard library and Python 3.7 only, because `install.installer.render` copies it next to the Ansible module
+`apt_mirror`, which runs on hosts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Names under which a distribution's mirror may list a suite without saying which one it is.
+#: Names of suites that move from release to release.
 ROLLING_NAMES = {"debian": ("stable", "oldstable", "testing")}
-#: What a distribution's suites have behind its release: bullseye is the first whose security updates are called like this.
+#: Suffixes of a release's suites; `-security` from bullseye on, `/updates` before.
 _SUFFIXES = ("", "-updates", "-security", "/updates", "-backports", "-proposed", "-proposed-updates")
-#: Of Debian and Ubuntu; third parties that use a suite's name have parts of their own, such as Docker's `stable`.
+#: Components of Debian and Ubuntu; third parties that use a suite's name have others, such as Docker's `stable`.
 _PARTS = frozenset({"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"})
 _LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 _SECURITY = re.compile(r"-security$|/updates$")
@@ -22,7 +22,7 @@ _SECURITY = re.compile(r"-security$|/updates$")
 
 @dataclass(frozen=True)
 class Entry:
-    """One suite of one repository, as either of apt's two formats states it."""
+    """One suite of one repository, from either of apt's two formats."""
 
     uri: str
     suite: str
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Mirror:
-    """Where the controller gets its distribution from. ``updates`` and ``security`` are None when it does not use them."""
+    """Addresses of a distribution. ``updates`` and ``security`` are None where they are not used."""
 
     archive: str
     components: tuple[str, ...]
@@ -41,7 +41,7 @@ class Mirror:
 
 
 def parse_list(text: str) -> list[Entry]:
-    """Entries of a one-line-style ``sources.list``; comments, source packages and lines that are none are left out."""
+    """Entries of a one-line-style ``sources.list``; comments, source packages and invalid lines are left out."""
     entries = []
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
@@ -53,7 +53,7 @@ def parse_list(text: str) -> list[Entry]:
 
 
 def parse_deb822(text: str) -> list[Entry]:
-    """Entries of a ``.sources`` file; stanzas that are disabled or hold source packages only are left out."""
+    """Entries of a ``.sources`` file; stanzas that are disabled or about source packages only are left out."""
     entries = []
     for stanza in re.split(r"\n\s*\n", "\n".join(line for line in text.splitlines() if not line.startswith("#"))):
         fields = {
@@ -71,9 +71,9 @@ def parse_deb822(text: str) -> list[Entry]:
 
 
 def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mirror | None:
-    """The mirror of the controller's own distribution among all of its sources; None when there is none.
+    """The mirror of a machine's own distribution among all of its sources; None when there is none.
 
-    Third parties use the distribution's suite names too; they give themselves away by a key that is not the distribution's.
+    Third parties use the distribution's suite names, too, but with another key.
 
     Args:
         entries: all that apt reads.
@@ -93,7 +93,7 @@ def mirror_of(entries: Iterable[Entry], distribution: str, codename: str) -> Mir
 
 
 def mirror_at(url: str, distribution: str) -> Mirror:
-    """A mirror by its address alone; Debian's security updates lie next to it on most."""
+    """A mirror by its address alone; most have Debian's security updates next to it."""
     base = url.rstrip("/")
     security = re.sub(r"(/debian)?$", "/debian-security", base, count=1) if distribution == "debian" else base
     parts = ("main", "universe") if distribution == "ubuntu" else ("main",)
@@ -101,7 +101,7 @@ def mirror_at(url: str, distribution: str) -> Mirror:
 
 
 def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
-    """A list of either format with the distribution's own entries at a mirror. Repositories of third parties stay where they are."""
+    """A list of either format with the distribution's own entries moved to a mirror. Third-party repositories stay as they are."""
 
     def address(entries: list[Entry]) -> str | None:
         own = [is_own_part(entry, distribution, codename) for entry in entries]
@@ -125,34 +125,34 @@ def moved(text: str, mirror: Mirror, distribution: str, codename: str) -> str:
 
 
 def complaints(text: str, places: Iterable[str]) -> list[str]:
-    """What apt says that stands in the way: of the repositories at ``places``, or of none. What others lack is their owners' business."""
+    """apt's errors about the repositories at ``places``, or about none in particular. Those about other repositories are left out."""
     plain = [re.sub(r"^(file|copy):/+", r"\1:/", without_logins(place)).rstrip("/") for place in places]
-    ours = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
+    prefixes = [place + end for place in plain for end in ("/dists/", "/InRelease", "/Release", "/Packages", " ")]
     found = []
     for line in without_logins(text).splitlines():
-        named = ":/" not in line or any(place in line for place in ours)
+        named = ":/" not in line or any(place in line for place in prefixes)
         if named and re.match(r"E: (?!Some index files)|W: (Failed to fetch|GPG error)", line):
             found.append(line)
     return found
 
 
 def without_logins(text: str) -> str:
-    """``text`` whose addresses hold no user and password, as apt may print them."""
+    """The text without users and passwords in addresses, which apt can print."""
     return _LOGIN.sub("", text)
 
 
 def _with_address(pattern: str, address: str, text: str) -> str:
-    """``address`` behind the pattern's first group, in the place of the rest of what it matches."""
+    """The text with ``address`` instead of what the pattern matches after its first group."""
     return re.sub(pattern, lambda found: found[1] + address, text)
 
 
 def is_own_part(entry: Entry, distribution: str, codename: str) -> bool:
-    """As `is_own`, and in the distribution's own parts: others' repositories, like Docker's, have suites of its names too."""
+    """As `is_own`, and with the distribution's own components only: third-party repositories can have suites of the same name."""
     return is_own(entry, distribution, codename) and _PARTS.issuperset(entry.components)
 
 
 def is_own(entry: Entry, distribution: str, codename: str) -> bool:
-    """Whether it is the distribution's, and not a third party's that uses the suite's name."""
+    """Whether it is the distribution's, not a third party's with a suite of the same name."""
     known = {suite + suffix for suite in _suites(distribution, codename) for suffix in _SUFFIXES}
     trusted = not entry.signed_by or f"{distribution}-archive" in entry.signed_by
     return trusted and entry.suite in known
@@ -166,4 +166,4 @@ def sources_list(mirror: Mirror, suite: str) -> str:
     """The text of ``sources.list`` for a host of that suite."""
     places = [(mirror.archive, suite), (mirror.updates, f"{suite}-updates"), (mirror.security, f"{suite}-security")]
     lines = [f"deb {uri} {name} {' '.join(mirror.components)}" for uri, name in places if uri]
-    return "# The controller's own mirror, passed on by provision.\n" + "\n".join(lines) + "\n"
+    return "# The controller's own mirror, written by provision.\n" + "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Files from elsewhere, fetched once by the controller and checked before anybody uses them.
+"""Downloads of the controller, verified by SHA-256 and cached.
 
-Everything that enters the cache has passed its SHA-256, is written under a name of its own and renamed into place, and is checked again
-whenever it is used: a half-written, damaged or foreign file is never handed on, and two controllers at once do not meet.
+A file is verified before it enters the cache and whenever it is used, and is written under a temporary name and renamed: a partial,
+damaged or foreign file is never used, and two controllers at once do not interfere.
 """
 
 from __future__ import annotations
@@ -9,31 +9,36 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import io
+import math
 import os
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from provision.base import paths
 from provision.base.errors import ProvisionError, UsageError
 
-# A server that sends nothing for this long is given up.
+# A server that sends nothing for this long counts as unavailable.
 SILENCE_SECONDS = 12.0
-# A server that trickles is given up after this long for one file.
+# So does one that needs longer for one file.
 FILE_SECONDS = 600.0
+# The same for a file on its way to the disk: PyTorch's wheel for CUDA is a gigabyte.
+LARGE_FILE_SECONDS = 3600.0
 CHUNK_BYTES = 1 << 16
-# What a killed controller left in the cache is removed when it is older than any download can be.
+# What a killed controller left in the cache is removed once it is older than any download can be.
 LEFTOVER_SECONDS = 24 * 3600.0
-# No source archive or key is larger; an endless answer must not fill the memory.
+# No source archive or key is larger; an endless response must not fill the memory.
 LARGEST_BYTES = 512 << 20
 
 
 class Unavailable(Exception):
-    """Why one file cannot be had from one server; ``whole_server`` when asking it for other files is no use either."""
+    """Why a file is unavailable from a server; ``whole_server`` when its other files are, too."""
 
     def __init__(self, why: str, *, whole_server: bool = False) -> None:
         super().__init__(why)
@@ -41,24 +46,42 @@ class Unavailable(Exception):
 
 
 def read(url: str, *, size: int | None = None, sha256: str | None = None) -> bytes:
-    """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` as far as they are given; raises Unavailable.
+    """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` where they are known; raises Unavailable.
 
     Proxies and SSL_CERT_FILE are honoured by urllib.
     """
+    content = io.BytesIO()
+    _receive(url, content, size=size, sha256=sha256, largest=LARGEST_BYTES, seconds=FILE_SECONDS)
+    return content.getvalue()
+
+
+def _receive(
+    url: str,
+    out: IO[bytes],
+    *,
+    size: int | None = None,
+    sha256: str | None,
+    largest: float,
+    seconds: float,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> None:
+    """Write what is behind ``url`` to ``out``, as `read`; it is checked when all of it is there."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise Unavailable("not an http or https address", whole_server=True)
     request = urllib.request.Request(url, headers={"User-Agent": "provision"})  # noqa: S310 (scheme checked above)
-    deadline = time.monotonic() + FILE_SECONDS
-    content = bytearray()
+    deadline = time.monotonic() + seconds
+    received, checksum = 0, hashlib.sha256()
     try:
-        with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310
+        with (opener.open if opener else urllib.request.urlopen)(request, timeout=SILENCE_SECONDS) as answer:
             while chunk := answer.read1(CHUNK_BYTES):
-                content += chunk
-                if len(content) > (LARGEST_BYTES if size is None else size):
-                    raise Unavailable(f"more than the {size or LARGEST_BYTES:,} bytes that the file has; probably an error page")
+                received += len(chunk)
+                checksum.update(chunk)
+                out.write(chunk)
+                if received > (largest if size is None else size):
+                    raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
                 if time.monotonic() > deadline:
                     of = f" of {size:,}" if size is not None else ""
-                    raise Unavailable(f"only {len(content):,}{of} bytes after {FILE_SECONDS:.0f} s", whole_server=True)
+                    raise Unavailable(f"only {received:,}{of} bytes after {seconds:.0f} s", whole_server=True)
     except urllib.error.HTTPError as error:
         raise Unavailable(f"HTTP {error.code} {error.reason}") from error
     except TimeoutError as error:
@@ -69,19 +92,24 @@ def read(url: str, *, size: int | None = None, sha256: str | None = None) -> byt
         raise Unavailable(str(error.reason), whole_server=True) from error
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}", whole_server=True) from error
-    if size is not None and len(content) != size:
-        raise Unavailable(f"truncated: {len(content):,} of {size:,} bytes")
-    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
+    if size is not None and received != size:
+        raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
+    if sha256 is not None and (found := checksum.hexdigest()) != sha256:
         raise Unavailable(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
-    return bytes(content)
 
 
 def store(path: Path, content: bytes) -> None:
-    """Write ``path`` so that nobody ever sees a part of it: own temporary name, on disk, then renamed."""
+    """Write a file atomically: under a temporary name, synced to disk, then renamed."""
+    with _stored(path) as out:
+        out.write(content)
+
+
+@contextlib.contextmanager
+def _stored(path: Path) -> Iterator[IO[bytes]]:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(content)
+            yield out
             out.flush()
             os.fsync(out.fileno())
         os.chmod(temporary, 0o644)
@@ -92,8 +120,8 @@ def store(path: Path, content: bytes) -> None:
         raise
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed controllers left; never what a running one is writing."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove partial files of killed controllers, never those of a running one."""
     for part in folder.glob(".*.part"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > LEFTOVER_SECONDS:
@@ -109,28 +137,39 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], None] = lambda _line: None) -> Path:
-    """The file behind ``url`` in the cache; nothing is fetched when it is there already.
+def fetch(
+    url: str,
+    sha256: str,
+    *,
+    what: str,
+    hint: str,
+    say: Callable[[str], None] = lambda _line: None,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> Path:
+    """The file behind ``url`` in the cache, downloaded unless it is there already.
 
     Args:
-        sha256: what the file must have; nothing of another one is kept.
-        what: how the user knows it, e.g. ``the sources of Open MPI 4.1.8``.
-        hint: what they can do when it cannot be had.
+        sha256: checksum that the file must have.
+        what: name for messages, e.g. ``the sources of Open MPI 4.1.8``.
+        hint: what the user can do when it is unavailable.
+        say: called with one line before a download.
+        opener: how to reach the server, where that is not what the environment says.
 
     Raises:
-        ProvisionError: it cannot be had, or is not the expected one.
+        ProvisionError: it is unavailable, or not the expected file.
     """
     folder = paths.cache() / "downloads"
     path = folder / f"{sha256[:12]}-{Path(urllib.parse.urlsplit(url).path).name or 'file'}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
+        remove_leftovers(folder)
         if path.exists() and digest(path) == sha256:
             return path
         say(f"fetching {what}: {url}")
-        store(path, read(url, sha256=sha256))
+        with _stored(path) as out:
+            _receive(url, out, sha256=sha256, largest=math.inf, seconds=LARGE_FILE_SECONDS, opener=opener)
     except Unavailable as error:
-        raise ProvisionError(f"{what} cannot be had: {error}; nothing of it was used", where=url, hint=hint) from error
+        raise ProvisionError(f"cannot download {what}: {error}", where=url, hint=hint) from error
     except OSError as error:
         raise ProvisionError(
             f"cannot keep {what}: {error}", where=str(folder), hint="free or fix this folder, or set PROVISION_CACHE"
@@ -138,11 +177,11 @@ def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], N
     return path
 
 
-def given(path: Path, sha256: str | None, *, what: str) -> Path:
-    """A file of the user's, checked against ``sha256`` where that is known.
+def check_user_file(path: Path, sha256: str | None, *, what: str) -> Path:
+    """Check a file of the user's against ``sha256``, where that is known; returns its path.
 
     Raises:
-        UsageError: it cannot be read, or is not the one that the checksum belongs to.
+        UsageError: it cannot be read, or has another checksum.
     """
     try:
         found = digest(path)
@@ -152,6 +191,6 @@ def given(path: Path, sha256: str | None, *, what: str) -> Path:
         raise UsageError(
             f"it is not {what}: its SHA-256 is {found[:12]}…, expected {sha256[:12]}…; nothing of it was used",
             where=str(path),
-            hint="fetch it again, and compare its checksum with the one its makers publish",
+            hint="download it again, and compare its checksum with the published one",
         )
     return path

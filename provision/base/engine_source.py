@@ -1,6 +1,6 @@
-"""Packs the engine's sources, and those of Horovod's names for it, into archives for the hosts.
+"""Source archives of the engine and of its Horovod names, for the hosts.
 
-Same sources, same bytes: an archive's checksum says whether a host must build.
+The same sources give the same bytes, so that an archive's checksum says whether a host must build.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT_OUT = {"BUILD", "build", "dist", "__pycache__", ".pytest_cache", ".mypy_ca
 
 @dataclass(frozen=True)
 class EngineSource:
-    """The archive as bytes, its version, its SHA-256, and the package that it is of."""
+    """An archive: its content, version, SHA-256, and the name of its package."""
 
     content: bytes
     version: str
@@ -35,19 +35,19 @@ class EngineSource:
 
 
 def pack() -> EngineSource:
-    """Pack the engine's sources that travel with this installation."""
+    """Pack the engine's sources of this installation."""
     root = resources.folder("collective_core")
     return _packed(root, "collective_core", root / "src/collective_core/__init__.py")
 
 
 def pack_horovod_names() -> EngineSource:
-    """Pack the sources of the package ``horovod`` that renames."""
+    """Pack the sources of the package ``horovod``, which maps Horovod's names to the engine."""
     root = resources.folder("collective_core") / "horovod"
     return _packed(root, "collective_core_horovod", root / "pyproject.toml")
 
 
 def _packed(root: Path, package: str, versioned: Path) -> EngineSource:
-    """``versioned`` is the file in which the package's version is written."""
+    """``versioned``: the file with the package's version."""
     version = re.search(r'^(?:version|__version__) = "([^"]+)"', versioned.read_text(encoding="utf-8"), re.MULTILINE)
     if version is None:
         raise ValueError(f"{versioned} has no version")

@@ -1,4 +1,4 @@
-"""Errors that a user can act on. They carry what went wrong, where, and what to do next; no traceback is shown."""
+"""Errors that a user can act on: what went wrong, where, and what to do next. They are shown without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ProvisionError(Exception):
     Args:
         what: one sentence, what went wrong.
         where: ``file:line``, or host and step; None when the sentence says it.
-        hint: the next thing to type or change; None when there is nothing sensible to say.
+        hint: the next thing to type or change; None when nothing helps.
     """
 
     exit_code = 1
@@ -26,7 +26,7 @@ class ProvisionError(Exception):
         return "\n".join(f"{text}\n  → {hint}" if hint else text for text, hint in self.parts())
 
     def parts(self) -> Iterable[tuple[str, str | None]]:
-        """What is said, and what to do about it, each with the place; more than one where several things are wrong."""
+        """(sentence with its place, hint) for each thing that is wrong."""
         return [(f"{self.where}: {self.what}" if self.where else self.what, self.hint)]
 
 
@@ -36,8 +36,8 @@ class UsageError(ProvisionError):
     exit_code = 2
 
 
-def told(error: BaseException) -> ProvisionError:
-    """What a user is told of whatever ended a command: our own errors as they are, all else as one sentence."""
+def as_provision_error(error: BaseException) -> ProvisionError:
+    """Whatever ended a command as an error for the user: a ProvisionError as it is, anything else as one sentence."""
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Where the controller keeps its own things: runs, sandbox, cache. Nothing else in the project decides on such a place."""
+"""Folders of the controller: state, runs, sandbox, cache."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def sandbox() -> Path:
 
 
 def cache() -> Path:
-    """Downloads that are worth keeping: data sets, base images' archives. ``$PROVISION_CACHE`` names another place."""
+    """Downloads and archives that are kept, in ``$PROVISION_CACHE`` or the state folder."""
     return Path(os.environ.get("PROVISION_CACHE") or home() / "cache").expanduser()

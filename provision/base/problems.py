@@ -1,4 +1,4 @@
-"""What can be wrong: one type for all of it, from the inventory to the doctor."""
+"""Problems and remedies: one type for everything that can be wrong, from the inventory to the doctor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # worst first
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """What would help, as a sentence, and whether it is an option of the command line or a change of the hosts."""
+    """A sentence that says what helps, and whether it is a command-line option or a change on the hosts."""
 
     text: str
     about: Literal["options", "hosts"] = "hosts"
@@ -21,14 +22,14 @@ class Problem:
     """One thing that is wrong, or may be.
 
     Attributes:
-        severity: an error stops what was asked for, a warning is shown.
+        severity: an error stops the command, a warning is shown.
         what: one sentence, what is wrong.
         hint: what to do about it; None when the sentence says it.
-        id: the known error of the doctor's that it is; empty where there is no entry for it alone.
+        id: the doctor's id of this known error; empty where it has none.
         host: the host that it is about, where it is about one.
         where: the file, with a line where one is known, the argument, or the step.
-        said: what ssh or sudo said, in their own words, where that is what is wrong.
-        remedies: any one of them helps, the cheapest first; where there are some, there is no hint.
+        said: the message of ssh or sudo, where that is the problem.
+        remedies: any one of them helps, the cheapest first; there is no hint then.
     """
 
     severity: Severity

@@ -1,4 +1,4 @@
-"""Locks between processes of this machine. The kernel releases them when their holder dies, however it dies."""
+"""Locks between processes of this machine. The kernel releases them when the process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
     """Acquire the lock for the time of the block.
 
     Args:
-        path: the lock's file, the same for all who must not meet; it stays when the lock is released.
-        wait: seconds to wait for another holder.
+        path: the lock's file; it stays when the lock is released.
+        wait: seconds to wait for another process.
 
     Yields:
-        The file, in which a holder may say who it is, or None where another process kept the lock.
+        The file, in which a process can write who it is, or None where another process kept the lock.
 
     Raises:
         ProvisionError: the file cannot be written.

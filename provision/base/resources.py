@@ -1,6 +1,6 @@
-"""Finds what travels with the toolkit: playbooks, the engine's sources, image templates, scripts for the hosts.
+"""Files that come with the toolkit: playbooks, the engine's sources, image templates, scripts for the hosts.
 
-In a checkout they lie next to the package, in an installed wheel inside it; nothing else needs to know which.
+In a checkout they are next to the package, in an installed wheel inside it; only this module knows which.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import jinja2
 from provision.base.errors import ProvisionError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Without a name: what a package index has under `provision` is somebody else's.
-INSTALL_AGAIN = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
+# By path: on the package index the name `provision` belongs to another project.
+REINSTALL_HINT = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
 
 
 def folder(name: str) -> Path:
@@ -28,12 +28,12 @@ def folder(name: str) -> Path:
     for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
         if place.is_dir():
             return place
-    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", hint=INSTALL_AGAIN)
+    raise ProvisionError(f"the installation of provision lacks its folder {name!r}", hint=REINSTALL_HINT)
 
 
 def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
-    """The templates of a folder of ours: playbooks and Dockerfiles. With delimiters of their own, because Ansible, shell and Docker have
-    uses for the usual ones. ``finalize`` is applied to every value that is filled in."""
+    """The templates of a folder: playbooks or Dockerfiles. They have their own delimiters, because Ansible, shell and Docker use the usual
+    ones. ``finalize`` is applied to every value that is filled in."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(place),
         block_start_string="[%",
@@ -56,9 +56,9 @@ def hostside(name: str) -> Path:
 
 @cache
 def script(name: str) -> str:
-    """The text of a script for hosts: of ``job.py``, or of a package's parts in one, e.g. ``survey``.
+    """The text of a script for hosts: a module such as ``job.py``, or a package such as ``survey`` as one script.
 
-    Parts are put together in the order of their imports, from ``whole`` on; what they import from each other is there by then.
+    The modules of a package are joined in the order of their imports, beginning with those of ``whole``, and their imports are dropped.
     """
     place = hostside(name)
     if place.is_file():
@@ -81,7 +81,7 @@ def script(name: str) -> str:
 
 
 def inline_command(name: str, *arguments: str, interpreter: str = "python3") -> str:
-    """A shell command that carries a `script` whole: one round trip, nothing to copy first and nothing to clean up after.
+    """A shell command that contains a whole `script`: one round trip, nothing to copy first and nothing to clean up.
 
     The script is compressed, so that it stays well below the 128 KiB that Linux allows one argument.
     """

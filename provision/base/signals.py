@@ -1,6 +1,6 @@
-"""Ctrl-C at the wrong moment: noted, held back while something is made that must not be lost sight of, or ignored while cleaning up.
+"""Signals that end a process: deferred while something is made that must not be lost, ignored during cleanup, or turned into an event.
 
-Being told to end (SIGTERM) and losing the terminal (SIGHUP) count as much, where they have an effect at all: under `nohup` they have none.
+They are Ctrl-C (SIGINT), SIGTERM and the loss of the terminal (SIGHUP). Those that are ignored anyway, as under `nohup`, stay ignored.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ _Handler = Callable[[int, "FrameType | None"], None]
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Lets the block finish; what came meanwhile takes effect right after it."""
-    came: list[int] = []
-    with _handled(_ENDING, lambda number, _frame: came.append(number)) as before:
+def deferred() -> Iterator[None]:
+    """Let the block finish; a signal that arrives meanwhile takes effect right after it."""
+    received: list[int] = []
+    with _handled(_ENDING, lambda number, _frame: received.append(number)) as before:
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if came:
-                signal.raise_signal(came[0])
+            if received:
+                signal.raise_signal(received[0])
 
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Ignores them within the block: a second one must not stop the cleaning that the first one started."""
+    """Ignore them within the block: a second one must not stop the cleanup that the first one started."""
     with _handled(_ENDING, lambda _number, _frame: None):
         yield
 
 
 @contextmanager
-def also_when_ended() -> Iterator[None]:
-    """Within the block being told to end, or losing the terminal, is a Ctrl-C: what is tidied up after one is tidied up after these."""
+def termination_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP within the block into KeyboardInterrupt, so that they lead to the same cleanup as Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -48,18 +48,18 @@ def also_when_ended() -> Iterator[None]:
 
 
 @contextmanager
-def noted() -> Iterator[threading.Event]:
+def as_event() -> Iterator[threading.Event]:
     """Within the block they set the event and do nothing else, so that what was started can be ended in order."""
-    came = threading.Event()
-    with _handled(_ENDING, lambda _number, _frame: came.set()):
-        yield came
+    event = threading.Event()
+    with _handled(_ENDING, lambda _number, _frame: event.set()):
+        yield event
 
 
 @contextmanager
 def _handled(numbers: tuple[signal.Signals, ...], handler: _Handler) -> Iterator[dict[signal.Signals, signal.Handlers | _Handler]]:
-    """Within the block ``handler`` takes these signals, but for those that are ignored anyway; yields who took them before.
+    """Handle these signals by ``handler`` within the block, except ignored ones; yields the handlers from before.
 
-    Outside the main thread, where Python delivers no signals, nothing is done.
+    Outside the main thread, where Python delivers no signals, it does nothing.
     """
     before: dict[signal.Signals, signal.Handlers | _Handler] = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""What a tarball of sources says of itself."""
+"""Version and checksum of a source tarball."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSION_FILE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Sources:
-    """A tarball that the user gave, after one look into it."""
+    """A source tarball of the user's."""
 
     path: Path
     version: str
@@ -24,15 +24,15 @@ class Sources:
 
 
 def nccl(path: Path) -> Sources:
-    """A tarball of NCCL's sources. Raises UsageError: see `nccl_version`."""
+    """A tarball of NCCL's sources. Raises UsageError as `nccl_version` does."""
     return Sources(path.resolve(), nccl_version(path), downloads.digest(path))
 
 
 def nccl_version(path: Path) -> str:
-    """The release of NCCL whose sources a tarball holds, e.g. ``2.22.3``, by its ``makefiles/version.mk``; its name may be any.
+    """The NCCL release of a source tarball, e.g. ``2.22.3``, from its ``makefiles/version.mk``, whatever the file is called.
 
     Raises:
-        UsageError: it cannot be read to its end, or holds other things.
+        UsageError: it cannot be read to its end, or does not contain NCCL's sources.
     """
     hint = "give GitHub's archive of a tag (nccl-2.22.3-1.tar.gz) or Debian's nvidia-nccl_2.22.3-1.orig.tar.gz"
     texts = []
@@ -43,9 +43,9 @@ def nccl_version(path: Path) -> str:
                 if file is not None:
                     texts.append(file.read(_VERSION_FILE_BYTES).decode("utf-8", "replace"))
     except (OSError, EOFError, tarfile.TarError) as error:
-        said = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every way that it has tried
-        raise UsageError(f"cannot be read as a tarball: {said}", where=str(path), hint=hint) from error
+        reason = str(error).partition("\n")[0].rstrip(":")  # the rest lists everything that tarfile has tried
+        raise UsageError(f"cannot be read as a tarball: {reason}", where=str(path), hint=hint) from error
     numbers = [re.search(rf"^NCCL_{part}\s*:?=\s*(\d+)\s*$", texts[0], re.M) for part in ("MAJOR", "MINOR", "PATCH")] if texts else []
     if len(texts) != 1 or None in numbers:
-        raise UsageError("these are no sources of NCCL: no makefiles/version.mk says which release", where=str(path), hint=hint)
+        raise UsageError("not the sources of NCCL: makefiles/version.mk, which names the release, is missing", where=str(path), hint=hint)
     return ".".join(number[1] for number in numbers if number)

@@ -1,7 +1,7 @@
-"""The terminal: the only way by which anything is printed.
+"""Output to the terminal; nothing is printed in any other way.
 
-What we print holds text from outside: output and errors of hosts, facts, names, lines of logs. On a terminal such text could move the
-cursor, write the clipboard, or pass for what we say ourselves. So control characters become visible here, and markup is plain text.
+Output contains untrusted text: output and errors of hosts, facts, names, lines of logs. On a terminal such text could move the cursor,
+write the clipboard, or pretend to be a message of provision. So control characters are escaped here, and markup is plain text.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rich.text import Text
 
 __all__ = [
     "Console", "Live", "Padding", "Panel", "Table", "Text",
-    "confirm", "document", "drawn", "err", "live", "neutral", "out", "say", "styled", "table",
+    "confirm", "err", "live", "neutral", "out", "print_json", "program_line", "say", "styled", "table",
 ]  # fmt: skip
 
-_PIPE_WIDTH = 200  # of tables that go into a pipe or file: wide enough that hardly a line is folded
+_PIPE_WIDTH = 200  # of tables in a pipe or file: wide enough that few lines are folded
 _INDENT = "    "  # before every line of a text but the first
-# What begins with an escape character. A string (title, clipboard, link) lasts to its end or the next escape.
+# An escape sequence. A string (title, clipboard, link) lasts to its end or the next escape character.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def neutral(text: str) -> str:
-    r"""The text in one line, with what controls a terminal or the order of letters spelled out: ``\x1b``, ``\u202e``, ``\n``."""
+    r"""The text in one line, with characters that control a terminal or the text direction escaped: ``\x1b``, ``\u202e``, ``\n``."""
     if text.isprintable():
         return text
     return "".join(letter if _harmless(letter) else letter.encode("unicode_escape").decode() for letter in text)
@@ -52,23 +52,23 @@ def _neutral_lines(text: str) -> str:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """The text, neutral, in a style: a part of a line, or a table's cell."""
+    """The text, escaped, in a style: part of a line, or a cell of a table."""
     return Text(neutral(text), style=style)
 
 
 class Console(RichConsole):
     """Standard output or standard error.
 
-    Text is printed with `say`. Whatever else comes to be printed is neutral, too: it is made so where rich renders it.
+    Text is printed with `say`. Everything else is escaped, too, where rich renders it.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def say(self, text: str, style: str = "", *, hint: str | None = None) -> None:
-        """Print a text, and what to do about it.
+        """Print a text and a hint.
 
-        Lines are never folded, so that what a user copies stays whole. All but the first are indented: what begins a line is ours.
+        Lines are never folded, so that they can be copied whole. All but the first are indented: untrusted text never begins a line.
         """
         body = text.lstrip("\n")
         self.print(Text("\n" * (len(text) - len(body)) + _indented(body), style=style), soft_wrap=True)
@@ -76,18 +76,18 @@ class Console(RichConsole):
             self.print(Text(f"  → {_indented(hint)}", style="bold"), soft_wrap=True)
 
     def program(self, text: str, style: str = "", *, tag: str = "") -> None:
-        """Print a line of a program of the user's, behind a tag of ours: into a file or pipe as it is, on a terminal as `drawn`."""
+        """Print a line of a user's program, after a tag: unchanged into a file or pipe, as `program_line` on a terminal."""
         if self.file.isatty():
-            self.print(Text(tag, style=style) + drawn(text, style), soft_wrap=True)
+            self.print(Text(tag, style=style) + program_line(text, style), soft_wrap=True)
             return
         try:
             self.file.write(f"{tag}{text}\n")
             self.file.flush()
-        except BrokenPipeError:  # nobody reads any more
+        except BrokenPipeError:  # the reader has ended
             self.on_broken_pipe()
 
     def content(self, text: str) -> None:
-        """Print what a file holds: into a file or pipe as it is, on a terminal neutral."""
+        """Print the content of a file: unchanged into a file or pipe, escaped on a terminal."""
         self.file.write(_neutral_lines(text) if self.file.isatty() else text)
         self.file.flush()
 
@@ -103,12 +103,12 @@ class Console(RichConsole):
 
 
 def out() -> Console:
-    """Standard output, for results: as wide as the terminal; into a pipe hardly a line is folded."""
+    """Standard output, for results: as wide as the terminal, or so wide that few lines are folded."""
     return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
 
 
 def err() -> Console:
-    """Standard error, for what is said meanwhile."""
+    """Standard error, for messages."""
     return Console(stderr=True)
 
 
@@ -117,19 +117,19 @@ def say(text: str) -> None:
     err().say(text)
 
 
-def document(data: Any) -> None:
-    """Print a document for programs on standard output. In JSON all that is not ASCII is escaped: harmless, and nothing is lost."""
+def print_json(data: Any) -> None:
+    """Print a document for programs on standard output. JSON escapes all that is not ASCII: harmless, and nothing is lost."""
     out().content(json.dumps(data, indent=2, default=str) + "\n")
 
 
 def confirm(question: str) -> bool:
-    """Ask, on standard error."""
+    """Ask a yes-or-no question on standard error."""
     return typer.confirm(neutral(question), err=True)
 
 
-def drawn(text: str, style: str = "") -> Text:
-    """A program's line as a terminal would show it in the end: with its colours, without all else that controls a terminal, and of what
-    a progress bar draws over itself the last state."""
+def program_line(text: str, style: str = "") -> Text:
+    """A program's line as a terminal would finally show it: with its colours, without other control sequences, and with the last state of
+    a progress bar that redraws itself."""
     last = text.rstrip("\r").rpartition("\r")[2]
     coloured = _SEQUENCE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", last)
     shown = AnsiDecoder().decode_line("".join(letter for letter in coloured if letter == "\x1b" or _harmless(letter)))
@@ -138,7 +138,7 @@ def drawn(text: str, style: str = "") -> Text:
 
 
 def table(entries: Iterable[Mapping[str, str]], styles: Mapping[str, str] | None = None) -> Table:
-    """A plain table; its columns are the keys of the first row. ``styles``: of what stands in the column ``state``."""
+    """A plain table; its columns are the keys of the first row. ``styles``: of the values in the column ``state``."""
     listed = list(entries)
     built = Table(box=None, pad_edge=False, header_style="bold")
     for column in listed[0] if listed else ():
@@ -149,7 +149,7 @@ def table(entries: Iterable[Mapping[str, str]], styles: Mapping[str, str] | None
 
 
 def live(console: Console, draw: Callable[[], Table]) -> Live:
-    """A view below what is printed, of what ``draw`` returns, again and again."""
+    """A view below the output that shows what ``draw`` returns, refreshed continuously."""
     return Live(get_renderable=draw, console=console, refresh_per_second=8, transient=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def some(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
     """``a``, ``a, b and c``, or ``a, b and 48 more``."""
     if len(names) > 3:
         return f"{names[0]}, {names[1]} and {len(names) - 2} more"

@@ -1,23 +1,21 @@
-"""Files that models describe: read, checked, and all their mistakes said at once, each with its line, in our words.
+"""Reader of files that models describe. It reports all mistakes of a file at once, each with its line, without pydantic's jargon.
 
-The only place that knows pydantic's errors. What a file holds is data: long values are shortened, control characters spelled out.
+The content of a file is data: long values are shortened, control characters escaped.
 """
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 import difflib
-import itertools
 import json
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from provision.base.errors import UsageError
@@ -26,15 +24,15 @@ from provision.base.terminal import neutral
 Kind = Literal["json", "yaml"]
 KeyPath = tuple[str | int, ...]  # keys of mappings and indexes of lists, from the top of a document
 
-_MOST = 50  # mistakes that are said of one file
-_MOST_PLACES = 1_000_000  # of a document that are looked at for lines
-_LONGEST = 60  # letters of a value, or of a key, that are shown
+_MOST = 50  # mistakes of one file that are reported
+_LONGEST = 60  # characters of a value, or of a key, that are shown
+_LARGEST = 20_000_000  # characters of a document in which lines are looked up
 
 
 class Model(BaseModel):
-    """What a file holds: nothing but its fields, of exactly their kinds, and never changed. It is compiled when it is first used.
+    """The content of a file: its fields and no others, of exactly their types, immutable. It is compiled when it is first used.
 
-    What a validator in mode "before" returns is no JSON any more, so that below it a strict tuple refuses a list: check in mode "after".
+    What a validator in mode "before" returns is not JSON any more, so that below it a strict tuple refuses a list: check in mode "after".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -45,7 +43,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a text, for ``Annotated[str, Form(...)]``: the whole of it matches ``pattern``; ``what`` says it in words: ``a version,
+    """The form of a text, for ``Annotated[str, Form(...)]``: all of it matches ``pattern``, which ``what`` describes, such as ``a version,
     such as 2.21.5``."""
 
     pattern: str
@@ -66,15 +64,17 @@ class Form:
 
 
 def refuse(wrong: Iterable[tuple[KeyPath, str]]) -> None:
-    """For a model's validator that finds several mistakes, or mistakes in its parts: raise all of them, each (key path below the model,
-    sentence), if there are any. A validator that finds one may as well raise ValueError with the sentence."""
-    errors = [InitErrorDetails(type=PydanticCustomError("cross_check", "{said}", {"said": said}), loc=at, input=None) for at, said in wrong]
+    """Raise all mistakes that a model's validator finds, if there are any, each as (key path below the model, sentence).
+
+    A validator that finds only one can raise ValueError with the sentence instead.
+    """
+    errors = [InitErrorDetails(type=PydanticCustomError("cross_check", "{what}", {"what": what}), loc=at, input=None) for at, what in wrong]
     if errors:
         raise ValidationError.from_exception_data("", errors)
 
 
 def load(model: type[M], path: str | Path, hint: str | None = None) -> M:
-    """The model that a file holds: YAML where its name ends in .yaml, .yml or .lock, else JSON.
+    """Read a file as a model: YAML where its name ends in .yaml, .yml or .lock, else JSON.
 
     Raises:
         UsageError: it cannot be read or is something else; all its mistakes, each with ``file:line``, and ``hint``.
@@ -87,14 +87,14 @@ def load(model: type[M], path: str | Path, hint: str | None = None) -> M:
 
 
 def parse(model: type[M], content: str | bytes, where: str, kind: Kind = "json", hint: str | None = None) -> M:
-    """The model that a text holds; ``where`` is the file's name for messages. Raises UsageError as `load` does."""
+    """Read a text as a model; ``where`` is the file's name for messages. Raises UsageError as `load` does."""
     text = decoded(content, where, hint)
     data = read(text, where, kind, hint)
     return validate(model, data, where, text=text, kind=kind, hint=hint)
 
 
 def validate(model: type[M], data: Any, where: str, *, text: str = "", kind: Kind = "json", at: KeyPath = (), hint: str | None = None) -> M:
-    """The model that plain data holds. ``text`` is the document that it stands in, ``at`` where in it; without a text no line is said.
+    """Turn plain data into a model. ``text`` is the document that contains it, ``at`` the place in it; without a text there are no lines.
 
     Raises:
         UsageError: as from `load`.
@@ -105,7 +105,7 @@ def validate(model: type[M], data: Any, where: str, *, text: str = "", kind: Kin
     except ValidationError as error:
         raise _usage_error(problems(error, text, kind, model, at), where, hint) from error
     except (RecursionError, ValueError) as error:
-        raise UsageError(f"it is nested too deeply, or in itself: {error}", where=where, hint=hint) from error
+        raise UsageError(f"it is nested too deeply, or contains itself: {error}", where=where, hint=hint) from error
 
 
 def problems(
@@ -115,28 +115,19 @@ def problems(
 
     Args:
         text: the document, for lines; where it is empty there are none.
-        model: what the document should be, for the keys that a misspelt one may mean.
-        at: where in the document that is.
+        model: the document's model, whose keys are suggested for misspelt ones.
+        at: where in the document the model begins.
     """
-    lines = _lines(text, kind)
-    errors = error.errors(include_url=False)
-    there = {_path(each["loc"], each["type"], lines, at) for each in errors if each["type"] == "missing"}
+    lines = _lines(text)
     found: dict[str, int | None] = {}
-    for each in errors:
+    for each in error.errors(include_url=False):
         path = _path(each["loc"], each["type"], lines, at)
         if each["type"] == "extra_forbidden":
-            known = sorted(_keys(model, each["loc"][:-1]))
-            meant = did_you_mean(str(path[-1]), known)
-            there -= {(*path[:-1], name) for name in known if meant == did_you_mean(name, [name])}
-            said = f"{_name(path)} is unknown{meant or ('; known are ' + ', '.join(known) if known else '')}"
-            found[said] = _line(lines, path)
-    for each in errors:
-        path = _path(each["loc"], each["type"], lines, at)
-        if each["type"] == "extra_forbidden" or (each["type"] == "missing" and path not in there):  # the misspelt key is the missing one
-            continue
-        key = "the key " if each["loc"][-1:] == ("[key]",) else ""
-        found.setdefault(key + _said(_name(path), each, kind), _line(lines, path))
-    return sorted(((line, said) for said, line in found.items()), key=lambda one: one[0] or 0)
+            sentence = f"{_name(path)} is unknown{did_you_mean(str(path[-1]), _keys(model))}"
+        else:
+            sentence = ("the key " if each["loc"][-1:] == ("[key]",) else "") + _sentence(_name(path), each, kind)
+        found.setdefault(sentence, _line(lines, path))
+    return sorted(((line, sentence) for sentence, line in found.items()), key=lambda one: one[0] or 0)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -146,58 +137,60 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def decoded(content: str | bytes, where: str, hint: str | None = None) -> str:
-    """The text that a file's bytes are. Raises UsageError, naming the line, where they are no UTF-8."""
+    """The text of a file's bytes. Raises UsageError, naming the line, where they are not UTF-8."""
     if isinstance(content, str):
         return content
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError("this is no UTF-8", where=f"{where}:{line}", hint=hint) from error
+        raise UsageError("not UTF-8 text", where=f"{where}:{line}", hint=hint) from error
 
 
 def read(text: str, where: str, kind: Kind = "json", hint: str | None = None) -> Any:
     """The plain data in a text, each key of a mapping once.
 
     Raises:
-        UsageError: it is no JSON or YAML, or has a key twice; the first mistake, as what follows it cannot be told.
+        UsageError: it is not JSON or YAML, or has a key twice; the first mistake, as it decides what the rest means.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once) if kind == "json" else yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
-    except _Twice as error:
-        again: list[tuple[int, KeyPath]] = []
-        lines = _lines(text, kind, again)
-        line, path = again[0] if again else (_line(lines, ()), (error.key,))
-        raise UsageError(f"{_name(path)} stands there twice", where=_at(where, line), hint=hint) from error
+        if kind == "json":
+            with contextlib.suppress(_DuplicateKeyError):  # then it is read as YAML, for the line
+                return json.loads(text, object_pairs_hook=_unique)
+        return yaml.load(_as_yaml(text) if kind == "json" else text, _Loader)  # noqa: S506  a SafeLoader
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, text.find(chr(error.character))) + 1  # its position counts letters or bytes
-        raise UsageError(f"this is no YAML: it has no character U+{error.character:04X}", where=_at(where, line), hint=hint) from error
+        raise UsageError(
+            f"invalid YAML: the character U+{error.character:04X} is not allowed", where=_at(where, line), hint=hint
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = f"this is no YAML: {neutral(str(error.problem))}" if not isinstance(error, _Refused) else str(error.problem)
+        what = str(error.problem) if isinstance(error, _Refused) else f"invalid YAML: {neutral(str(error.problem))}"
         raise UsageError(what, where=_at(where, mark.line + 1 if mark else None), hint=hint) from error
     except (ValueError, RecursionError) as error:
-        what = f"this is no {kind.upper()}: {getattr(error, 'msg', None) or error}"
+        what = f"invalid {kind.upper()}: {getattr(error, 'msg', None) or error}"
         raise UsageError(what, where=_at(where, getattr(error, "lineno", None)), hint=hint) from error
 
 
-class _Twice(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
+class _DuplicateKeyError(Exception):
+    pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that stands in it twice would silently be the last one."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a key that occurs twice, Python would silently take the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+        raise _DuplicateKeyError
     return found
 
 
+def _as_yaml(text: str) -> str:
+    """JSON as YAML reads it: a tab, which JSON allows between values only, is an error there."""
+    return text.replace("\t", " ")
+
+
 class _Refused(yaml.constructor.ConstructorError):
-    """What YAML allows and our files may not hold; ``problem`` is our sentence."""
+    """What YAML allows and these files do not; ``problem`` is the sentence for the user."""
 
 
 if TYPE_CHECKING:
@@ -207,11 +200,11 @@ else:
 
 
 class _Loader(_SafeLoader):
-    """YAML as JSON would have it: keys are texts, each once; nothing stands for something else in the file."""
+    """YAML within the limits of JSON: keys are texts, each once; no aliases."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if isinstance(node, yaml.CollectionNode) and node in self.constructed_objects:  # a few aliases can stand for gigabytes
-            raise _Refused(None, None, "write it out wherever it is meant: `*` is not read here", node.start_mark)
+            raise _Refused(None, None, "aliases (`*`) are not supported: repeat the value", node.start_mark)
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -219,16 +212,17 @@ class _Loader(_SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                written = _shown(getattr(key_node, "value", key))
+                written = _shortened(repr(getattr(key_node, "value", key)))
                 raise _Refused(None, None, f"the key {written} must be in quotes: {_NUMBERS}", key_node.start_mark)
             if key in seen:
-                raise _Refused(None, None, f"`{_step(key)}` stands there twice", key_node.start_mark)
+                raise _Refused(None, None, f"`{_shortened(key)}` occurs twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 _NUMBERS = "as numbers 12.10 and 12.1 are the same"
 _MAPPING = {"json": "an object", "yaml": "a mapping"}
+# Where pydantic would speak of Python: its error → what the value must be.
 _KINDS = {
     "string_type": "a text in quotes",
     "int_type": "a whole number",
@@ -239,57 +233,40 @@ _KINDS = {
     "tuple_type": "a list",
     "set_type": "a list",
     "frozen_set_type": "a list",
-    "none_required": "null",
     "date_type": "a date, such as 2026-11-21",
     "date_parsing": "a date, such as 2026-11-21",
-    "date_from_datetime_parsing": "a date, such as 2026-11-21",
-    "date_from_datetime_inexact": "a date, such as 2026-11-21",
-    "greater_than": "more than {gt}",
+    "too_short": "longer: at least {min_length}",
     "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
-    "enum": "{expected}",
     "form": "{what}",
     "union_tag_invalid": "a mapping whose {discriminator} is one of {expected_tags}",
     "union_tag_not_found": "a mapping with {discriminator}",
-    "too_short": "longer: at least {min_length}",
-    "too_long": "shorter: at most {max_length}",
-    "string_too_short": "a text of at least {min_length} letters",
-    "string_too_long": "a text of at most {max_length} letters",
-    "string_pattern_mismatch": "a text like {pattern}",
 }
 
 
-def _said(name: str, error: Any, kind: Kind) -> str:
+def _sentence(name: str, error: Any, kind: Kind) -> str:
     """One of pydantic's errors as a sentence about ``name``."""
     what, value, context = error["type"], error["input"], error.get("ctx", {})
     if what == "missing":
         return f"{name} is missing"
     if what == "string_type" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f'{name} must be in quotes, "{_shown(value)}": {_NUMBERS}'
+        return f'{name} must be in quotes, "{_shortened(repr(value))}": {_NUMBERS}'
     if what in ("dict_type", "model_type", "model_attributes_type", "dataclass_type"):
         return f"{name} must be {_MAPPING[kind]}"
     if what in _KINDS:
-        shown = "" if isinstance(value, (dict, list)) or value is None else f", not {_shown(value)}"
+        shown = "" if isinstance(value, (dict, list)) or value is None else f", not {_shortened(repr(value))}"
         return f"{name} must be {_KINDS[what].format(**context)}{shown}"
-    if what == "value_error":
-        return f"{name}: {neutral(str(context['error']))}"
-    return f"{name}: {neutral(str(error['msg']))}"
+    return f"{name}: {neutral(str(context['error'] if what == 'value_error' else error['msg']))}"
 
 
-def _shown(value: Any) -> str:
-    text = neutral(repr(value))
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def _step(step: str | int) -> str:
-    text = neutral(str(step))
+def _shortened(text: str) -> str:
+    text = neutral(text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def _name(path: KeyPath) -> str:
-    """``hosts.a.gpus[0].name``, in marks; a key that is no plain word stands in brackets, too: ``builds["2.21.5-1"]``."""
+    """``hosts.a.gpus[0].name``, in backquotes; a key that is not a plain word is in brackets, too: ``builds["2.21.5-1"]``."""
     named = ""
     for step in path:
         if isinstance(step, int):
@@ -297,12 +274,12 @@ def _name(path: KeyPath) -> str:
         elif re.fullmatch(r"[\w-]+", step) and len(step) <= _LONGEST:
             named += f".{step}" if named else step
         else:
-            named += f'["{_step(step)}"]'
+            named += f'["{_shortened(step)}"]'
     return f"`{named}`" if named else "it"
 
 
 def _path(loc: KeyPath, what: str, lines: dict[KeyPath, int], at: KeyPath) -> KeyPath:
-    """Where in the document an error is: pydantic also names the members of unions that it tried, and says ``[key]``."""
+    """Where in the document an error is: pydantic's location also has ``[key]`` and the members of unions that it tried."""
     path = at
     for place, step in enumerate(loc):
         last = place == len(loc) - 1
@@ -311,33 +288,18 @@ def _path(loc: KeyPath, what: str, lines: dict[KeyPath, int], at: KeyPath) -> Ke
     return path
 
 
-def _keys(model: type[BaseModel] | None, loc: KeyPath) -> set[str]:
-    """The keys that a model knows at a place: those of all members where it is a union."""
-    models = set(_models_in(model))
-    for step in loc:
-        fields = [(name, field) for each in models for name, field in each.model_fields.items()]
-        below = [field for name, field in fields if step in (name, field.alias)]
-        if below:  # else the step is an index, a key of a mapping, or the tag of a union
-            models = {found for field in below for found in _models_in(field.annotation)}
-    return {field.alias or name for each in models for name, field in each.model_fields.items()}
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a type is made of; a file that is a list is a RootModel of it."""
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        yield from _models_in(annotation.model_fields["root"].annotation)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _models_in(part)
+def _keys(model: type[BaseModel] | None) -> set[str]:
+    """All keys that a model knows, at any depth."""
+    schema = model.model_json_schema() if model else {}
+    return {key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ())}
 
 
 def _usage_error(wrong: list[tuple[int | None, str]], where: str, hint: str | None) -> UsageError:
     if len(wrong) == 1:
         return UsageError(wrong[0][1], where=_at(where, wrong[0][0]), hint=hint)
-    said = [f"{_at(where, line)}: {what}" for line, what in wrong[:_MOST]]
+    lines = [f"{_at(where, line)}: {what}" for line, what in wrong[:_MOST]]
     more = [f"{where}: and {len(wrong) - _MOST} more mistakes"] if len(wrong) > _MOST else []
-    return UsageError("\n".join(said + more), hint=hint)
+    return UsageError("\n".join(lines + more), hint=hint)
 
 
 def _at(where: str, line: int | None) -> str:
@@ -345,71 +307,26 @@ def _at(where: str, line: int | None) -> str:
 
 
 def _line(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
-    """The line of a place, or of what it is missing in."""
+    """The line of a place, or of the nearest place above it."""
     return next((lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines), None)
 
 
-def _lines(text: str, kind: Kind, twice: list[tuple[int, KeyPath]] | None = None) -> dict[KeyPath, int]:
-    """Key path → line of each key and entry of a document that was read; ``twice`` collects the keys that stand there again."""
-    found: dict[KeyPath, int] = {}
+def _lines(text: str) -> dict[KeyPath, int]:
+    """Key path → line of each key and entry of a document that was read; empty where they cannot be found."""
     try:
-        places = _json_places(text) if kind == "json" else _yaml_places(yaml.compose(text, _Loader), ())
-        for path, line in itertools.islice(places, _MOST_PLACES) if text else ():
-            if path in found and twice is not None:
-                twice.append((line, path))
-            found.setdefault(path, line)
-    except (RecursionError, ValueError, IndexError, yaml.YAMLError):
+        return dict(_places(yaml.compose(_as_yaml(text), _Loader), ())) if 0 < len(text) < _LARGEST else {}
+    except (RecursionError, ValueError, yaml.YAMLError):
         return {}
-    return found
 
 
-def _yaml_places(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+def _places(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
     if not path and node is not None:
         yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, key.value), key.start_mark.line + 1
-            yield from _yaml_places(value, (*path, key.value))
+            yield from _places(value, (*path, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield (*path, index), value.start_mark.line + 1
-            yield from _yaml_places(value, (*path, index))
-
-
-_SPACE = re.compile(r"[ \t\n\r]*")
-_SCALAR = re.compile(r"[^\s,\]}]+")
-
-
-def _json_places(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """As `_yaml_places`, for a text that is JSON."""
-    ends = [place.start() for place in re.finditer("\n", text)]
-    end = 0
-
-    def skip(at: int) -> int:
-        return _SPACE.match(text, at).end()  # type: ignore[union-attr]
-
-    def walk(at: int, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-        """The places below a value; the place after it is left in ``end``."""
-        nonlocal end
-        if text[at] in "{[":
-            is_object, at = text[at] == "{", skip(at + 1)
-            index = 0
-            while text[at] not in "}]":
-                begin = at
-                step: str | int = index
-                if is_object:
-                    step, at = scanstring(text, at + 1, True)
-                    at = skip(skip(at) + 1)
-                yield (*path, step), bisect.bisect_left(ends, begin) + 1
-                yield from walk(at, (*path, step))
-                at = skip(end)
-                at, index = skip(at + 1) if text[at] == "," else at, index + 1
-            end = at + 1
-        elif text[at] == '"':
-            end = scanstring(text, at + 1, True)[1]
-        else:
-            end = _SCALAR.match(text, at).end()  # type: ignore[union-attr]
-
-    start = end = skip(0)
-    yield (), bisect.bisect_left(ends, start) + 1
-    yield from walk(start, ())
+            yield from _places(value, (*path, index))

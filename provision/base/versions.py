@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from functools import cache
 
-VERSION = (
-    r"[0-9][\w.+~:-]*"  # what package managers call a version, 1:2.9.0-1+deb12; nothing that could be anything else where it is rendered
-)
+VERSION = r"[0-9][\w.+~:-]*"  # of package managers, such as 1:2.9.0-1+deb12; without characters that need quoting where it is rendered
 
 
 @cache
 def key(version: str) -> tuple[int, ...]:
-    """The numbers of the upstream version, for comparing: epoch, Debian revision and local part do not count."""
+    """The numbers of the upstream version, for comparisons: without epoch, Debian revision and local part."""
     upstream = version.split(":", 1)[-1].split("+", 1)[0].split("-", 1)[0]
     numbers = re.findall(r"\d+", upstream)
     if not numbers:
@@ -21,7 +19,7 @@ def key(version: str) -> tuple[int, ...]:
 
 
 def package_key(version: str) -> tuple[int, ...]:
-    """All numbers of a package's version, without an epoch: of the same release that of the larger revision or CUDA is newer."""
+    """All numbers of a package's version but the epoch: within a release, a larger revision or CUDA is newer."""
     return tuple(int(number) for number in re.findall(r"\d+", version.rpartition(":")[2]))
 
 

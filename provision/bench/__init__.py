@@ -1,1 +1,1 @@
-"""`provision bench`: what the engine reaches on these hosts, pair by pair and with more and more ranks, next to what the links can do."""
+"""`provision bench`: allreduce between every pair of hosts and on more and more ranks, next to what the links can do; training steps."""

@@ -1,69 +1,76 @@
-"""The figures as one page that opens from disk: a matrix of the pairs, and curves, drawn here; nothing is fetched."""
+"""The measurements as one page that opens from disk: a matrix of the pairs, and charts drawn as SVG; nothing is fetched."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 from provision import __version__
 from provision.base.terminal import neutral
-from provision.bench.comparison import Change
+from provision.bench.results import Change, Measurements
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 64, 40, 16
 COLOURS = ("#1f5f8b", "#c1571b", "#3d7a3d", "#7a3d74", "#8a6d1a", "#4a4a4a", "#1b8a8f", "#a8324a")
 
 
-def render(document: Mapping[str, Any], changes: Sequence[Change]) -> str:
+def render(measurements: Measurements, changes: Sequence[Change]) -> str:
     """The page's HTML."""
     return _template().render(
         version=__version__,
-        when=document["when"],
-        hosts=document["hosts"],
-        matrix=matrix(document),
-        sums=_chart([(f"{run['np']} ranks", [(r["bytes"], r["busbw_gbs"]) for r in run["results"]]) for run in document["ranks"]], "GB/s"),
+        when=measurements.when,
+        hosts=measurements.hosts,
+        matrix=_matrix(measurements),
+        allreduce=_chart(
+            [(f"{run.np} ranks", [(result.bytes, result.busbw_gbs) for result in run.results]) for run in measurements.ranks], "GB/s"
+        ),
         training=_chart(
             [
-                ("with communication", [(run["np"], run["samples_per_second"]) for run in document["training"]]),
-                ("without", [(run["np"], run["alone"]) for run in document["training"]]),
+                ("with communication", [(run.np, run.samples_per_second) for run in measurements.training]),
+                ("without", [(run.np, run.alone) for run in measurements.training]),
             ],
             "samples/s",
         ),
-        runs=document["ranks"],
-        trainings=document["training"],
+        runs=measurements.ranks,
+        trainings=measurements.training,
         changes=[str(change) for change in changes],
-        spelled=spelled,
+        size=size,
     )
 
 
-def spelled(size: float) -> str:
-    """1048576 as ``1 MiB``."""
+def size(count: float) -> str:
+    """A number of bytes in words: ``1 MiB``."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:g} {name}"
-    return f"{size:g} B"
+        if count >= unit:
+            return f"{count / unit:g} {name}"
+    return f"{count:g} B"
 
 
-def matrix(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each host: its cells to all hosts, None for itself and what was not measured; ``share`` is of the fastest pair."""
-    known = {}
-    for pair in document["pairs"]:
-        last, first = pair["results"][-1], pair["results"][0]
-        known[frozenset(pair["hosts"])] = {"gbs": last["busbw_gbs"], "us": first["median_us"], "limit": pair["limit_gbs"]}
-    fastest = max((cell["gbs"] for cell in known.values()), default=0.0)
-    names = [host["name"] for host in document["hosts"]]
-    rows = []
-    for one in names:
-        cells = [known.get(frozenset((one, other))) if one != other else None for other in names]
-        rows.append({"name": one, "cells": [cell and {**cell, "share": cell["gbs"] / fastest if fastest else 0.0} for cell in cells]})
-    return rows if known else []
+class _Cell(NamedTuple):
+    """A pair of hosts. ``share``: of the fastest pair."""
+
+    gbs: float
+    us: float
+    limit: float
+    share: float
+
+
+def _matrix(measurements: Measurements) -> list[tuple[str, list[_Cell | None]]]:
+    """A row for each host: its name, and its cells to all hosts, None for itself and what was not measured."""
+    fastest = max((pair.results[-1].busbw_gbs for pair in measurements.pairs), default=0.0) or 1.0
+    cells = {}
+    for pair in measurements.pairs:
+        smallest, largest = pair.results[0], pair.results[-1]
+        cells[frozenset(pair.hosts)] = _Cell(largest.busbw_gbs, smallest.median_us, pair.limit_gbs, largest.busbw_gbs / fastest)
+    names = [host.name for host in measurements.hosts]
+    return [(one, [cells.get(frozenset((one, other))) for other in names]) for one in names] if cells else []
 
 
 def _chart(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> dict[str, Any] | None:
-    """Curves over a logarithmic axis, as what an SVG needs; None without any point."""
+    """Coordinates of curves over a logarithmic axis; None without any point."""
     points = [point for _, line in series for point in line]
     if not points:
         return None
@@ -103,5 +110,5 @@ def _template() -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """Text without what would change the order of letters on the page; what a macro has drawn is HTML."""
+    """Text without characters that reorder a page; what a macro has drawn is HTML."""
     return neutral(value) if type(value) is str else value

@@ -1,21 +1,21 @@
-"""What is known of the world, as data: one YAML file per subject, each fact with its source and date. Code asks here, never hard-codes.
+"""The catalogue: facts about the outside world, one YAML file per subject, each fact with its source and date.
 
-A function per file, named like it: ``catalog.nccl().repository.builds``. A file is read and checked when it is first asked for.
+A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the models are compiled only for commands that ask
+if TYPE_CHECKING:  # commands that need no catalogue do not import its models
     from provision.catalog import models
 
 
 def content(name: str) -> bytes:
-    """What the catalogue file ``name`` (without ``.yaml``) holds."""
+    """The bytes of the catalogue file ``name`` (without ``.yaml``)."""
     return resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
 
 
@@ -24,7 +24,7 @@ def load(name: str) -> Any:
     """The catalogue file ``name`` as its model.
 
     Raises:
-        UsageError: the file is no YAML or does not hold to its model; all its mistakes, with their lines.
+        UsageError: the file is not YAML or does not match its model; lists all mistakes with their lines.
     """
     from provision.base import validation
     from provision.catalog.models import FILES
@@ -34,7 +34,7 @@ def load(name: str) -> Any:
 
 
 def check() -> None:
-    """Read every file once, so that a mistake in one that is needed late, or only after a failure, is said before anything is changed.
+    """Read every file, so that a mistake in one that is needed late is reported before anything is changed.
 
     Raises:
         UsageError: as from `load`.
@@ -46,89 +46,20 @@ def check() -> None:
 
 
 def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
-    """What a list of known troubles knows against ``version``, each with its source, in the list's order."""
+    """The entries of a list of known problems that cover ``version``, each with its source."""
     return [str(entry) for entry in entries if entry.covers(version)]
 
 
-def cmake() -> models.Cmake:
-    """CMake: what needs it, and what is installed."""
-    found: models.Cmake = load("cmake")
-    return found
-
-
-def connection() -> models.Connection:
-    """What ssh and sudo say, and what to do about it."""
-    found: models.Connection = load("connection")
-    return found
-
-
-def cuda() -> models.CudaVersions:
-    """CUDA, its drivers and the GPUs that it runs on."""
-    found: models.CudaVersions = load("cuda")
-    return found
-
-
-def cuda_images() -> models.CudaImages:
-    """NVIDIA's images: tags and digests."""
-    found: models.CudaImages = load("cuda_images")
-    return found
-
-
-def cuda_repositories() -> models.CudaRepositories:
-    """NVIDIA's package repositories."""
-    found: models.CudaRepositories = load("cuda_repositories")
-    return found
-
-
-def hwloc() -> models.Hwloc:
-    """hwloc: what Open MPI brings, what distributions have, what is known bad."""
-    found: models.Hwloc = load("hwloc")
-    return found
-
-
-def images() -> models.Images:
-    """What images are made of besides the plan."""
-    found: models.Images = load("images")
-    return found
-
-
-def mnist() -> models.DataSets:
-    """The data of the smoke job."""
-    found: models.DataSets = load("mnist")
-    return found
-
-
-def nccl() -> models.Nccl:
-    """NCCL: which build is where, and which are known bad."""
-    found: models.Nccl = load("nccl")
-    return found
-
-
-def openmpi() -> models.Openmpi:
-    """Open MPI: what is where, and what is known bad."""
-    found: models.Openmpi = load("openmpi")
-    return found
-
-
-def os() -> models.OperatingSystems:
-    """Distributions and architectures."""
-    found: models.OperatingSystems = load("os")
-    return found
-
-
-def python_packages() -> models.PythonPackages:
-    """What goes into the hosts' virtual environment."""
-    found: models.PythonPackages = load("python_packages")
-    return found
-
-
-def pytorch() -> models.Pytorch:
-    """PyTorch's own builds."""
-    found: models.Pytorch = load("pytorch")
-    return found
-
-
-def system_packages() -> models.SystemPackages:
-    """What the hosts' package manager must bring."""
-    found: models.SystemPackages = load("system_packages")
-    return found
+connection: Callable[[], models.Connection] = partial(load, "connection")  # messages of ssh and sudo, with hints
+cuda: Callable[[], models.CudaVersions] = partial(load, "cuda")  # CUDA releases, their drivers and GPUs
+cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # tags and digests of NVIDIA's images
+cuda_repositories: Callable[[], models.CudaRepositories] = partial(load, "cuda_repositories")  # NVIDIA's package repositories
+hwloc: Callable[[], models.Hwloc] = partial(load, "hwloc")
+images: Callable[[], models.Images] = partial(load, "images")  # contents of images besides the plan
+mnist: Callable[[], models.DataSets] = partial(load, "mnist")  # data sets of the smoke job
+nccl: Callable[[], models.Nccl] = partial(load, "nccl")
+openmpi: Callable[[], models.Openmpi] = partial(load, "openmpi")
+os: Callable[[], models.OperatingSystems] = partial(load, "os")  # distributions and architectures
+python_packages: Callable[[], models.PythonPackages] = partial(load, "python_packages")  # wheels of the virtual environment
+pytorch: Callable[[], models.Pytorch] = partial(load, "pytorch")
+system_packages: Callable[[], models.SystemPackages] = partial(load, "system_packages")  # packages of the distribution

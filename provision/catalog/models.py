@@ -1,4 +1,4 @@
-"""The form of every catalogue file. A new file, or a new key in one, is described here first."""
+"""Models of the catalogue files. A new file, or a new key in one, is added here first."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ SystemRelease = Annotated[str, Form(r"[a-z]+ \d+(\.\d+)?", "a distribution and r
 Sha256 = Annotated[str, Form(r"[0-9a-f]{64}", "a SHA-256: 64 small hexadecimal digits")]
 Fingerprint = Annotated[str, Form(r"[0-9A-F]{40}", "a fingerprint: 40 hexadecimal digits")]
 Url = Annotated[str, Form(r"(https?://|\{base\}/)\S+", "an address")]
-# A template must name the architecture: a published list once had one file for all.
-UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address that says where the architecture goes: {arch}")]
-FileOfArchitecture = Annotated[str, Form(r"\S*(x86_64|aarch64)\S*", "the name of a file that names its architecture")]
-NamesToolkit = Annotated[str, Form(r"\S+=\{toolkit\}", "a word with {toolkit} where the folder goes")]
+# The address must depend on the architecture: a published list once had one file for all.
+UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address with {arch} for the architecture")]
+NamesToolkit = Annotated[str, Form(r"\S+=\{toolkit\}", "a word with {toolkit} for the folder")]
 Architecture = Annotated[str, Form("x86_64|aarch64", "x86_64 or aarch64")]
 Family = Annotated[str, Form("debian|rhel", "debian or rhel")]
 
 
 class Sourced(Model):
-    """A group of facts: where they are from, and on which day that was looked at; ``weak`` says what of it stands on little.
+    """A group of facts with its source and the date on which it was read; ``weak`` names what has little evidence.
 
-    At the head of a file they are of all in it that has none of its own.
+    At the head of a file they apply to every group without its own.
     """
 
     source: Text
@@ -45,13 +44,13 @@ class Sourced(Model):
 
 
 class File(Model):
-    """What every file holds."""
+    """The base of every file's model."""
 
     schema_number: Literal[1] = Field(alias="schema")
 
 
 class Trouble(Sourced):
-    """What is known against some versions: those listed, those in a range (both ends included), or those below one.
+    """A known problem of some versions: those listed, those in a range (both ends included), or those below one.
 
     ``2.16`` in ``versions`` and ``to`` stands for all of 2.16.
     """
@@ -61,11 +60,10 @@ class Trouble(Sourced):
     from_: Release | None = Field(None, alias="from")
     to: Number | None = None
     below: Release | None = None
-    confirmed: bool = True
 
     @model_validator(mode="after")
-    def _one_way_round(self) -> Trouble:
-        if sum(way is not None for way in (self.versions, self.from_, self.below)) != 1:
+    def _covers_one_set_of_versions(self) -> Trouble:
+        if sum(each is not None for each in (self.versions, self.from_, self.below)) != 1:
             raise ValueError("it needs exactly one of versions, from (with to) and below")
         if (self.from_ is None) != (self.to is None):
             raise ValueError("from and to belong together")
@@ -74,7 +72,7 @@ class Trouble(Sourced):
         return self
 
     def covers(self, version: str) -> bool:
-        """Whether it is known against this version."""
+        """Whether this version has the problem."""
         if self.versions is not None:
             return any(key(version)[: len(key(listed))] == key(listed) for listed in self.versions)
         if self.from_ and self.to:
@@ -82,7 +80,7 @@ class Trouble(Sourced):
         return key(version) < key(str(self.below))
 
     def __str__(self) -> str:
-        return f"{self.why} ({self.source}{'' if self.confirmed else '; not confirmed'})"
+        return f"{self.why} ({self.source})"
 
 
 Troubles = tuple[Trouble, ...]
@@ -91,7 +89,6 @@ Troubles = tuple[Trouble, ...]
 class NcclEvidence(Model):
     what: Text
     weak: bool
-    proof: bool = True
 
 
 class NcclRepository(Sourced):
@@ -122,7 +119,7 @@ class NcclWheels(Sourced):
         return self
 
     def _wrong_code(self) -> Iterator[tuple[KeyPath, str]]:
-        """Of every wheel that is listed it is known, once, which GPUs it holds code for."""
+        """Every wheel under ``builds`` is listed once under ``code``, with the GPUs that it has code for."""
         missing = {(package, version) for package, versions in self.builds.items() for version in versions}
         for index, entry in enumerate(self.code):
             for package, wheels in entry.wheels.items():
@@ -182,11 +179,9 @@ class Nccl(File, Sourced):
         return self
 
 
-class CudaToolkits(Sourced):
-    drivers: dict[Cuda, Number]
+class Drivers(Sourced):
+    """CUDA release or major → the oldest driver that runs it."""
 
-
-class MinorCompatibility(Sourced):
     drivers: dict[Number, Number]
 
 
@@ -201,8 +196,8 @@ class GpuCeilings(Sourced):
 class CudaVersions(File):
     """cuda.yaml."""
 
-    toolkits: CudaToolkits
-    minor_compatibility: MinorCompatibility
+    toolkits: Drivers
+    minor_compatibility: Drivers
     gpu_floors: GpuFloors
     gpu_ceilings: GpuCeilings
 
@@ -270,7 +265,7 @@ class OpenmpiSum(Model):
 
 
 class OpenmpiTarball(Sourced):
-    """``taken``: of what was built; everything where it is empty."""
+    """``taken``: the parts of the build's result that are installed; everything if it is empty."""
 
     taken: tuple[Word, ...] = ()
     url: Url
@@ -314,40 +309,12 @@ class Hwloc(File, Sourced):
     known_bad: Troubles
 
 
-class CmakeNeeded(Sourced):
-    engine: Version
-    horovod: Version
-
-
-class CmakeWheel(Sourced):
-    version: Version
-    package: Word
-
-
-class CmakeTarball(Sourced):
-    url: UrlOfArchitecture
-    sha256: dict[FileOfArchitecture, Sha256]
-
-
-class Cmake(File):
-    """cmake.yaml."""
-
-    needed: CmakeNeeded
-    wheel: CmakeWheel
-    tarball: CmakeTarball
-
-
 class PytorchBuild(Model):
-    """``x86_64`` and ``aarch64``: the GPUs that it holds code for; None where there is no such build."""
+    """``code``: the GPUs that the build for an architecture has code for."""
 
     nccl: Version | None
-    x86_64: tuple[Capability, ...]
-    aarch64: tuple[Capability, ...] | None = None
+    code: dict[Architecture, tuple[Capability, ...]]
     weak: Text | None = None
-
-    def code(self, architecture: str) -> tuple[str, ...] | None:
-        """The GPUs that its build for an architecture holds code for; None where there is none."""
-        return {"x86_64": self.x86_64, "aarch64": self.aarch64}.get(architecture)
 
 
 class PytorchRelease(Model):
@@ -379,6 +346,7 @@ class PythonPackages(File, Sourced):
     """python_packages.yaml."""
 
     numpy: Numpy
+    cmake: PythonPackage
     mpi4py: PythonPackage
     cloudpickle: PythonPackage
     uv: Uv
@@ -405,7 +373,7 @@ class SystemPackages(File, Sourced):
     without_root: dict[Word, WithoutRoot]
 
     def of(self, family: str) -> tuple[str, ...]:
-        """What hosts of a family need."""
+        """Packages that hosts of a family need."""
         return self.rhel if family == "rhel" else self.debian
 
 
@@ -424,17 +392,10 @@ class OperatingSystems(File, Sourced):
     distributions: dict[Word, Distribution]
 
 
-class UbuntuTags(Sourced):
-    releases: dict[Version, tuple[Cuda, ...]]
+class CudaTags(Sourced):
+    """CUDA → the releases of a distribution that have an image for it."""
 
-
-class RockyTags(Sourced):
     releases: dict[Version, tuple[Number, ...]]
-
-
-class CudaTags(Model):
-    ubuntu: UbuntuTags
-    rocky: RockyTags
 
 
 class CudaDigests(Sourced):
@@ -446,7 +407,7 @@ class CudaImages(File, Sourced):
 
     registries: tuple[Word, ...]
     tag: Word
-    tags: CudaTags
+    tags: dict[Word, CudaTags]
     digests: CudaDigests
 
 
@@ -461,7 +422,7 @@ class ImageVersions(Sourced):
     rhel: dict[Word, Word]
 
     def of(self, family: str) -> dict[str, str]:
-        """Those of a family's packages."""
+        """Versions of a family's packages."""
         return self.rhel if family == "rhel" else self.debian
 
 
@@ -527,29 +488,22 @@ class Training(Model):
 IdxName = Annotated[str, Form(r"(train|t10k)-(images-idx3|labels-idx1)-ubyte\.gz", "one of MNIST's four files")]
 
 
-class MnistData(Sourced):
+class DataSet(Sourced):
     name: Text
-    mirrors: tuple[Url, ...]
+    licence: Text | None = None
+    mirrors: tuple[Url, ...] = ()
     files: Annotated[dict[IdxName, IdxFile], Field(min_length=4)]
-    training: Training
-
-
-class DigitsData(Sourced):
-    name: Text
-    licence: Text
-    sha256: Sha256
     training: Training
 
 
 class DataSets(File):
     """mnist.yaml."""
 
-    mnist: MnistData
-    digits: DigitsData
+    mnist: DataSet
+    digits: DataSet
 
 
 FILES: dict[str, type[File]] = {
-    "cmake": Cmake,
     "connection": Connection,
     "cuda": CudaVersions,
     "cuda_images": CudaImages,

@@ -1,6 +1,6 @@
-"""The help of commands: their options in panels by group, with every name whole.
+"""Help of commands: their options in panels by group, with no name cut.
 
-typer's own panels set each kind of name in a column of its own, and cut names where the columns do not fit the terminal.
+typer's own panels have a column for each kind of name, and cut names where the columns do not fit the terminal.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class _Command(TyperCommand):
 
 
 def _rows(records: list[tuple[str, str]]) -> Table:
-    """Names on the left, one below the other where they do not fit; no word of them is wider than their column."""
+    """Names on the left, wrapped where they do not fit; the column is as wide as the longest word."""
     longest = max(len(word) for names, _ in records for word in names.split())
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(width=max(longest, min(_NAMES_WIDTH, max(len(names) for names, _ in records))))
     grid.add_column(ratio=1, overflow="fold")
-    for names, said in records:
+    for names, description in records:
         shown = Text(names)
         shown.highlight_regex(r"(?<!\S)--?[\w-]+", "bold cyan")
-        grid.add_row(shown, Text(said))
+        grid.add_row(shown, Text(description))
     return grid
 
 
 class App(typer.Typer):
-    """Commands with that help."""
+    """A typer app whose commands have this help."""
 
-    def command(self, *given: Any, **named: Any) -> Callable[[_Function], _Function]:
-        return super().command(*given, cls=_Command, **named)
+    def command(self, *arguments: Any, **named: Any) -> Callable[[_Function], _Function]:
+        return super().command(*arguments, cls=_Command, **named)

@@ -12,12 +12,13 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, requirements, url
+from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.cli.run_options import run_options
-from provision.containers import container_engine, image_names
-from provision.image import build, folder, job, labels, render, request, store, verification
+from provision.containers import image_names
+from provision.image import build, local_images, render, run, targets, verification
 from provision.image.recipe import LABEL
-from provision.launch.program import RunOptions
+from provision.image.targets import ImageRequest
+from provision.launch.launchers import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
@@ -31,16 +32,16 @@ app = App(
 )
 
 ForHosts = Annotated[
-    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Build for these hosts; or give --os, --cuda, --cpu.")
 ]
-System = Annotated[str | None, typer.Option("--os", help="Make it of this system, e.g. ubuntu22.04.", metavar="SYSTEM")]
-Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12.4.", metavar="VERSION")]
-Facts = Annotated[Path | None, typer.Option("--facts", help="As for `plan`: from this file of facts, touching no host.")]
-Base = Annotated[str | None, typer.Option("--base", help="Begin with this image instead of the catalogue's.", metavar="IMAGE")]
+System = Annotated[str | None, typer.Option("--os", help="Operating system of the image, e.g. ubuntu22.04.", metavar="SYSTEM")]
+Cuda = Annotated[str | None, typer.Option("--cuda", help="CUDA version of the image, e.g. 12.4.", metavar="VERSION")]
+Facts = Annotated[Path | None, typer.Option("--facts", help="Read facts from this file instead of surveying hosts.")]
+Base = Annotated[str | None, typer.Option("--base", help="Base image to use instead of the catalogue's.", metavar="IMAGE")]
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
 
 
-def subject(
+def image_request(
     hosts: ForHosts = None,
     limit: Limit = None,
     facts_file: Facts = None,
@@ -48,17 +49,17 @@ def subject(
     cuda: Cuda = None,
     cpu: Cpu = None,
     base: Base = None,
-) -> request.Subject:
-    """What the image is to be of. Raises UsageError for what contradicts itself."""
-    of_hosts = hosts is not None or facts_file is not None
-    if of_hosts and (system or cuda):
+) -> ImageRequest:
+    """What the image is for. Raises UsageError for options that exclude each other."""
+    for_hosts = hosts is not None or facts_file is not None
+    if for_hosts and (system or cuda):
         raise UsageError("HOSTS and --os or --cuda exclude each other", hint="give one of them")
     if cuda and cpu:
         raise UsageError("--cuda and --cpu exclude each other", hint="leave one of them out")
     if base is not None:
         image_names.checked(base)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
-    return request.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
+    return ImageRequest(inventory, facts_file, limit, system, cuda, cpu, base)
 
 
 def _check_format(kind: str | None) -> None:
@@ -76,17 +77,19 @@ def _check_format(kind: str | None) -> None:
 
 
 @app.command("render")
-@also(subject=subject, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=requirements, passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Write it and all that a build needs here; without, print it.", file_okay=True),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Write the Dockerfile and its context into this folder; without, print it.", file_okay=True
+        ),
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Every system and CUDA that there are images of, a folder each.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Render every supported system and CUDA, each into a folder.")] = False,
     buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
     kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
-    subject: request.Subject,
+    request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
@@ -94,73 +97,73 @@ def render_(
     _check_format(kind)
     if buildx:
         terminal.say("--buildx is deprecated: every Dockerfile is for BuildKit; leave it out")
-    if matrix and (subject.named or out is None):
+    if matrix and (not request.is_empty or out is None):
         raise UsageError(
             "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
         )
-    if matrix:
-        made = request.everything(options)
-    else:
-        with progress.make() as shown:
-            made, problems = request.targets_of(subject, options, shown, passwords)
-        model.show_problems(problems, terminal.err())
-    contexts = {each.target.name: render.context(each.target, each.engine, locked=each.locked) for each in made}
+    made = targets.plan_all(options) if matrix else _plan(request, options, passwords)
+    contexts = {each.name: render.context(each) for each in made}
     if out is None:
         for files in contexts.values():
             terminal.out().content(files["Dockerfile"].content.decode())
         return
     for name, files in contexts.items():
-        folder.write(out / name if matrix or len(contexts) > 1 else out, files)
+        render.write(out / name if matrix or len(contexts) > 1 else out, files)
     terminal.say(f"{out}: {', '.join(contexts) if len(contexts) < 5 else f'{len(contexts)} images'}")
 
 
 @app.command("build")
-@also(subject=subject, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
+        str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="Name of the image; provision:SYSTEM by default.")
     ] = None,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Take the distribution's packages from here.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Mirror for the distribution's packages.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build without the cache of earlier builds.")] = False,
     *,
-    subject: request.Subject,
+    request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
-    """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
+    """Build the image with this machine's container engine. The machine's certificates and proxies are used and stay out of the image."""
     wanted = build.checked_tag(tag) if tag else None
-    with progress.make() as shown:
-        made, problems = request.targets_of(subject, options, shown, passwords)
-    model.show_problems(problems, terminal.err())
+    made = _plan(request, options, passwords)
     if wanted and len(made) > 1:
         raise UsageError(f"these hosts need {len(made)} images: --tag names one", hint="leave --tag out, or choose hosts: --limit")
-    tags = [wanted or build.checked_tag(f"provision:{each.target.name}") for each in made]  # all, before the first is built
+    tags = [wanted or build.checked_tag(f"provision:{each.name}") for each in made]  # all, before the first is built
     build.check_mirror(url("--mirror", mirror), made)
     for each, called in zip(made, tags, strict=True):
         done = build.build(each, called, options, mirror=mirror, cache=not no_cache)
         terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
-        terminal.say(f"not proven yet: provision image verify {done.tag}")
+        terminal.say(f"not verified yet: provision image verify {done.tag}")
+
+
+def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str]) -> list[targets.Target]:
+    with progress.make() as shown:
+        made, problems = targets.plan_targets(request, options, shown, passwords)
+    model.show_problems(problems, terminal.err())
+    return made
 
 
 @app.command("verify")
 def verify_(
     image: Image,
-    hosts: Annotated[int, typer.Option("--hosts", help="Containers that train together.")] = 2,
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of containers to train in.")] = 2,
     data: Data = None,
     json_: Json = False,
 ) -> None:
-    """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
+    """Verify an image: doctor's checks in its containers, the engine's self-check, and the smoke job across them over ssh and mpirun."""
     with progress.make() as shown:
         verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
-        terminal.document(verdict.as_dict())
+        terminal.print_json(verdict.as_dict())
     else:
         console = terminal.out()
         for line in verdict.summaries:
             console.say(line)
         for finding in verdict.findings:
             if finding.severity != "error":
-                console.say(f"{finding.severity}: {finding.host or 'between them'}: {finding.title}: {finding.seen}")
+                console.say(f"{finding.severity}: {finding.host or 'between hosts'}: {finding.what}: {finding.observed}")
         for fault in verdict.faults:
             console.say(f"fault: {fault}", style="red")
         console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")
@@ -169,23 +172,21 @@ def verify_(
 
 
 @app.command("run")
-@also(options=run_options, passwords=passwords)
+@with_options(options=run_options, passwords=passwords)
 def run_(
     hosts: Hosts,
-    image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows, or a file that `docker save` wrote.")
-    ],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows.")],
     limit: Limit = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Train MNIST, as `provision smoke` does.")] = False,
     epochs: Epochs = None,
     data: Data = None,
     volumes: Annotated[
         list[str] | None,
-        typer.Option("--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="A folder of the hosts in the containers, for data and results."),
+        typer.Option(
+            "--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="Mount a folder of the hosts into the containers, for data and results."
+        ),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the image on hosts where it was not before; without, it is taken off at the end.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the image on the hosts; without, it is removed at the end.")] = False,
     *,
     options: RunOptions,
     passwords: Mapping[str, str],
@@ -197,19 +198,19 @@ def run_(
     if smoke and options.command:
         raise UsageError("--smoke and a program exclude each other", hint="leave one of them out")
     if not smoke and not options.command:
-        raise UsageError("nothing to run", hint="say --smoke, or name a program: provision image run HOSTS IMAGE -- python train.py")
+        raise UsageError("nothing to run", hint="give --smoke, or a program: provision image run HOSTS IMAGE -- python train.py")
     if not smoke and (epochs or data):
-        raise UsageError("--epochs and --data are about --smoke", hint="leave them out")
+        raise UsageError("--epochs and --data need --smoke", hint="leave them out")
     if options.python is not None:
         raise UsageError("--python: the image has its own", hint="leave it out")
     for volume in volumes or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", hint="write it like /data:/data:ro")
+            raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
     training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
-        wanted = job.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
-        ended = job.run(inventory, image, wanted, shown, passwords)
+        job = run.ContainerJob(None if smoke else options, training, tuple(volumes or ()), keep)
+        ended = run.run(inventory, image, job, shown, passwords)
     console = terminal.out()
     if ended.summary:
         console.say(ended.summary)
@@ -227,64 +228,60 @@ def manifest() -> None:
 
 @app.command("ls")
 def ls(json_: Json = False) -> None:
-    """The images that were made here: what they hold, and whether they are proven."""
-    client = container_engine.connect()
-    try:
-        found = store.listed(client)
-    finally:
-        client.close()
-    rows = [
-        {
-            "image": told.name,
-            "state": "ready" if told.ready else "not proven",
-            "of": told.labels[LABEL],
-            "Open MPI": told.of("openmpi"),
-            "NCCL": told.of("nccl") or "-",
-            "PyTorch": told.of("torch") or "-",
-            "engine": told.of("engine"),
-            "MB": f"{told.size / 1e6:.0f}",
-        }
-        for told in found
-    ]
+    """List the images that were built here: their contents, and whether they are verified."""
+    with local_images.engine() as client:
+        found = local_images.list_all(client)
     if json_:
         listed = [
-            {"image": told.name, "id": told.image, "ready": told.ready, "bytes": told.size, "labels": dict(told.labels)} for told in found
+            {"image": image.name, "id": image.id, "ready": image.ready, "bytes": image.size, "labels": dict(image.labels)}
+            for image in found
         ]
-        terminal.document({"schema": 1, "images": listed})
-    elif rows:
+        terminal.print_json({"schema": 1, "images": listed})
+        return
+    rows = [
+        {
+            "image": image.name,
+            "state": "ready" if image.ready else "not verified",
+            "of": image.labels[LABEL],
+            "Open MPI": image.of("openmpi"),
+            "NCCL": image.of("nccl") or "-",
+            "PyTorch": image.of("torch") or "-",
+            "engine": image.of("engine"),
+            "MB": f"{image.size / 1e6:.0f}",
+        }
+        for image in found
+    ]
+    if rows:
         terminal.out().print(terminal.table(rows))
     else:
-        terminal.out().say("no image was made here yet: provision image build")
+        terminal.out().say("no image was built here yet: provision image build")
 
 
 @app.command("rm")
 def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
-    """Take images off this machine; only those that provision made."""
-    client = container_engine.connect()
-    try:
+    """Remove images from this machine; only those that provision made."""
+    with local_images.engine() as client:
         for name in images:
-            store.remove(client, name)
+            local_images.remove(client, name)
             terminal.out().say(f"removed {name}")
-    finally:
-        client.close()
 
 
 @app.command("push")
 def push(
     image: Image,
-    unproven: Annotated[bool, typer.Option("--unproven", help="Push it although it was not verified.")] = False,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Push an image that is not verified.")] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", hidden=True)] = False,
 ) -> None:
     """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
-    client = container_engine.connect()
-    try:
-        digest = store.push(client, image, unproven=unproven)
-    finally:
-        client.close()
-    terminal.out().say(f"{labels.parted(image)[0]}@{digest}")
+    if unproven:
+        terminal.say("--unproven is deprecated: use --unverified")
+    with local_images.engine() as client:
+        digest = local_images.push(client, image, unverified=unverified or unproven)
+    terminal.out().say(f"{local_images.split_name(image)[0]}@{digest}")
 
 
 @app.command("diff")
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def diff(
     hosts: Hosts,
     image: Image,
@@ -292,13 +289,10 @@ def diff(
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """Where hosts, by what is installed there, and an image differ."""
+    """Show where installed hosts and an image differ."""
     inventory = inventory_of(hosts, limit)
-    client = container_engine.connect()
-    try:
-        told = store.get(client, image)
-    finally:
-        client.close()
+    with local_images.engine() as client:
+        info = local_images.get(client, image)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         try:
@@ -308,7 +302,7 @@ def diff(
     model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
     manifests = installed.manifests(found.hosts)
     held = installed.plan(inventory, {name: each for name, each in manifests.items() if each}).hosts
-    lines = store.differences({name: held.get(name) for name in found.hosts}, told)
+    lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
     for line in lines:
         terminal.out().say(line)
     absent = len(found.hosts) < len(inventory.hosts)

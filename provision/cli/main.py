@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. No logic lives here."""
+"""The command line: parse, call one function, print."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from provision import __version__, sandbox
+from provision import __version__
 from provision.base import terminal
-from provision.base.errors import ProvisionError, UsageError, told
-from provision.cli import doctor, image
+from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
 from provision.cli.help import App
 from provision.cli.options import (
@@ -25,22 +25,23 @@ from provision.cli.options import (
     Data,
     Epochs,
     Hosts,
-    HostsOrNot,
     Json,
     Limit,
     Np,
+    OptionalHosts,
     Oversubscribe,
-    also,
     inventory_of,
     passwords,
     requirements,
     url,
+    with_options,
 )
-from provision.cli.run_options import HostOptions, run_options
+from provision.cli.run_options import run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import installer, removal
 from provision.launch import build_check, program, target_hosts
+from provision.launch.launchers import RunOptions
 from provision.plan import summary
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
@@ -52,7 +53,7 @@ _Result = TypeVar("_Result")
 
 
 class _MainJobGroup(TyperGroup):
-    """``provision HOSTS`` is ``provision up HOSTS``: a first word that is no command is taken as HOSTS."""
+    """``provision HOSTS`` is ``provision up HOSTS``: a first word that is not a command is HOSTS."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -65,15 +66,12 @@ app = App(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Turns a list of bare Linux hosts into a cluster that trains. `provision HOSTS` does it all: survey, plan, install, train.",
+    help="Turn a list of bare Linux hosts into a training cluster. `provision HOSTS` does everything: survey, plan, install, train.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-sandbox_app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
-app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(image.app, name="image")
-app.command()(bench)
-app.command()(schema)
 
 
 @app.callback(invoke_without_command=True)
@@ -87,22 +85,20 @@ def _root(
 
 
 @app.command()
-@also(options=requirements, passwords=passwords)
+@with_options(options=requirements, passwords=passwords)
 def up(
     hosts: Hosts,
     limit: Limit = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would change.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Run every step, also where the survey shows that there is nothing to do.")] = False,
-    first_step: Annotated[
-        str | None, typer.Option("--from", metavar="STEP", help="Leave out the steps before this one, e.g. `engine`.")
-    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run every step, even where the survey shows that nothing has to change.")] = False,
+    first_step: Annotated[str | None, typer.Option("--from", metavar="STEP", help="Skip the steps before this one, e.g. `engine`.")] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
     bundle: Annotated[
         Path | None,
-        typer.Option("--bundle", help="Install from this file of `provision bundle`; no host asks any network.", dir_okay=False),
+        typer.Option("--bundle", help="Install from this file of `provision bundle`; no host needs a network.", dir_okay=False),
     ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="Finish with the training job (default).")] = True,
+    smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="End with the training job (default).")] = True,
     np: Np = None,
     oversubscribe: Oversubscribe = False,
     epochs: Epochs = None,
@@ -112,11 +108,11 @@ def up(
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
-    """The main job: survey, plan, install, and a training run over all hosts that proves it."""
+    """Survey the hosts, plan, install, and verify it with a training job over all of them."""
     if first_step == "cmake":
-        terminal.say("--from cmake is deprecated: cmake is installed by the step python; use --from python")
+        terminal.say("--from cmake is deprecated: the step python installs CMake; use --from python")
         first_step = "python"
-    installer.steps(first_step)  # a step that does not exist is said before anything is done
+    installer.steps(first_step)  # an unknown step is an error before anything is done
     mirror = url("--apt-mirror", apt_mirror)
     options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu)
     if smoke:
@@ -128,7 +124,7 @@ def up(
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def survey(
     hosts: Hosts,
     limit: Limit = None,
@@ -136,12 +132,12 @@ def survey(
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
+    """Show what every host is, what is installed on it, and what would prevent an installation. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        found = collect.look(Session(inventory, shown, passwords), index="new")
+        found = collect.look(Session(inventory, shown, passwords))
     if json_:
-        terminal.document(found.as_dict())
+        terminal.print_json(found.as_dict())
     else:
         console = terminal.out()
         if found.hosts:
@@ -152,15 +148,15 @@ def survey(
 
 
 @app.command()
-@also(options=requirements, passwords=passwords)
+@with_options(options=requirements, passwords=passwords)
 def plan(
-    hosts: HostsOrNot = None,
+    hosts: OptionalHosts = None,
     limit: Limit = None,
     facts_file: Annotated[
-        Path | None, typer.Option("--facts", help="Plan from this file, as `provision survey --json` writes it, and touch no host.")
+        Path | None, typer.Option("--facts", help="Plan from this output of `provision survey --json`, without connecting to any host.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Leave the rendered playbook and its variables in this folder.", file_okay=False)
+        Path | None, typer.Option("--out", help="Write the rendered playbook and its variables to this folder.", file_okay=False)
     ] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
@@ -169,21 +165,21 @@ def plan(
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
-    """What would be installed where, from where, and why."""
+    """Show what would be installed where, from which source, and why."""
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
         inventory, found, problems = saved_facts.read(facts_file, inventory, limit)
         model.show_problems(problems, terminal.err())
     elif inventory is None:
-        raise UsageError("nothing to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
+        raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = collect.look(Session(inventory, shown, passwords), index=planning.index_asked(options))
-        model.show_problems(looked.problems, terminal.err())
-        found = looked.hosts
-    made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))
-    for line in planning.upgrade(inventory, found, made) if options.upgrade else ():
+            surveyed = collect.look(Session(inventory, shown, passwords))
+        model.show_problems(surveyed.problems, terminal.err())
+        found = surveyed.hosts
+    made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
+    for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
     if json_:
         console = terminal.out()
@@ -201,12 +197,12 @@ def plan(
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
         raise ProvisionError(
-            f"no plan for {', '.join(absent)}: nothing is known of them", hint="fix what stands above, or leave them out: --limit"
+            f"no plan for {', '.join(absent)}: they have no facts", hint="fix the problems above, or leave them out: --limit"
         )
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def smoke(
     hosts: Hosts,
     limit: Limit = None,
@@ -218,7 +214,7 @@ def smoke(
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """The training job alone, on hosts that `provision up` made ready."""
+    """Run the training job alone, on hosts that `provision up` made ready."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = lifecycle.smoke(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
@@ -226,47 +222,32 @@ def smoke(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@also(asked=HostOptions, options=run_options, passwords=passwords)
+@with_options(where=target_hosts.HostOptions, options=run_options, passwords=passwords)
 def run(
     *,
-    asked: HostOptions,
-    options: program.RunOptions,
+    where: target_hosts.HostOptions,
+    options: RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
-    """Launch a program of yours, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
-    if asked.version:
+    """Run a program, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
+    if where.version:
         _root(version=True)
-    target_hosts.refuse_ranks(os.environ)
-    hosts, entries, hostfile = asked.hosts, asked.host, asked.hostfile
-    if target_hosts.is_list(hosts, options.np):
-        if entries is not None:
-            raise UsageError("--hosts and -H say the same thing; give one of them")
-        hosts, entries = None, hosts
-    if entries is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile say the same thing; give one of them")
-    wanted = target_hosts.of_file(hostfile) if hostfile else target_hosts.of_list(entries) if entries else []
-    elastic = options.elastic
-    if not wanted and not hosts:
-        discovered = target_hosts.of_script(elastic.script, elastic.slots_per_host) if elastic and elastic.script else None
-        wanted = discovered or target_hosts.of_launcher(os.environ)
-    chosen = target_hosts.choose(hosts, wanted, options.np, terminal.say)
-    inventory = target_hosts.reached_by(chosen, asked.ssh_port, asked.ssh_identity_file)
-    if asked.check_build:
+    inventory = target_hosts.select(where, options.np, options.elastic, os.environ, terminal.say)
+    if where.check_build:
         with progress.make() as shown:
-            found = build_check.look(inventory, options.python, shown, passwords)
-        for name, said in found.items():
-            for line in build_check.lines(name, said):
-                terminal.out().say(line)
+            lines = build_check.check(inventory, options.python, shown, passwords)
+        for line in lines:
+            terminal.out().say(line)
         return
     if not options.command:
-        raise UsageError("no program to launch", hint="name it: provision run -np 4 python train.py")
+        raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
         code = program.run(inventory, options, shown, passwords)
     raise typer.Exit(code)
 
 
 @app.command()
-@also(options=requirements, passwords=passwords)
+@with_options(options=requirements, passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],
@@ -277,7 +258,7 @@ def bundle(
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
-    """Gather everything that the plan needs into one file, for hosts that reach nothing: wheels, packages, data, with checksums."""
+    """Write everything that the plan needs into one file, for hosts without a network: wheels, packages, data, with checksums."""
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit)
     if not out.absolute().parent.is_dir():
@@ -291,85 +272,44 @@ def bundle(
 
 
 @app.command()
-@also(passwords=passwords)
+@with_options(passwords=passwords)
 def remove(
     hosts: Hosts,
     limit: Limit = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json_: Json = False,
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """Take off the hosts exactly what `provision up` put there: its packages, files, keys and folders, and nothing else."""
+    """Remove exactly what `provision up` installed on the hosts: packages, files, keys and folders."""
     inventory = inventory_of(hosts, limit)
     if not (yes or check or sys.stdin.isatty()):
-        raise UsageError("no terminal to ask on whether to remove it", hint="say --yes, or look first with --check")
+        raise UsageError("no terminal to ask for confirmation on", hint="confirm with --yes, or see what would be removed: --check")
 
-    def wanted(found: list[removal.HostRemoval]) -> bool:
+    def confirmed(found: list[removal.HostRemoval]) -> bool:
         if check or yes:
             return not check
         model.show_removals(found, terminal.err())
-        return terminal.confirm("Remove all that?")
+        return terminal.confirm("Remove all of this?")
 
     with progress.make() as shown:
-        found = lifecycle.remove(inventory, shown, passwords, wanted)
+        found = lifecycle.remove(inventory, shown, passwords, confirmed)
     if json_:
-        terminal.document(removal.as_dict(found))
+        terminal.print_json(removal.as_dict(found))
     else:
         model.show_removals(found, terminal.out())
     if any(one.bad for one in found):
         raise typer.Exit(1)
 
 
-@sandbox_app.command("up")
-def sandbox_up(
-    count: Annotated[int, typer.Option("-n", "--count", help="Hosts.")] = 2,
-    base: Annotated[
-        list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; give it several times to mix.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="Several sandboxes can live side by side.")] = "default",
-    sudo: Annotated[str, typer.Option("--sudo", help="nopasswd, password or none.")] = "nopasswd",
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks a host.")] = 2,
-) -> None:
-    """Start hosts and write an inventory for them."""
-    kind: Any = sudo
-    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=kind, slots=slots)
-    terminal.out().say(str(made.inventory))
-
-
-@sandbox_app.command("check")
-def sandbox_check() -> None:
-    """Whether a container engine answers; if not, why, and how to get one."""
-    answers, why = sandbox.engine_available()
-    if not answers:
-        raise ProvisionError(why)
-    terminal.out().say("a container engine answers")
-
-
-@sandbox_app.command("status")
-def sandbox_status(name: Annotated[str, typer.Option("--name")] = "default") -> None:
-    """What runs."""
-    found = sandbox.status(name)
-    if found is None:
-        terminal.out().say("no sandbox is up; start one: provision sandbox up")
-        raise typer.Exit(1)
-    terminal.out().print(
-        terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
-    )
-    terminal.out().say(f"inventory: {found.inventory}")
-
-
-@sandbox_app.command("down")
-def sandbox_down(name: Annotated[str, typer.Option("--name")] = "default") -> None:
-    """Remove the hosts and everything that was made for them."""
-    removed = sandbox.down(name, say=terminal.say)
-    terminal.out().say(f"removed {len(removed)} things" if removed else "nothing was there")
+app.command()(bench)
+app.command()(schema)
 
 
 def _print_report(result: model.Report, as_json: bool) -> None:
     if as_json:
-        terminal.document(result.as_dict())
+        terminal.print_json(result.as_dict())
     else:
         model.show(result, terminal.out())
     if not result.ok:
@@ -377,18 +317,18 @@ def _print_report(result: model.Report, as_json: bool) -> None:
 
 
 def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
-    """Call a command and turn what it raises into a message and an exit code: 0 well, 1 something is wrong, 2 wrong usage or input."""
+    """Call a command and turn what it raises into a message and an exit code: 0 success, 1 something is wrong, 2 wrong usage or input."""
     try:
         call()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the last resort: also a defect of ours is said in one line
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a defect of provision, too, is one line for the user
         if debug:
             terminal.say(traceback.format_exc())
-        said = told(error)
-        for number, (text, hint) in enumerate(said.parts()):
+        failure = as_provision_error(error)
+        for number, (text, hint) in enumerate(failure.parts()):
             terminal.err().say(text if number else f"provision: {text}", hint=hint)
-        return said.exit_code
+        return failure.exit_code
     return 0
 
 

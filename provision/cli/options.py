@@ -1,4 +1,4 @@
-"""Options that several commands share, each written down once, and what becomes of them."""
+"""Options that several commands share, and the values they are turned into."""
 
 from __future__ import annotations
 
@@ -25,74 +25,74 @@ from provision.resolve.openmpi import known_checksum, tarball_version
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
-HostsOrNot = Annotated[
-    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; with --facts it may be left out.")
+OptionalHosts = Annotated[
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; may be left out with --facts.")
 ]
 Limit = Annotated[
     str | None,
-    typer.Option("--limit", help="Only these hosts, as Ansible writes it: `a,b`, `!c`, a group; `@failed`: those that failed last time."),
+    typer.Option("--limit", help="Only these hosts, as with Ansible: `a,b`, `!c`, a group; `@failed`: those that failed in the last run."),
 ]
 Cpu = Annotated[
     bool | None,
     typer.Option(
         "--cpu/--no-cpu",
         show_default=False,
-        help="Without CUDA: the CPU builds, also on hosts that have GPUs; as the hosts were asked for by default.",
+        help="Install CPU builds without CUDA, also on hosts with GPUs; by default as in the last installation.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output and nothing else there.")]
-Np = Annotated[int | None, typer.Option("--np", min=1, help="Ranks; all slots of the inventory by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+Np = Annotated[int | None, typer.Option("--np", min=1, help="Number of ranks; all slots of the inventory by default.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs to train; the data set's own number by default.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Number of epochs; by default that of the data set.")]
 AptMirror = Annotated[
     str | None,
     typer.Option(
         "--apt-mirror",
         metavar="URL",
-        help="Take Debian's or Ubuntu's packages from here; the hosts' own lists stay as they are, and `plan` goes by them.",
+        help="Mirror for Debian's or Ubuntu's packages; the hosts' own lists stay as they are, and `plan` uses them.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="A folder with the four MNIST files, instead of fetching them.", file_okay=False)]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder with the four MNIST files, instead of a download.", file_okay=False)]
 
 
 def requirements(
-    torch: Annotated[str | None, typer.Option("--torch", help="A PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
-    torch_index: Annotated[str | None, typer.Option(help="A package index to take PyTorch from.", metavar="URL")] = None,
-    index_url: Annotated[str | None, typer.Option(help="A package index for everything else.", metavar="URL")] = None,
-    wheels: Annotated[Path | None, typer.Option(help="A folder of wheels on this machine to take PyTorch from.", file_okay=False)] = None,
+    torch: Annotated[str | None, typer.Option("--torch", help="PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
+    torch_index: Annotated[str | None, typer.Option(help="Package index for PyTorch.", metavar="URL")] = None,
+    index_url: Annotated[str | None, typer.Option(help="Package index for everything else.", metavar="URL")] = None,
+    wheels: Annotated[Path | None, typer.Option(help="Folder on this machine with PyTorch's wheels.", file_okay=False)] = None,
     without_torch: Annotated[
         bool,
         typer.Option(
-            "--without-torch", help="Open MPI and the engine's NumPy side only; its self-check takes the place of the training job."
+            "--without-torch", help="Install Open MPI and the engine for NumPy only; the engine's self-check replaces the training job."
         ),
     ] = False,
-    nccl: Annotated[str | None, typer.Option("--nccl", help="An NCCL version, e.g. 2.21.5.", metavar="VERSION")] = None,
-    nccl_source: Annotated[str, typer.Option(help=f"Take NCCL only from here: {', '.join(get_args(NcclSource))}.")] = "auto",
-    nccl_local: Annotated[Path | None, typer.Option(help="NVIDIA's nccl-local-repo-*.deb, as downloaded by hand.", dir_okay=False)] = None,
-    nccl_tarball: Annotated[Path | None, typer.Option(help="A tarball of NCCL's sources to build it from.", dir_okay=False)] = None,
-    openmpi: Annotated[str, typer.Option(help=f"Take Open MPI only from here: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
-    openmpi_version: Annotated[str | None, typer.Option(help="An Open MPI 4.x.", metavar="VERSION")] = None,
+    nccl: Annotated[str | None, typer.Option("--nccl", help="NCCL release, e.g. 2.21.5.", metavar="VERSION")] = None,
+    nccl_source: Annotated[str, typer.Option(help=f"Source of NCCL: {', '.join(get_args(NcclSource))}.")] = "auto",
+    nccl_local: Annotated[Path | None, typer.Option(help="A downloaded nccl-local-repo-*.deb of NVIDIA's.", dir_okay=False)] = None,
+    nccl_tarball: Annotated[Path | None, typer.Option(help="Tarball with NCCL's sources, to build it from.", dir_okay=False)] = None,
+    openmpi: Annotated[str, typer.Option(help=f"Source of Open MPI: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
+    openmpi_version: Annotated[str | None, typer.Option(help="Open MPI release, e.g. 4.1.8.", metavar="VERSION")] = None,
     openmpi_tarball: Annotated[
-        Path | None, typer.Option(help="A tarball openmpi-4.x.y.tar.gz or .bz2 to build it from.", dir_okay=False)
+        Path | None, typer.Option(help="Tarball openmpi-4.x.y.tar.gz or .bz2, to build it from.", dir_okay=False)
     ] = None,
     openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
     openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
     allow_downgrade: Annotated[
-        bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among the system packages of a host by the plan's older one.")
+        bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among a host's system packages by the older one of the plan.")
     ] = False,
     horovod_names: Annotated[
         bool | None,
         typer.Option(
             "--horovod-names/--no-horovod-names",
-            help="Horovod's module names for the engine, so that `import horovod.torch` runs as it is; as the hosts have it by default.",
+            help="Install Horovod's module names for the engine, so that `import horovod.torch` works; by default as installed.",
         ),
     ] = None,
-    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Take a version that was asked for even if it is known bad.")] = False,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Accept a requested version even if it is known to be bad.")] = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Resolve again instead of keeping to provision.lock, and show what differs.")
+        bool, typer.Option("--upgrade", help="Resolve again instead of following provision.lock, and show what changes.")
     ] = False,
 ) -> Options:
-    """What the plan is to take into account. Raises UsageError for what cannot be meant."""
+    """The options that a plan depends on. Raises UsageError for invalid ones."""
     if wheels is not None and not wheels.is_dir():
         raise UsageError(f"--wheels {wheels}: no such folder")
     one_of("--nccl-source", nccl_source, get_args(NcclSource))
@@ -120,11 +120,11 @@ def requirements(
 
 
 def passwords(
-    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the hosts' sudo password.")] = False,
-    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the hosts' ssh password (needs sshpass).")] = False,
-    become_password_file: Annotated[Path | None, typer.Option(help="A file that holds the sudo password.", dir_okay=False)] = None,
+    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Prompt for the hosts' sudo password.")] = False,
+    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Prompt for the hosts' SSH password (needs sshpass).")] = False,
+    become_password_file: Annotated[Path | None, typer.Option(help="File that contains the sudo password.", dir_okay=False)] = None,
 ) -> Mapping[str, str]:
-    """``connection`` and ``become``, where they are given. Raises UsageError where there is nobody to ask."""
+    """The passwords ``connection`` and ``become``, where requested. Raises UsageError without a terminal to prompt on."""
     found = {}
     if ask_pass:
         found["connection"] = _ask("SSH password: ")
@@ -139,7 +139,7 @@ def passwords(
 
 
 def inventory_of(hosts: str, limit: str | None) -> Inventory:
-    """HOSTS and ``--limit`` as an inventory; what is odd about it goes to standard error. Raises UsageError for what cannot be used."""
+    """HOSTS and ``--limit`` as an inventory, whose warnings are printed. Raises UsageError for an invalid one."""
     if limit is not None and last_run.FAILED in limit.split(","):
         failed = ",".join(last_run.failed_hosts(inventory.load(hosts)))
         limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
@@ -149,10 +149,11 @@ def inventory_of(hosts: str, limit: str | None) -> Inventory:
     return found
 
 
-def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
-    """Give a command the options of other functions: ``@also(options=requirements)`` calls ``requirements`` with its own.
+def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
+    """Add the options of other functions to a command.
 
-    The command takes what it returns as the keyword argument ``options``.
+    ``@with_options(options=requirements)`` adds those of ``requirements``, calls it with their values, and passes what it returns to the
+    command as the keyword argument ``options``.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -160,10 +161,10 @@ def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
         shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
         @functools.wraps(command)
-        def called(*words: Any, **given: Any) -> Any:
+        def called(*arguments: Any, **values: Any) -> Any:
             for name, group in groups.items():
-                given[name] = group(**{option: given.pop(option) for option in shared[name] if option in given})
-            return command(*words, **given)
+                values[name] = group(**{option: values.pop(option) for option in shared[name] if option in values})
+            return command(*arguments, **values)
 
         mine = [parameter for name, parameter in own.parameters.items() if name not in groups]
         parameters = [*mine, *(parameter for group in shared.values() for parameter in group.values())]
@@ -176,24 +177,24 @@ def also(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
-    """``value``, which must be among ``choices``. Raises UsageError."""
+    """The value, if it is one of the choices. Raises UsageError."""
     if value not in choices:
-        raise UsageError(f"{option} {value}: one of {', '.join(choices)}")
+        raise UsageError(f"{option} {value}: must be one of {', '.join(choices)}")
     return value
 
 
 def _version(option: str, value: str | None) -> str | None:
-    """A release alone. Which build of it (``+cu126``, ``-1+cuda12.4``) a host gets is what the plan finds out."""
+    """A release, without its build (``+cu126``, ``-1+cuda12.4``), which the plan chooses per host. Raises UsageError."""
     if value is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
         release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
         if release:
-            raise UsageError(f"{option} {value}: name the release alone; the plan takes each host's build", hint=f"{option} {release[0]}")
-        raise UsageError(f"{option} {value}: this is no version", hint="write it like 2.21.5")
+            raise UsageError(f"{option} {value}: name the release alone; the plan chooses each host's build", hint=f"{option} {release[0]}")
+        raise UsageError(f"{option} {value}: not a version", hint="write it like 2.21.5")
     return value
 
 
 def url(option: str, value: str | None) -> str | None:
-    """An address that was given, if it is one. Raises UsageError."""
+    """The value, if it is a URL. Raises UsageError."""
     if value is not None:
         try:
             parts = urlsplit(value)
@@ -201,14 +202,14 @@ def url(option: str, value: str | None) -> str | None:
         except ValueError:  # brackets that are no IPv6 address
             named = None
         if not named or not value.isprintable() or " " in value:
-            raise UsageError(f"{option} {value}: this is no address", hint="write it like https://host.example/path")
+            raise UsageError(f"{option} {value}: not a URL", hint="write it like https://host.example/path")
     return value
 
 
 def _nccl_local(path: Path | None, source: str) -> Path | None:
     if path is None:
         if source == "local":
-            raise UsageError("--nccl-source local: no package is given", hint="give it: --nccl-local FILE")
+            raise UsageError("--nccl-source local: the package's file is missing", hint="name it: --nccl-local FILE")
         return None
     if source not in ("auto", "local"):
         raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", hint="leave one of them out")
@@ -229,12 +230,12 @@ def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: s
         other = "--nccl-local" if local is not None else f"--nccl-source {source}"
         raise UsageError(f"--nccl-tarball and {other} exclude each other", hint="leave one of them out")
     _file("--nccl-tarball", path)
-    given = tarball.nccl(path)
-    if version not in (None, given.version):
+    sources = tarball.nccl(path)
+    if version not in (None, sources.version):
         raise UsageError(
-            f"--nccl-tarball {path}: it holds NCCL {given.version}, and --nccl {version} was asked for", hint="leave one of them out"
+            f"--nccl-tarball {path}: it contains NCCL {sources.version}, but --nccl requests {version}", hint="leave one of them out"
         )
-    return given
+    return sources
 
 
 def _openmpi_tarball(path: Path | None) -> Path | None:
@@ -262,4 +263,4 @@ def _ask(prompt: str) -> str:
     try:
         return getpass.getpass(prompt)
     except EOFError:
-        raise UsageError("no terminal to ask for the password on", hint="use --become-password-file FILE") from None
+        raise UsageError("no terminal to prompt for the password on", hint="use --become-password-file FILE") from None

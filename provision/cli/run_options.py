@@ -1,4 +1,4 @@
-"""What the options of `provision run` and `provision image run` mean together; each of them is in the table (launch/option_table.py)."""
+"""The options of `provision run` and `provision image run`, checked against each other; each of them is in launch/option_table.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import inspect
 import os
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -17,65 +15,55 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import one_of
 from provision.launch import forwarded_variables, horovod_config
-from provision.launch.jobs import Elastic
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
-from provision.launch.program import RunOptions
-
-
-@dataclass(frozen=True)
-class HostOptions:
-    """Where `provision run` is to launch, as it is typed; `HOST_OPTIONS` says what each field means."""
-
-    hosts: str | None
-    host: str | None
-    hostfile: Path | None
-    ssh_port: int | None
-    ssh_identity_file: Path | None
-    check_build: bool
-    version: bool
+from provision.launch.target_hosts import HostOptions
 
 
 def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
-    """What is to be launched; its signature has a parameter for each of `JOB_OPTIONS`. Raises UsageError for what cannot be meant."""
+    """What to launch; the signature has a parameter for each of `JOB_OPTIONS`. Raises UsageError for options that contradict each other."""
     bound = inspect.signature(run_options).bind(command, **typed)
     bound.apply_defaults()
-    given = SimpleNamespace(**bound.arguments)
+    values = SimpleNamespace(**bound.arguments)
     for option in JOB_OPTIONS:
-        if isinstance(option.kind, tuple) and (word := getattr(given, option.parameter)) is not None:
+        if isinstance(option.kind, tuple) and (word := getattr(values, option.parameter)) is not None:
             one_of(option.names[0], word, option.kind)
-    if given.jsrun:
+    if values.jsrun:
         raise UsageError("--jsrun: LSF's launcher is not supported", hint="leave it out: ranks are started by mpirun or over ssh")
-    config = horovod_config.read(given.config_file) if given.config_file is not None else horovod_config.Config()
+    config = horovod_config.read(values.config_file) if values.config_file is not None else horovod_config.Config()
     for sentence in config.unknown:
         terminal.say(f"warning: {sentence}")
-    elastic = _elastic(given)
-    if given.bring and given.workdir is not None:
-        raise UsageError("--bring and --workdir: with a folder of yours nothing is brought", hint="leave one of them out")
+    elastic = _elastic(values)
+    if values.bring:
+        terminal.say("--bring is deprecated: it is called --copy now")
+    files = (*(values.copy or ()), *(values.bring or ()))
+    if files and values.workdir is not None:
+        raise UsageError("--copy and --workdir: with a folder of yours nothing is copied", hint="leave one of them out")
     return RunOptions(
-        tuple(given.command or ()),
-        given.np,
-        _environment(given, config),
-        given.workdir,
-        tuple(given.bring or ()),
-        given.modules,
-        given.output_filename,
-        given.quiet_ranks,
-        launcher=_launcher(given, config.launcher, elastic),
-        python=given.python,
-        networks=tuple(name for names in given.network_interfaces or () for name in names.split(",") if name),
-        start_timeout=given.start_timeout,
-        verbose=given.verbose,
+        tuple(values.command or ()),
+        values.np,
+        _environment(values, config),
+        values.workdir,
+        files,
+        values.modules,
+        output=values.output_filename,
+        quiet=values.quiet_ranks,
+        launcher=_launcher(values, config.launcher, elastic),
+        python=values.python,
+        networks=tuple(name for names in values.network_interfaces or () for name in names.split(",") if name),
+        start_timeout=values.start_timeout,
+        verbose=values.verbose,
         elastic=elastic,
-        timestamps=given.prefix_output_with_timestamp,
-        mpi_args=_words("--mpi-args", given.mpi_args),
-        binding=_words("--binding-args", given.binding_args),
-        oversubscribe=given.oversubscribe,
+        timestamps=values.prefix_output_with_timestamp,
+        mpi_args=_words("--mpi-args", values.mpi_args),
+        binding=_words("--binding-args", values.binding_args),
+        oversubscribe=values.oversubscribe,
     )
 
 
 _COMMAND = Annotated[
     list[str] | None,
-    typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one that has the engine there."),
+    typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one of the installation."),
 ]
 HostOptions.__signature__ = signature(HOST_OPTIONS)  # type: ignore[attr-defined]
 run_options.__signature__ = signature(  # type: ignore[attr-defined]
@@ -83,47 +71,47 @@ run_options.__signature__ = signature(  # type: ignore[attr-defined]
 )
 
 
-def _launcher(given: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
-    asked = {name for name in ("own" if given.gloo else "", "mpi" if given.mpi else "", given.launcher) if name}
-    if len(asked) > 1:
+def _launcher(values: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
+    named = {name for name in ("own" if values.gloo else "", "mpi" if values.mpi else "", values.launcher) if name}
+    if len(named) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", hint="leave all but one of them out")
-    usual = None if given.python is None and elastic is None else "own"
-    chosen = asked.pop() if asked else configured or usual
-    if given.python is not None and not given.python.startswith("/"):
-        what = f"--python {given.python}: this is no absolute path"
+    default = None if values.python is None and elastic is None else "own"
+    chosen = named.pop() if named else configured or default
+    if values.python is not None and not values.python.startswith("/"):
+        what = f"--python {values.python}: not an absolute path"
         raise UsageError(what, hint="write it as it is on every host: /path/to/bin/python")
-    if given.python is not None and chosen == "mpi":
-        raise UsageError("--python: mpirun would have to be found next to it", hint="use our own launcher: --launcher own")
+    if values.python is not None and chosen == "mpi":
+        raise UsageError("--python: mpirun would have to be found next to it", hint="use the engine's launcher: --launcher own")
     if elastic is not None and chosen == "mpi":
-        made_so = {"--min-np": given.min_np, "--max-np": given.max_np, "--host-discovery-script": given.host_discovery_script}
-        names = " and ".join(name for name, value in made_so.items() if value is not None)
-        raise UsageError(f"{names}: mpirun ends a job when a rank dies", hint="use our own launcher: --launcher own")
-    if chosen == "own" and (given.mpi_args or given.binding_args):
+        elastic_options = {"--min-np": values.min_np, "--max-np": values.max_np, "--host-discovery-script": values.host_discovery_script}
+        names = " and ".join(name for name, value in elastic_options.items() if value is not None)
+        raise UsageError(f"{names}: mpirun ends a job when a rank dies", hint="use the engine's launcher: --launcher own")
+    if chosen == "own" and (values.mpi_args or values.binding_args):
         raise UsageError("--mpi-args and --binding-args are mpirun's", hint="use it: --mpi")
     return chosen
 
 
-def _environment(given: SimpleNamespace, config: horovod_config.Config) -> dict[str, str]:
-    """Of every rank: what -x says wins over the options, they over the file, and the file over this shell."""
-    asked_for = dict(config.variables)
+def _environment(values: SimpleNamespace, config: horovod_config.Config) -> dict[str, str]:
+    """The variables of every rank: -x wins over the options, they over the file, and the file over this shell."""
+    settings = dict(config.variables)
     for option in JOB_OPTIONS:
-        value = getattr(given, option.parameter) if option.spelled else None
+        value = getattr(values, option.parameter) if option.spelled else None
         if value is None:
             continue
         if option.panel == HOROVOD:
             typed = _number(value) if option.kind is float else value
-            asked_for[option.horovod] = horovod_config.as_text(option, typed, option.names[0])
+            settings[option.horovod] = horovod_config.as_text(option, typed, option.names[0])
         elif option.engine:
-            asked_for[option.engine] = str(int(value) if option.kind is bool else value)
-    inherited = forwarded_variables.chosen(os.environ, given.env)
-    if given.network_interfaces:
+            settings[option.engine] = str(int(value) if option.kind is bool else value)
+    inherited = forwarded_variables.select(os.environ, values.env)
+    if values.network_interfaces:
         inherited.pop("COLLECTIVE_NETWORK", None)
         inherited.pop("HOROVOD_GLOO_IFACE", None)
-    environment = {**inherited, **horovod_config.unset(asked_for, os.environ), **asked_for}
-    for entry in given.x or ():
+    environment = {**inherited, **horovod_config.unset(settings, os.environ), **settings}
+    for entry in values.x or ():
         name, has_value, value = entry.partition("=")
         if not has_value and name not in os.environ:
-            raise UsageError(f"-x {name}: there is no such variable here", hint=f"give its value: -x {name}=…")
+            raise UsageError(f"-x {name}: this shell has no such variable", hint=f"give its value: -x {name}=…")
         environment[name] = value if has_value else os.environ[name]
     return environment
 
@@ -132,33 +120,33 @@ def _number(text: str) -> int | float | str:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
-    return text  # which is refused as the file's would be
+    return text  # refused like a wrong value of the file
 
 
-def _elastic(given: SimpleNamespace) -> Elastic | None:
-    """An elastic job, if one of its options is given. Raises UsageError for numbers that do not rise, and a script that cannot run."""
-    np, most, script, cooldown = given.np, given.max_np, given.host_discovery_script, given.blacklist_cooldown_range
-    if given.min_np is None and most is None and script is None:
+def _elastic(values: SimpleNamespace) -> Elastic | None:
+    """An elastic job, if one of its options is values. Raises UsageError for numbers that do not rise, and a script that cannot run."""
+    np, max_np, script, cooldown = values.np, values.max_np, values.host_discovery_script, values.blacklist_cooldown_range
+    if values.min_np is None and max_np is None and script is None:
         return None
-    least = given.min_np or np or 1
-    if not least <= (np or least) <= (most or np or least):
-        asked_for = {"--min-np": least, "-np": np, "--max-np": most}
-        said = ", ".join(f"{name} {number}" for name, number in asked_for.items() if number is not None)
-        raise UsageError(f"{said}: they must rise", hint="1 <= min-np <= np <= max-np")
+    min_np = values.min_np or np or 1
+    if not min_np <= (np or min_np) <= (max_np or np or min_np):
+        numbers = {"--min-np": min_np, "-np": np, "--max-np": max_np}
+        typed = ", ".join(f"{name} {number}" for name, number in numbers.items() if number is not None)
+        raise UsageError(f"{typed}: they must rise", hint="1 <= min-np <= np <= max-np")
     if script is not None:
         try:
             is_script = script.read_bytes()[:2] == b"#!" and bool(script.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             is_script = False
         if not is_script:
-            what = "it is brought to the first host and run there, so it must be a script that begins with #!"
+            what = "it is copied to the first host and run there, so it must be a script that begins with #!"
             raise UsageError(what, where=f"--host-discovery-script {script}", hint="write one that calls your program: #!/bin/sh")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
         raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: they must rise", hint="0 < min <= max")
-    if given.oversubscribe:
-        hint = "leave it out, and give the hosts the slots that you mean (`slots` in the inventory, -H a:8)"
+    if values.oversubscribe:
+        hint = "leave it out, and give the hosts the slots that you need (`slots` in the inventory, -H a:8)"
         raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)
-    return Elastic(np, least, most, script, given.slots_per_host, given.elastic_timeout, given.reset_limit, cooldown)
+    return Elastic(np, min_np, max_np, script, values.slots_per_host, values.elastic_timeout, values.reset_limit, cooldown)
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.validation import did_you_mean
+from provision.bench.results import Measurements
 from provision.diagnosis.signatures import Signatures
 from provision.facts.document import FactsFile
 from provision.plan.lock_file import LockDocument
@@ -24,6 +25,7 @@ Mode = Literal["validation", "serialization"]  # of what is read, keys with a de
 
 # A document's name, as it is typed → its model. A new document is one line here.
 DOCUMENTS: Mapping[str, tuple[type[Any], Mode]] = {
+    "bench": (Measurements, "serialization"),
     "facts": (FactsFile, "validation"),
     "lock": (LockDocument, "validation"),
     "plan": (PlanDocument, "validation"),
@@ -51,17 +53,17 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a document that provision reads or writes."""
-    known, wanted = documents(), " ".join(name or ())
-    if not wanted:
+    known, requested = documents(), " ".join(name or ())
+    if not requested:
         for each in known:
             terminal.out().say(each)
-    elif wanted in known:
-        model, mode = known[wanted]
-        terminal.document(
+    elif requested in known:
+        model, mode = known[requested]
+        terminal.print_json(
             {"$schema": GenerateJsonSchema.schema_dialect, **TypeAdapter(model).json_schema(schema_generator=_Generator, mode=mode)}
         )
     else:
-        raise UsageError(f"there is no document `{wanted}`{did_you_mean(wanted, known)}", hint="provision schema lists them")
+        raise UsageError(f"there is no document `{requested}`{did_you_mean(requested, known)}", hint="provision schema lists them")
 
 
 def documents() -> dict[str, tuple[type[Any], Mode]]:

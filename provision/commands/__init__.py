@@ -1,1 +1,1 @@
-"""What commands do, a use case per module."""
+"""The use cases behind the commands, one per module."""

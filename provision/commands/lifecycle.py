@@ -1,4 +1,4 @@
-"""The main job: survey, plan, install, train, report. It strings the steps together; each step lives in a file of its own."""
+"""The commands that change hosts, from survey to report. Each step is implemented in a folder of its own; this is their order."""
 
 from __future__ import annotations
 
@@ -10,205 +10,179 @@ from pathlib import Path
 
 from provision import catalog
 from provision.base import signals
-from provision.base.errors import ProvisionError, told
+from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.problems import Problem
-from provision.base.text import some
-from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
+from provision.base.text import joined
+from provision.commands import planning
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
-from provision.install.bundle import using
-from provision.install.bundle.archive import unpack
-from provision.install.bundle.gather import Places, gather
+from provision.install.bundle.archive import Bundle, unpack
+from provision.install.bundle.gather import gather
 from provision.install.installer import Sources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
-from provision.plan import cluster_lock, lock_file
+from provision.plan import lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session, opened
+from provision.remote.session import Interrupted, Session
+from provision.report import entries
 from provision.report.model import Report
-from provision.report.outcomes import (
-    add_blocked,
-    add_conflicts,
-    add_outcome,
-    add_problems,
-    add_unfinished,
-    failure_that_ended,
-    foretell,
-    host_report,
-)
 from provision.smoke import training_job
 from provision.survey import collect, installed
 from provision.survey.collect import Survey
 
 
 def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
-    """Make every host of the inventory ready and prove it; problems of single hosts are in the report, the others go on."""
+    """Make every host of the inventory ready and verify it. Problems of single hosts are in the report; the run goes on with the others."""
     catalog.check()
     if options.smoke:
         training_job.check_options(inventory, options.smoke)
-    locked = lock_to_keep(inventory, options)
-    with _reported(inventory, "provision up", progress, passwords) as (session, report):
+    locked = planning.read_lock(inventory, options)
+    with _reported_run(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            locked, options = bundle.lock, using.with_files_of(bundle, options)
+            locked, options = bundle.lock, bundle.complete(options)
         session.step = "survey"
-        survey = collect.look(session, index=None if bundle else index_asked(options))
-        add_problems(report, survey)
-        usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
-        not_begun = _not_begun(usable, options.first_step)
-        report.failures += not_begun
-        if usable and not not_begun:
-            session.step = "plan"
-            plan, sources = make_plan(inventory, usable, options, locked)
-            session.write("plan.json", plan.as_dict())
-            report.notes += [*plan.notes, *_without_apt(plan, options.apt_mirror)]
-            add_conflicts(report, plan)
-            if options.upgrade:
-                for line in upgrade(inventory, usable, plan):
-                    progress.line(line)
-            if bundle is not None:
-                using.refuse_incomplete(session, bundle, plan)
-                builds.adopt(bundle.folder / "supplies")
-                sources = replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
-            if plan.hosts:
-                session.step = "install"
-                ready: dict[str, cluster_lock.Files] = {}
-                try:
-                    _make_ready(session, report, plan, usable, sources, options, ready)
-                finally:
-                    if not options.check and not options.first_step:  # which leaves out steps
-                        _write_lock(inventory, plan, ready, report)
-                if options.smoke and not options.check and not report.failures:
-                    session.step = "training"
-                    _add_smoke(report, session, plan, using.with_data_of(bundle, options.smoke))
-                if options.first_step and not options.check:
-                    report.notes.append(_WITHOUT_RECORD.format(step=options.first_step))
+        facts = _survey(session, report, options.first_step)
+        if not facts:
+            return report
+        session.step = "plan"
+        plan, sources = planning.make_plan(inventory, facts, options, locked)
+        _add_plan(session, report, plan, facts, options)
+        if bundle is not None:
+            sources = _from_bundle(session, bundle, plan, sources)
+        if not plan.hosts:
+            return report
+        session.step = "install"
+        _install(session, report, plan, facts, sources, options)
+        if options.smoke and not options.check and not report.failures:
+            session.step = "training"
+            _train(session, report, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)
     return report
 
 
 @contextmanager
-def _reported(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
-    """The frame of every run: the hosts are held, the report is written whatever comes, and every host has its line.
-
-    Raises:
-        ProvisionError: instead of KeyboardInterrupt, which Ctrl-C, SIGTERM and SIGHUP are between two steps.
-    """
+def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[tuple[Session, Report]]:
+    """A run that locks the hosts and always writes a report with a line for every host."""
     began = time.monotonic()
-    with signals.also_when_ended(), host_locks.every_host(inventory, purpose), opened(inventory, progress, passwords) as session:
+    with (
+        signals.termination_as_interrupt(),
+        host_locks.acquired(inventory, purpose),
+        Session(inventory, progress, passwords, locks_hosts=True) as session,
+    ):
         report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
         try:
             yield session, report
         except BaseException as error:
-            add_unfinished(report, inventory)
-            report.failures.append(failure_that_ended(told(error), inventory, session.step))
+            entries.add_missing_hosts(report, inventory, "not finished")
+            report.failures.append(entries.error_failure(as_provision_error(error), inventory, session.step))
             progress.line(f"ended early; everything about this run: {session.folder}")
             raise
         finally:
-            with signals.held_back():
-                add_blocked(report, inventory)
+            with signals.deferred():
+                entries.add_missing_hosts(report, inventory, "blocked")
                 report.seconds = time.monotonic() - began
                 session.write("report.json", report.as_dict())
 
 
-_WITHOUT_RECORD = (
-    "--from {step}: earlier steps were left out, so it is not written down that these hosts hold the plan, neither there nor in "
-    f"{cluster_lock.NAME}; a run without --from looks at all steps and does that"
-)
+def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
+    """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
+    survey = collect.look(session)
+    entries.add_survey(report, survey)
+    usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
+    if first_step is None or "python" in installer.steps(first_step):
+        return usable
+    what = f"--from {first_step}: earlier steps have not run here: the prefix has no working environment; nothing was changed"
+    without = [name for name, facts in usable.items() if not facts.installed.venv.works]
+    report.failures += [Problem("error", what, "leave --from out", host=name, where="survey") for name in without]
+    return {} if without else usable
 
 
-def _not_begun(known: Mapping[str, Facts], first: str | None) -> list[Problem]:
-    """The hosts on which ``--from`` cannot begin at a step, because there is no environment."""
-    if first is None or "python" in installer.steps(first):
-        return []
-    without = [name for name, each in known.items() if not each.installed.venv.works]
-    said = f"--from {first}: the steps before it are missing here: there is no working environment in the prefix; nothing was changed"
-    return [Problem("error", said, "leave --from out", host=name, where="survey") for name in without]
-
-
-def _without_apt(plan: Plan, mirror: str | None) -> list[str]:
+def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], options: Options) -> None:
+    session.write("plan.json", plan.as_dict())
+    report.notes += plan.notes
     others = [name for name, host in plan.hosts.items() if host.family != "debian"]
-    return [f"{some(others)}: --apt-mirror is for Debian and Ubuntu: packages come from where they always do"] if mirror and others else []
+    if options.apt_mirror and others:
+        report.notes.append(f"{joined(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")
+    entries.add_conflicts(report, plan)
+    if options.upgrade:
+        for line in planning.describe_upgrade(session.inventory, facts, plan):
+            session.progress.line(line)
 
 
-def _make_ready(
-    session: Session,
-    report: Report,
-    plan: Plan,
-    facts: Mapping[str, Facts],
-    sources: Sources,
-    options: Options,
-    ready: dict[str, cluster_lock.Files],
-) -> None:
-    """Run the installation where the survey does not show that there is nothing to do.
+def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: Sources) -> Sources:
+    """The sources of an installation from a bundle; raises UsageError where it lacks what the plan needs."""
+    bundle.check(session, plan)
+    builds.adopt(bundle.folder / "supplies")
+    return replace(sources, bundle=bundle, given=bundle.complete_files(sources.given))
 
-    Args:
-        ready: gets each host that holds the plan, as it comes to do so, with the files that its packages came from.
-    """
+
+def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: Sources, options: Options) -> None:
+    """Install the plan unless the survey shows that every host holds it, and record what the hosts hold in provision.lock."""
     manifests = installer.manifests(plan, session.inventory, facts)
     reasons = drift.reasons_to_run(plan, manifests, facts)
-    if not reasons and not options.full and not options.first_step:
-        session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
-        report.hosts += [host_report(host, HostResult()) for host in plan.hosts.values()]
-        ready.update({name: facts[name].installed.files for name in plan.hosts})
-        return
-    for name, reason in reasons.items():
-        session.progress.line(f"{name}: {reason}", "dim")
-    done = installer.install(session, plan, facts, sources, ready, check=options.check, first=options.first_step)
-    add_outcome(report, session.inventory, plan, done.outcome)
-    if options.check:
-        for host in report.hosts:
-            result, found = done.outcome.hosts.get(host.host), facts.get(host.host)
-            if result is not None and found is not None and result.failure is None:
-                rewritten = not options.first_step and drift.is_rewritten(manifests[host.host], found)
-                foretell(host, result, rewritten=rewritten, drifted=bool(found.drift))
-    report.notes += done.stand_ins
-    for name, packages in done.unlocked.items():
-        said = f"{cluster_lock.NAME} did not know {', '.join(packages)}"
-        report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")
-
-
-def _write_lock(inventory: Inventory, plan: Plan, ready: Mapping[str, cluster_lock.Files], report: Report) -> None:
-    """Write what the hosts in ``ready`` hold, with the files that their packages came from; of the others what was known stays."""
-    if not ready:
-        return
-    hold = Plan({name: host for name, host in plan.hosts.items() if name in ready})
+    holding: dict[str, lock.Files] = {}  # hosts that hold the plan, with their installed files; complete also after an interrupt
     try:
-        with signals.held_back():
-            lock_file.write(inventory, cluster_lock.of_plan(hold, ready, lock_before(inventory), inventory))
-    except (OSError, ValueError) as error:  # a host may say anything of its files
-        report.notes.append(f"provision.lock could not be written: {error}")
+        if not reasons and not options.full and not options.first_step:
+            session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
+            report.hosts += [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
+            holding.update({name: facts[name].installed.files for name in plan.hosts})
+            return
+        for name, reason in reasons.items():
+            session.progress.line(f"{name}: {reason}", "dim")
+        done = installer.install(session, plan, facts, sources, holding, check=options.check, first=options.first_step)
+        entries.add_installation(report, session.inventory, plan, done)
+        if options.check:
+            entries.add_dry_run(report, done.outcome, facts, manifests, partial=options.first_step is not None)
+    finally:
+        if not options.check and not options.first_step:
+            _record(session.inventory, plan, holding, report)
+    if options.first_step and not options.check:
+        report.notes.append(
+            f"--from {options.first_step}: earlier steps were left out, so neither these hosts nor {lock.NAME} record that they hold the "
+            "plan; a run without --from checks all steps and records it"
+        )
+
+
+def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files], report: Report) -> None:
+    if not holding:
+        return
+    try:
+        with signals.deferred():
+            lock_file.record(inventory, plan, holding)
+    except (OSError, ValueError) as error:  # a host may report anything about its files
+        report.notes.append(f"{lock.NAME} could not be written: {error}")
 
 
 def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
-    """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
+    """Run the training job alone, with what earlier runs installed according to the hosts' manifests."""
     training_job.check_options(inventory, options)
-    with _reported(inventory, "provision smoke", progress, passwords) as (session, report):
+    with _reported_run(inventory, "provision smoke", progress, passwords) as (session, report):
         survey = collect.look(session)
-        add_problems(report, survey)
+        entries.add_survey(report, survey)
         for name in installed.without(installed.manifests(survey.hosts)):
             report.failures.append(
                 Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
             )
         if not report.failures:
             plan = installed.plan(inventory, installed.manifests(survey.hosts))
-            report.hosts = [host_report(host, HostResult()) for host in plan.hosts.values()]
+            report.hosts = [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             session.step = "training"
-            _add_smoke(report, session, plan, options)
+            _train(session, report, plan, options)
     return report
 
 
-def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptions) -> None:
+def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) -> None:
     try:
         result = training_job.run(session, plan, options)
     except Interrupted:
         raise
-    except ProvisionError as error:  # the installation before it stands, and its table is still to be shown
-        report.failures.append(failure_that_ended(error, session.inventory, "training"))
+    except ProvisionError as error:  # the installation is complete, and its table is still to be shown
+        report.failures.append(entries.error_failure(error, session.inventory, "training"))
         return
     report.smoke = result.report
     report.smoke_summary = result.summary
@@ -219,18 +193,17 @@ def _add_smoke(report: Report, session: Session, plan: Plan, options: SmokeOptio
 
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
-    """Gather in ``target`` all that the plan needs; raises ProvisionError when something cannot be had. Returns the survey."""
-    with host_locks.every_host(inventory, "provision bundle"):
+    """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
+    with host_locks.acquired(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
             survey = collect.look(session)
             if survey.blocked:
                 return survey
-            locked = lock_to_keep(inventory, options)
-            plan, sources = make_plan(inventory, survey.hosts, options, locked)
-            refuse_conflicts(plan)
-            places = Places(options.index_url, options.wheels, options.apt_mirror)
-            gather(session, plan, survey.hosts, places, sources, target, locked)
+            locked = planning.read_lock(inventory, options)
+            plan, sources = planning.make_plan(inventory, survey.hosts, options, locked)
+            planning.refuse_conflicts(plan)
+            gather(session, plan, survey.hosts, options, sources, target, locked)
             return survey
         finally:
             session.close()
@@ -242,8 +215,8 @@ def remove(
     passwords: Mapping[str, str],
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
-    """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
-    with host_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
+    """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
+    with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
         survey = collect.look(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):

@@ -1,7 +1,8 @@
-"""The door to the container engine: opens it, and turns what the engine says when something is wrong into a sentence with a way out."""
+"""Client of the container engine, and the errors of the engine as errors that a user can act on."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -18,41 +19,39 @@ from provision.base.errors import ProvisionError
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 PING_SECONDS = 10
-#: Longest silence of the engine that is still waiting and not hanging: a slow mirror may keep apt quiet for minutes.
+#: An engine that sends nothing for this long is considered hung: a slow mirror can keep apt quiet for minutes.
 SILENCE_SECONDS = 600
 
 
 def engine_available() -> tuple[bool, str]:
     """Whether a container engine answers, and a sentence for the user: which one, or why none does and how to get one."""
     try:
-        client = _client(PING_SECONDS)
-        try:
+        with contextlib.closing(_client(PING_SECONDS)) as client:
             version = client.version()
-        finally:
-            client.close()
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
-        what, hint = why_not(failure)
+        what, hint = unavailable(failure)
         return False, f"{what} {hint}"
     return True, f"The container engine answers (version {version.get('Version', 'unknown')})."
 
 
 def connect() -> DockerClient:
-    """A client whose engine has answered.
+    """A client of an engine that answers.
 
     Raises:
-        ProvisionError: none answers; the sentence says why and how to get one.
+        ProvisionError: none answers; the error says why and how to get one.
     """
     try:
-        _ping()
+        with contextlib.closing(_client(PING_SECONDS)) as client:
+            client.ping()
         return _client(SILENCE_SECONDS)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
-        what, hint = why_not(failure)
+        what, hint = unavailable(failure)
         raise ProvisionError(what, where="container engine", hint=hint) from failure
 
 
 @contextmanager
 def explained(step: str) -> Iterator[None]:
-    """Turns the engine's and the disk's failures within the block into errors that a user can act on.
+    """Turn failures of the engine and the disk within the block into errors that a user can act on.
 
     Args:
         step: what was being done, such as ``starting node1``.
@@ -81,15 +80,15 @@ def explain(failure: Exception, step: str) -> ProvisionError:
         )
     if isinstance(failure, requests.exceptions.ConnectionError):
         return ProvisionError(
-            "The container engine stopped answering.", where=step, hint="See that it runs (`docker info`), then `provision sandbox down`."
+            "The container engine stopped answering.", where=step, hint="Check that it runs (`docker info`), then try again."
         )
     if isinstance(failure, OSError) and not isinstance(failure, requests.exceptions.RequestException):
         return ProvisionError(f"{failure.strerror or failure}: {failure.filename or 'unknown file'}", where=step)
     return ProvisionError(f"The container engine refused: {text.strip()}", where=step)
 
 
-def why_not(failure: Exception, environ: dict[str, str] | None = None) -> tuple[str, str]:
-    """Why no engine answers and what to do: each cause has its own sentence.
+def unavailable(failure: Exception, environ: dict[str, str] | None = None) -> tuple[str, str]:
+    """Why no engine answers, and what to do.
 
     Args:
         failure: what the attempt raised.
@@ -97,12 +96,10 @@ def why_not(failure: Exception, environ: dict[str, str] | None = None) -> tuple[
     """
     environ = dict(os.environ) if environ is None else environ
     address = environ.get("DOCKER_HOST") or DEFAULT_SOCKET
-    if "DOCKER_HOST" in environ and not address.startswith("unix://"):
-        return f"No container engine answers at DOCKER_HOST={address}.", "Unset DOCKER_HOST to use this machine's own engine."
     socket = Path(address.removeprefix("unix://"))
-    if _caused_by(failure, PermissionError):
+    if _caused_by(failure, PermissionError) and address.startswith("unix://"):
         return (
-            f"This user may not talk to the container engine ({socket}).",
+            f"This user may not use the container engine ({socket}).",
             "Join its group with `sudo usermod -aG docker $USER` and log in again, or use sudo.",
         )
     if "DOCKER_HOST" in environ:
@@ -113,28 +110,14 @@ def why_not(failure: Exception, environ: dict[str, str] | None = None) -> tuple[
     return "The container engine is installed but does not run.", f"Start it: {start}."
 
 
-def _ping() -> None:
-    client = _client(PING_SECONDS)
-    try:
-        client.ping()
-    finally:
-        client.close()
-
-
 def _client(seconds: int) -> DockerClient:
     return docker.from_env(timeout=seconds)
 
 
-def _caused_by(failure: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether ``kind`` is somewhere among the failure's causes; the SDK and requests wrap it several times, also as an argument."""
-    seen: set[int] = set()
-    waiting = [failure]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, kind):
-            return True
-        waiting += [one.__cause__, one.__context__, *(arg for arg in one.args if isinstance(arg, BaseException))]
-    return False
+def _caused_by(failure: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an exception of that kind is among the causes; the SDK and requests also wrap it as an argument."""
+    causes = [failure]
+    for one in causes:
+        related = (one.__cause__, one.__context__, *one.args)
+        causes += [each for each in related if isinstance(each, BaseException) and not any(each is known for known in causes)]
+    return any(isinstance(one, kind) for one in causes)

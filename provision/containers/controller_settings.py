@@ -1,13 +1,14 @@
-"""The controller's own package settings: what it trusts, which proxy, mirror and package index it uses. Read here, written elsewhere.
+"""This machine's package settings: certificates, proxies, mirror and package indexes.
 
-A host behind the same network needs the same settings. They may hold passwords: they go to running hosts, and to
-steps of image builds as secrets, but into no image.
+A container in the same network needs the same settings. They can contain passwords: running containers get them, and steps of image
+builds as secrets, but no image contains them.
 """
 
 from __future__ import annotations
 
 import configparser
 import contextlib
+import os
 import re
 import ssl
 import subprocess
@@ -24,12 +25,12 @@ LOCAL_CERTIFICATES = ("usr/local/share/ca-certificates", "etc/pki/ca-trust/sourc
 DISTRIBUTION_CERTIFICATES = "usr/share/ca-certificates"
 SYSTEM_BUNDLES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt")
 
-#: pip's options that say where packages come from and how patiently to ask; those that take several values are set apart.
+#: pip's options about where packages come from, with one value and with several.
 PIP_SINGLE = ("index-url", "timeout", "retries", "no-index", "proxy", "prefer-binary")
 PIP_SEVERAL = ("extra-index-url", "find-links", "trusted-host")
 PIP_ALIASES = {"default-timeout": "timeout"}
 
-#: apt's settings that are about reaching a mirror. Proxies of single hosts (``Acquire::http::Proxy::host``) are taken too.
+#: apt's options about reaching a mirror, proxies of single hosts (``Acquire::http::Proxy::host``) included.
 APT_OPTIONS = re.compile(r"Acquire::(https?::Proxy(::[^:]+)?|Retries|https?::Timeout|Check-Valid-Until|Check-Date)", re.IGNORECASE)
 
 _DER_SEQUENCE = b"\x30"  # the first byte of every certificate
@@ -38,17 +39,17 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 
 @dataclass(frozen=True)
 class Settings:
-    """What a host needs to reach packages as the controller does.
+    """What a container needs to reach packages as this machine does.
 
     Attributes:
-        own_certificates: PEM, one certificate each: those that the controller trusts beyond its distribution's own.
-        bundle: PEM of all that the controller trusts.
+        own_certificates: PEM, one certificate each: those that this machine trusts beyond its distribution's own.
+        bundle: PEM of all that this machine trusts.
         proxies: by lower-case variable name.
         pip: option name -> values, of pip's ``[global]`` section.
         apt: apt option -> value.
-        distribution: the controller's, such as ``debian``; empty when unknown.
-        mirror: where the controller gets its distribution from.
-        mounts: local folders and files that pip's settings point to.
+        distribution: this machine's, such as ``debian``; empty when unknown.
+        mirror: where this machine gets its distribution from.
+        mounts: local folders and files that pip's settings name.
         warnings: settings that cannot work from another machine, as sentences.
     """
 
@@ -64,13 +65,13 @@ class Settings:
 
 
 def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | None = None, apt_dump: str | None = None) -> Settings:
-    """The settings of this machine. Reads files and asks ``apt-config``; changes nothing, never fails on a missing file.
+    """The settings of this machine, from files and ``apt-config``; a missing file is not an error.
 
     Args:
         environ: the environment to read.
         root: where the file system begins (another folder in tests).
-        prefix: the Python environment whose ``pip.conf`` counts too.
-        apt_dump: what ``apt-config dump`` prints; asked for when None.
+        prefix: the Python environment whose ``pip.conf`` counts, too.
+        apt_dump: the output of ``apt-config dump``, which is run when None.
     """
     release = parse_os_release(_text(root / "etc/os-release"))
     pip = _read_pip(environ, root, prefix)
@@ -79,7 +80,7 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
     proxies = {name: value for name in PROXY_VARIABLES if (value := environ.get(name) or environ.get(name.upper()))}
     distribution = release.get("ID", "")
     places = [*pip.get("index-url", ()), *pip.get("extra-index-url", ()), *pip.get("find-links", ())]
-    mounts = tuple(_without_nested(reach(path) for place in places if (path := local_path(place)) and path.exists()))
+    mounts = sorted({_folder_with_links(path) for place in places if (path := _local_path(place)) and path.exists()})
     return Settings(
         own_certificates=certificates,
         bundle=bundle,
@@ -88,19 +89,16 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
         apt=apt,
         distribution=distribution,
         mirror=aptsources.mirror_of(_read_apt_entries(root), distribution, release.get("VERSION_CODENAME", "")),
-        mounts=mounts,
-        warnings=(
-            *_unreachable([*(value for name, value in proxies.items() if name != "no_proxy"), *apt.values(), *places]),
-            *_unreadable(mounts),
-        ),
+        mounts=tuple(path for path in mounts if not any(path != other and path.is_relative_to(other) for other in mounts)),
+        warnings=tuple(_unreachable([*(value for name, value in proxies.items() if name != "no_proxy"), *apt.values(), *places])),
     )
 
 
 def split_certificates(pem: str) -> list[str]:
-    """The certificates of a bundle, each in one canonical spelling, so that the same one compares equal wherever it was found."""
+    """The certificates of a bundle in canonical form, so that the same one compares equal wherever it was found."""
     found = []
     for block in _PEM.findall(pem):
-        with contextlib.suppress(ValueError):  # a damaged certificate is no one's trust
+        with contextlib.suppress(ValueError):  # a damaged certificate is skipped
             der = ssl.PEM_cert_to_DER_cert(block)
             if der.startswith(_DER_SEQUENCE):
                 found.append(ssl.DER_cert_to_PEM_cert(der))
@@ -108,43 +106,19 @@ def split_certificates(pem: str) -> list[str]:
 
 
 def parse_os_release(text: str) -> dict[str, str]:
-    """``os-release`` as a mapping; lines that are no assignment are left out."""
+    """``os-release`` as a mapping; lines that are not assignments are left out."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
     return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
 
 
 def parse_apt_dump(text: str) -> dict[str, str]:
-    """The options of ``apt-config dump`` that are about reaching a mirror; empty values are left out."""
+    """The options of ``apt-config dump`` about reaching a mirror; empty values are left out."""
     options = (re.fullmatch(r'(\S+) "(.*)";', line) for line in text.splitlines())
     return {match.group(1): match.group(2) for match in options if match and match.group(2) and APT_OPTIONS.fullmatch(match.group(1))}
 
 
-def local_path(place: str) -> Path | None:
-    """The path behind a pip ``find-links`` or index value, None when it is elsewhere."""
-    if place.startswith("file:"):
-        return Path(unquote(urlsplit(place).path))
-    return Path(place) if place.startswith("/") else None
-
-
-def reach(index: Path) -> Path:
-    """The folder that must be visible for a local index to work: its pages may link to files above it.
-
-    Only the first page with links is read; an index is uniform.
-    """
-    pages = sorted(index.glob("*/index.html"))[:20] if index.is_dir() else []
-    for page in pages:
-        links = [urlsplit(link) for link in re.findall(r"""href=["']([^"'#]+)""", _text(page))]
-        targets = [(page.parent / unquote(link.path)).resolve() for link in links if not link.scheme and link.path]
-        if targets:
-            common = index.resolve()
-            while not all(target.is_relative_to(common) for target in targets):
-                common = common.parent
-            return common if common != Path("/") else index
-    return index
-
-
 def apt_conf(settings: Settings) -> str:
-    """apt's own settings, with the proxies it would otherwise not see: ``sudo apt-get`` drops the environment."""
+    """apt's own settings and the proxies, which it would not see otherwise: ``sudo apt-get`` drops the environment."""
     proxies = settings.proxies or {}
     options = {f"Acquire::{scheme}::Proxy": url for scheme in ("http", "https") if (url := proxies.get(f"{scheme}_proxy"))}
     options |= settings.apt or {}
@@ -154,8 +128,7 @@ def apt_conf(settings: Settings) -> str:
 def _read_certificates(environ: Mapping[str, str], root: Path, pip: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
     named = [Path(environ[variable]) for variable in BUNDLE_VARIABLES if environ.get(variable)]
     named += [Path(value) for value in pip.get("cert", ())]
-    # A hashed folder (curl's --capath) is no bundle, and an address under `root` is meant when the whole machine is pretended.
-    trusted = [cert for path in named for cert in split_certificates(_text(_below(root, path)))]
+    trusted = [cert for path in named for cert in split_certificates(_text(path))]
     local = [
         cert for folder in LOCAL_CERTIFICATES for path in sorted((root / folder).rglob("*")) for cert in split_certificates(_text(path))
     ]
@@ -184,7 +157,7 @@ def _read_pip(environ: Mapping[str, str], root: Path, prefix: Path | None) -> di
             try:
                 parser.read_string(_text(path))
             except configparser.Error:
-                continue  # pip itself reports it
+                continue
             if parser.has_section(section):
                 settings |= {option: _values(option, value) for option, value in parser.items(section)}
     for variable, value in environ.items():
@@ -217,26 +190,26 @@ def _unreachable(places: Iterable[str]) -> list[str]:
     ]
 
 
-def _unreadable(mounts: Iterable[Path]) -> list[str]:
-    wanted = {path: 0o005 if path.is_dir() else 0o004 for path in mounts}
-    return [
-        f"{path} is closed to other users: on the hosts only root can read it."
-        for path, bits in wanted.items()
-        if path.stat().st_mode & bits != bits
-    ]
-
-
 def _without_password(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
-def _without_nested(found: Iterable[Path]) -> list[Path]:
-    paths = sorted(set(found))
-    return [path for path in paths if not any(path != other and path.is_relative_to(other) for other in paths)]
+def _local_path(place: str) -> Path | None:
+    """The path of a pip ``find-links`` or index value; None when it is remote."""
+    if place.startswith("file:"):
+        return Path(unquote(urlsplit(place).path))
+    return Path(place) if place.startswith("/") else None
 
 
-def _below(root: Path, path: Path) -> Path:
-    return path if root == Path("/") or path.is_relative_to(root) else root / path.relative_to("/") if path.is_absolute() else path
+def _folder_with_links(index: Path) -> Path:
+    """The folder that a local index needs: its pages can link to files above it. The first page with links stands for all."""
+    for page in sorted(index.glob("*/index.html"))[:20]:
+        links = [urlsplit(link) for link in re.findall(r"""href=["']([^"'#]+)""", _text(page))]
+        targets = [(page.parent / unquote(link.path)).resolve() for link in links if not link.scheme and link.path]
+        if targets:
+            common = Path(os.path.commonpath([index.resolve(), *targets]))
+            return common if common != Path("/") else index
+    return index
 
 
 def _apt_dump() -> str:

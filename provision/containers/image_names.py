@@ -1,4 +1,4 @@
-"""Names of images, as users write them. Pure."""
+"""Names of images, as users write them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ _REFERENCE = re.compile(
 
 
 def checked(base: str) -> str:
-    """The base with its tag spelt out (``:latest`` where there is none).
+    """The name with its tag (``:latest`` where there is none).
 
     Raises:
         UsageError: not the name of an image.
     """
-    if not _REFERENCE.fullmatch(base):
-        slip = re.fullmatch(r"debian[-_ ]?(\d+)", base.strip().lower())
-        hint = f"Did you mean debian:{slip.group(1)}?" if slip else "Name an image such as debian:12, debian:13 or ubuntu:24.04."
+    typo = re.fullmatch(r"debian[-_ ]?(\d+)", base.strip().lower())
+    if typo or not _REFERENCE.fullmatch(base):
+        hint = f"Did you mean debian:{typo[1]}?" if typo else "Name an image such as debian:12, debian:13 or ubuntu:24.04."
         raise UsageError(f"'{base}' is not the name of an image.", hint=hint)
-    if slip := re.fullmatch(r"debian(1[0-9])", base):
-        raise UsageError(f"'{base}' is not the name of a base.", hint=f"Did you mean debian:{slip.group(1)}?")
     tagged = "@" in base or ":" in base.rsplit("/", 1)[-1]
     return base if tagged else f"{base}:latest"

@@ -1,4 +1,4 @@
-"""Keys made for containers: a user's key pair, hosts' public keys. The user's own ~/.ssh is neither read nor written."""
+"""SSH keys of containers: a user's key pair and the hosts' public keys. The user's own ~/.ssh is neither read nor written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provision.base.errors import ProvisionError
 
 
 def make_pair(key: Path, comment: str) -> str:
-    """Makes an ed25519 key pair without passphrase at ``key`` (mode 0600) and ``key``.pub.
+    """Make an ed25519 key pair without passphrase at ``key`` (mode 0600) and ``key``.pub.
 
     Returns:
         The public key's line.

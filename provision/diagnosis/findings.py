@@ -1,19 +1,20 @@
-"""What doctor says: one finding is one thing that is wrong, with where it was seen and how to fix it."""
+"""Findings of the doctor: problems of which it knows the cause."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # worst first
-UNKNOWN = "unknown"  # the id of an error that no signature knows
+from provision.base.problems import Problem
+from provision.diagnosis.signatures import Signature
+
+UNKNOWN = "unknown"  # the id of an error that no signature describes
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A line that says so. ``line`` counts from 1."""
+    """A line of a log that shows the error. ``line`` counts from 1."""
 
     file: str
     line: int
@@ -23,49 +24,51 @@ class Evidence:
         return {"file": self.file, "line": self.line, "text": self.text}
 
 
-@dataclass
-class Finding:
-    """One thing that is wrong: on a host (``host``), or in a log (``evidence``), or both.
+@dataclass(frozen=True, kw_only=True)
+class Finding(Problem):
+    """A problem that is a known error, on a host (``host``), in a log (``evidence``), or both. ``what`` is the error's title.
 
-    Args:
-        plain: one sentence for people who do not know the field.
-        seen, expected: what a probe of the host saw and what it should have seen; empty for what only a log says.
-        under: the id of the finding that explains this one; None for a root.
+    Attributes:
+        layer, summary, cause, fix: as in the error's entry (`signatures.Signature`); ``fix`` with the host's own paths, where known.
+        observed, expected: what a check saw on the host and what it should have seen; empty for what only a log shows.
+        times: how often a log shows it.
+        caused_by: the id of its root cause; None if it is one itself.
     """
 
-    id: str
     layer: str
-    severity: Severity
-    title: str
-    plain: str
+    summary: str
     cause: str
-    fix: list[str]
-    host: str | None = None
-    seen: str = ""
+    fix: tuple[str, ...]
+    observed: str = ""
     expected: str = ""
-    evidence: list[Evidence] = field(default_factory=list)
+    evidence: tuple[Evidence, ...] = ()
     times: int = 1
-    under: str | None = None
+    caused_by: str | None = None
+
+    @classmethod
+    def of(cls, error: Signature, **details: Any) -> Finding:
+        """The finding of a known error; ``details`` are further attributes, or replace the entry's own."""
+        entry = {"severity": error.severity, "layer": error.layer, "summary": error.summary, "cause": error.cause, "fix": error.fix}
+        return cls(**{"what": error.title, "id": error.id, **entry, **details})
 
     @property
-    def role(self) -> str:
-        return "root" if self.under is None else "consequence"
+    def is_root_cause(self) -> bool:
+        return self.caused_by is None
 
     def as_dict(self) -> dict[str, Any]:
-        cause = f"{self.cause} Seen here: {self.seen}." if self.seen else self.cause
         return {
             "id": self.id,
             "layer": self.layer,
             "severity": self.severity,
             "host": self.host,
-            "title": self.title,
-            "cause": cause,
-            "fix": self.fix,
+            "title": self.what,
+            "cause": f"{self.cause} Seen here: {self.observed}." if self.observed else self.cause,
+            "fix": list(self.fix),
             "evidence": [each.as_dict() for each in self.evidence],
-            "role": self.role,
+            "role": "root" if self.is_root_cause else "consequence",
         }
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The whole answer for ``--json``."""
+    """The document that ``--json`` prints."""
     return {"schema": 1, "findings": [finding.as_dict() for finding in findings]}

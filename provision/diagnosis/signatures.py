@@ -1,4 +1,9 @@
-"""The known errors, as data: signatures/LAYER.yaml, what follows from other errors (consequences.yaml), and what is harmless."""
+"""Known errors as data, one model for each kind of file.
+
+`signatures/LAYER.yaml`: errors by what programs print. `symptoms.yaml`: what programs print after something else has failed.
+`conditions.yaml`: errors that only checks of hosts see. `harmless.yaml`: lines that look alarming and mean nothing.
+`error_shapes.yaml`: how errors look that no signature describes.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,19 @@ from pydantic_core import PydanticCustomError
 
 from provision.base import validation
 from provision.base.errors import UsageError
+from provision.base.problems import Severity
 from provision.base.validation import Form, Model
-from provision.diagnosis.findings import Severity
 from provision.diagnosis.patterns import Pattern
 
 FOLDER = Path(__file__).parent
 LAYERS = ("driver", "cuda", "nccl", "mpi", "hwloc", "linker", "build", "python", "torch", "engine", "ssh", "network", "os", "data")
 
 
-def compiled(pattern: str) -> Pattern:
-    """A pattern as the data files write it: any case, a space stands for any white space, line ends included."""
-    return Pattern("(?im)" + pattern.replace(" ?", r"\s*").replace(" ", r"\s+"))
-
-
 def _pattern(value: Any) -> Pattern:
+    """A pattern as the files write it: in any case, and a space stands for any white space, line ends included."""
     if not isinstance(value, str) or not value:
         raise PydanticCustomError("form", "must be {what}", {"what": "a pattern in quotes"})
-    return compiled(value)
+    return Pattern("(?im)" + value.replace(" ?", r"\s*").replace(" ", r"\s+"))
 
 
 _Id = Annotated[str, Form(r"[a-z0-9]+(-[a-z0-9]+)*", "an id: small letters and digits, with hyphens between")]
@@ -35,61 +36,49 @@ _Layer = Annotated[str, Form("|".join(LAYERS), "one of " + ", ".join(LAYERS))]
 _Text = Annotated[str, Form(r"[\s\S]+", "a text")]
 _Texts = Annotated[tuple[_Text, ...], Field(min_length=1)]
 _Pattern = Annotated[Pattern, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
+_Patterns = Annotated[tuple[_Pattern, ...], Field(min_length=1)]
 
 
 class Signature(Model):
     """A known error.
 
-    ``layer`` is the file's name; files of several layers say it. ``plain``: for people who do not know the field. ``fix``: commands to
-    paste, or sentences where there is no command. ``patterns``: regular expressions for the stable part of the message, in any case; a
-    space stands for any white space. ``probe``: how the condition is seen on a live host. ``over``: ids that do not count where this one
-    matches the same lines. ``consequence_of``: ids, layers or `any`: what explains this error when it is in the same log.
-    ``recovered_by``: a later line that says that it went well after all.
+    ``layer`` is the file's name; files of several layers have it in each entry. ``summary``: one sentence for people who do not know the
+    field. ``fix``: commands to paste, or sentences where there is no command. ``patterns``: regular expressions for the stable part of
+    the message, in any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``supersedes``: ids that
+    do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes that explain this error when they are
+    in the same log; `any` stands for all. ``recovered_by``: a later line that says that it went well after all.
     """
 
     id: _Id
     layer: _Layer = ""
     severity: Severity
     title: Annotated[str, Form(r".{10,}", "a title of at least 10 letters")]
-    plain: Annotated[str, Form(r"[\s\S]*\.", "a sentence that ends with a full stop")]
+    summary: Annotated[str, Form(r"[\s\S]*\.", "a sentence that ends with a full stop")]
     cause: Annotated[str, Form(r"[\s\S]{40,}", "a text of at least 40 letters")]
     fix: _Texts
-    patterns: Annotated[tuple[_Pattern, ...], Field(min_length=1)]
+    patterns: _Patterns
     probe: str = ""
-    over: frozenset[_Id] = frozenset()
-    consequence_of: frozenset[_Id] = frozenset()
+    supersedes: frozenset[_Id] = frozenset()
+    symptom_of: frozenset[_Id] = frozenset()
     recovered_by: tuple[_Pattern, ...] = ()
 
     @property
-    def generic(self) -> bool:
-        """Whether it names no cause at all and only ever follows from another error (consequences.yaml)."""
-        return False
-
-    @property
-    def quoted_alone(self) -> bool:
-        """Whether it is, alone in a log, quoted as an unknown error; only generic ones are."""
-        return False
+    def may_be_root_cause(self) -> bool:
+        """Whether it explains other errors: it is an error itself, and not a symptom of just any other."""
+        return self.severity == "error" and "any" not in self.symptom_of
 
 
-class Consequence(Signature):
-    """What programs print after something else has failed (consequences.yaml)."""
+class Symptom(Signature):
+    """What programs print after something else has failed, whatever it was (symptoms.yaml)."""
 
     severity: Severity = "note"
     cause: str = ""
-    fix: _Texts = ("Read what stands above it in the log",)
-    alone: Literal["unknown"] | None = None
-
-    @property
-    def generic(self) -> bool:
-        return True
-
-    @property
-    def quoted_alone(self) -> bool:
-        return self.alone == "unknown"
+    fix: _Texts = ("Read what is above it in the log",)
+    quoted_alone: bool = False  # where a log shows nothing else, it is quoted as an unknown error
 
 
 class Condition(Signature):
-    """What hosts can suffer from and no program prints in a known form (conditions.yaml)."""
+    """An error that only checks of hosts see: no program prints it in a known form (conditions.yaml)."""
 
     patterns: tuple[_Pattern, ...] = ()
 
@@ -99,7 +88,19 @@ class Harmless(Model):
 
     id: _Id
     why: _Text
-    patterns: Annotated[tuple[_Pattern, ...], Field(min_length=1)]
+    patterns: _Patterns
+
+
+class ErrorShape(Model):
+    """How errors look that no signature describes (error_shapes.yaml).
+
+    ``certainty``: `certain` only where something went wrong; `likely`, too, but another line says more about it; `possible` is also in
+    logs of runs that went well, and counts where a symptom says that this one failed.
+    """
+
+    id: _Id
+    certainty: Literal["certain", "likely", "possible"]
+    patterns: _Patterns
 
 
 class Signatures(RootModel[tuple[Signature, ...]]):
@@ -112,14 +113,14 @@ def all_signatures() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
     for file in sorted((FOLDER / "signatures").glob("*.yaml"), key=lambda path: LAYERS.index(path.stem)):
         found |= {each.id: each.model_copy(update={"layer": file.stem}) for each in validation.load(Signatures, file).root}
-    for each in validation.load(RootModel[tuple[Consequence, ...]], FOLDER / "consequences.yaml").root:
-        found[each.id] = each.model_copy(update={"cause": each.plain})
+    for each in validation.load(RootModel[tuple[Symptom, ...]], FOLDER / "symptoms.yaml").root:
+        found[each.id] = each.model_copy(update={"cause": each.summary})
     return found
 
 
 @cache
-def conditions() -> dict[str, Signature]:
-    """id → what hosts can suffer from and no program prints in a known form."""
+def conditions() -> dict[str, Condition]:
+    """id → condition."""
     return {each.id: each for each in validation.load(RootModel[tuple[Condition, ...]], FOLDER / "conditions.yaml").root}
 
 
@@ -130,11 +131,17 @@ def harmless() -> tuple[Pattern, ...]:
     return tuple(pattern for entry in entries for pattern in entry.patterns)
 
 
-def named(name: str) -> Signature:
-    """The signature of that id; UsageError with the nearest ids if there is none."""
+@cache
+def error_shapes() -> tuple[ErrorShape, ...]:
+    """How errors look that no signature describes."""
+    return validation.load(RootModel[tuple[ErrorShape, ...]], FOLDER / "error_shapes.yaml").root
+
+
+def known_error(name: str) -> Signature:
+    """The known error of that id, a condition included. Raises UsageError with the nearest ids if there is none."""
     import difflib
 
-    known = {**all_signatures(), **conditions()}
+    known = {**conditions(), **all_signatures()}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)

@@ -1,4 +1,4 @@
-"""`provision doctor`: known errors, found on hosts by their facts and in logs by what programs print.
+"""`provision doctor`: known errors on hosts, by checks of their facts and connections, and in logs (`provision/diagnosis`).
 
-``signatures`` hold what is known, as data; ``logs`` reads logs; ``checks`` looks at hosts; neither changes anything.
+Nothing but ``--fix`` (`fixes.py`) changes anything.
 """

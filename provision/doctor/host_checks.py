@@ -1,89 +1,80 @@
-"""Brings the facts of hosts home and has them examined: of this machine directly, of others through the survey's round trip
-and one more in which they look at each other."""
+"""Examinations of hosts: this machine by a local survey, others by the survey's round trip and one more for their connections."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
-from provision.doctor import reach
+from provision.doctor import reachability
 from provision.doctor.checks import examine
 from provision.facts import Facts, Unsurveyed
 from provision.remote.session import Session
 from provision.survey import collect
 
-HERE = "localhost"
-_PATIENCE_S = 60.0
-_NEEDED_MB = 200  # a host that is only looked at needs room for a job, not for an installation
+THIS_MACHINE = "localhost"
+_TIMEOUT_S = 60.0
+_NEEDED_MB = 200  # an examined host needs room for a job, not for an installation
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the look at hosts brought.
-
-    Attributes:
-        facts: of the hosts that answered.
-        names: of all hosts that were asked.
-        bandwidth: from host → to host → megabits a second, where it was measured.
-    """
+class Examination:
+    """Facts of the hosts that answered, what is wrong with them, and the names of all hosts."""
 
     facts: Mapping[str, Facts]
     findings: list[Finding]
-    names: list[str]
-    bandwidth: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    hosts: list[str]
 
 
-def here() -> Look:
-    """Look at this machine. Raises UsageError when the survey cannot run here."""
+def examine_this_machine() -> Examination:
+    """Raises UsageError when the survey cannot run here."""
     try:
         script = resources.script("survey").encode()
-        answer = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_PATIENCE_S, check=False)
-        found = facts.answer(answer.stdout.decode(errors="replace"))
+        survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        found = facts.answer(survey.stdout.decode(errors="replace"))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
-        raise UsageError(f"cannot look at this machine: {error}") from error
+        raise UsageError(f"this machine cannot be surveyed: {error}") from error
     if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
-        raise UsageError(f"cannot look at this machine: {facts.unsurveyed(HERE, found).what}")
+        raise UsageError(f"this machine cannot be surveyed: {facts.unsurveyed(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
-    problems = facts.problems(HERE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
-    return Look({HERE: found}, examine({HERE: found}, problems), [HERE])
+    problems = facts.problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems), [THIS_MACHINE])
 
 
-def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
-    """Look at all hosts of the inventory at once, then have them look at each other."""
+def examine_hosts(session: Session) -> Examination:
+    """Survey all hosts of the inventory at once, then check their connections to each other."""
     survey = collect.look(session)
-    for host in session.inventory.hosts:  # a requirement of the inventory decides before anything that is seen
+    for host in session.inventory.hosts:  # checks compare with the inventory's interface, where it names one
         if host.name in survey.hosts:
             found = survey.hosts[host.name]
             network = found.network.model_copy(update={"asked_for": host.interface})
             survey.hosts[host.name] = found.model_copy(update={"network": network})
-    answers, unable = reach.look(session, survey.hosts, bandwidth=bandwidth)
+    connections, problems = reachability.check(session, survey.hosts)
     names = [host.name for host in session.inventory.hosts]
-    findings = examine(survey.hosts, [*survey.problems, *unable], answers)
-    return Look(survey.hosts, findings, names, {name: answer.mbit for name, answer in answers.items() if answer.mbit})
+    return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections), names)
 
 
-def with_logs(hosts: list[Finding], logs: list[Finding], looked_for: set[str]) -> list[Finding]:
-    """Both together: what a log says and a probe sees is one finding, confirmed; what no probe sees is said to be so.
+def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: set[str]) -> list[Finding]:
+    """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed.
 
     Args:
-        looked_for: ids that the probes of hosts look for.
+        checked: ids that checks of hosts look for; a log's finding of one that no host has says so.
     """
-    seen = {finding.id for finding in hosts}
-    for finding in hosts:
-        said = next((each for each in logs if each.id == finding.id), None)
-        if said:
-            finding.evidence = said.evidence
-            finding.seen = f"{finding.seen} (confirms what the log says)"
-            finding.under = said.under
-    for finding in logs:
-        if finding.id not in seen and finding.id in looked_for:
-            finding.seen = "the probes of the hosts do not show it now: it is over, or its cause is elsewhere"
-    confirmed = {finding.id for finding in hosts if finding.evidence}
-    roots_first = [finding for finding in hosts if finding.id in confirmed] + [each for each in logs if each.id not in seen]
-    return roots_first + [finding for finding in hosts if finding.id not in confirmed]
+    log_of = {finding.id: finding for finding in in_logs}
+    confirmed, others = [], []
+    for finding in on_hosts:
+        if log := log_of.get(finding.id):
+            observed = f"{finding.observed} (confirms what the log says)"
+            confirmed.append(replace(finding, evidence=log.evidence, observed=observed, caused_by=log.caused_by))
+        else:
+            others.append(finding)
+    absent = "the hosts do not show it now: it is over, or its cause is elsewhere"
+    for finding in in_logs:
+        if finding.id not in {each.id for each in on_hosts}:
+            confirmed.append(replace(finding, observed=absent) if finding.id in checked else finding)
+    return confirmed + others

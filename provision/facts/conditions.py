@@ -10,7 +10,7 @@ from typing import Any
 
 from provision import catalog
 from provision.base.problems import Problem
-from provision.base.text import some
+from provision.base.text import joined
 from provision.facts.model import Facts, System, Unsurveyed
 from provision.inventory import Host, Inventory
 
@@ -256,7 +256,7 @@ def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
     present = {each.name: each for each in facts.network.interfaces}
     if host.interface is None or not present:
         return
-    usable = some([name for name, each in present.items() if each.up and not each.loopback and not each.virtual]) or "none"
+    usable = joined([name for name, each in present.items() if each.up and not each.loopback and not each.virtual]) or "none"
     if host.interface not in present:
         yield Problem("error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", host=host.name)
     elif not present[host.interface].up:

@@ -15,7 +15,7 @@ from provision.base import validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Form
 from provision.facts.model import Facts, Interpreter, Unsurveyed
-from provision.inventory.values import HOST_NAME
+from provision.inventory.checks import HOST_NAME
 
 BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="

@@ -18,7 +18,8 @@ from provision.base.validation import Form, did_you_mean
 from provision.base.versions import VERSION
 from provision.catalog import architectures
 
-OFFERS = ("candidates", "candidates_elsewhere", "wheel_candidates")
+OFFERS = ("candidates", "candidates_elsewhere")
+FORMER_SECTIONS = ("wheel_candidates",)  # of earlier versions: facts files that have them are still read
 _TWO_WORDS = re.compile(r"[a-z]+( [a-z]+)+")  # Rocky's "blue onyx", which surveys of earlier versions took for the codename
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
@@ -510,8 +511,7 @@ class Facts(Section):
 
     ``missing`` names what nobody stated, so that a default stands for it; ``errors``: what could not be looked at, and why.
     ``drift``: what is not as the last run left it; None where no run has come to its end. ``candidates``: package → versions of the
-    package manager's index, ``candidates_elsewhere``: without the lists that provision wrote, ``wheel_candidates``: of pip's index where
-    that was asked.
+    package manager's index, ``candidates_elsewhere``: without the lists that provision wrote.
     """
 
     hostname: Hostname | None = None
@@ -540,7 +540,6 @@ class Facts(Section):
     dpkg_interrupted: bool = False
     candidates: dict[str, list[str]] = {}
     candidates_elsewhere: dict[str, list[str]] = {}
-    wheel_candidates: dict[str, list[str]] = {}
     driver: Driver | None = None
     gpus: list[Gpu] = []
     nvidia: Nvidia = Nvidia()
@@ -568,7 +567,7 @@ class Facts(Section):
     def _completed(cls, stated: Any) -> Any:
         if not isinstance(stated, dict):
             return stated
-        facts: dict[str, Any] = {**stated}
+        facts: dict[str, Any] = {name: value for name, value in stated.items() if name not in FORMER_SECTIONS}
         if isinstance(facts.get("arch"), str):
             facts["arch"] = architectures.kernel_name(facts["arch"])
         errors = facts.get("errors")

@@ -1,9 +1,9 @@
-"""Runs one job on the first host for a controller that holds the other end of standard input. Python 3.6+, standard library only.
+"""Runs one job on the first host for a controller that has the other end of standard input. Python 3.6+, standard library only.
 
-The first line of standard input is JSON (`remote.ssh.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
-``:{inherited}`` at the end of a variable stands for what it holds already. The job has a private folder on every host that goes when it
-ends; on the first one a file of its that begins with ``#!`` can be run. A guard (guard.py) on every host, this one too, makes and removes
-the folder, says which processes are stopped, and ends the job there when it does not hear of us.
+The first line of standard input is JSON (`launch.jobs.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
+``:{inherited}`` at the end of a variable stands for the value that it has already. The job has a private folder on every host, which is
+removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed. A guard (guard.py) on every host, this
+one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
 The job is ended (TERM, a grace, KILL) when standard input closes or is silent, because the controller died, was interrupted or is cut
 off; and when a host is lost, or a process of the launcher or a rank is stopped, for too long. The last line is ``mark`` and JSON:
@@ -24,14 +24,14 @@ import time
 GRACE_S = 3.0  # mpirun needs a moment to end its daemons on the other hosts
 BEAT_S = 5.0
 TICK_S = 0.2
-SILENT_S = 45.0  # for a host to be lost, and for a process to be stopped for good
+SILENT_S = 45.0  # after which a host is lost, and a stopped process does not continue
 CONTROLLER_SILENT_S = 60.0
 AFTERMATH_S = 0.5
-END_S = 8.0  # for a guard to put everything away
+END_S = 8.0  # for a guard to clean up
 PLACE = "/tmp"
-MOST_SAID = 5  # lines
-LONGEST_SAID = 500
-LONGEST_LINE = 1 << 20  # of a guard; what a host says without an end is dropped
+MOST_PRINTED = 5  # lines
+LONGEST_PRINTED = 500
+LONGEST_LINE = 1 << 20  # of a guard; longer ones are dropped
 GUARD = (
     "import os, json; line = b''\n"
     "while not line.endswith(b'\\n'):\n"
@@ -42,64 +42,23 @@ GUARD = (
 )
 
 
-def understood(line):
-    """(kind, what it is about) of a guard's message; (None, None) of whatever else a host may say."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(message, dict) or len(message) != 1:
-        return None, None
-    ((kind, about),) = message.items()
-    is_known = (
-        (kind in ("ready", "orphaned") and about is True)
-        or (kind == "error" and isinstance(about, str))
-        or (kind == "stopped" and are_all(about, pid=is_whole, rank=lambda rank: rank is None or is_whole(rank), name=is_text))
-        or (kind == "ended" and are_all(about, rank=is_whole, code=is_whole, ago=is_number, orphaned=is_flag))
-    )
-    return (kind, about) if is_known else (None, None)
-
-
-def are_all(things, **checks):
-    """Whether it is a list of objects that hold this."""
-    return isinstance(things, list) and all(
-        isinstance(one, dict) and {*one} >= {*checks} and all(check(one[name]) for name, check in checks.items()) for one in things
-    )
-
-
-def is_flag(thing):
-    return isinstance(thing, bool)
-
-
-def is_text(thing):
-    return isinstance(thing, str)
-
-
-def is_number(thing):
-    return isinstance(thing, (int, float)) and abs(thing) < 1e9
-
-
-def is_whole(thing):
-    return isinstance(thing, int) and is_number(thing)
-
-
 class Guard:
-    """That of one host; ``way``: the words that lead there."""
+    """The guard of one host, as this end sees it; ``command`` starts it there."""
 
-    def __init__(self, host, way, order):
+    def __init__(self, host, command, order):
         self.host = host
         self.is_ready = False
         self.is_over = False
-        self.silent = 0.0
-        self.is_refusing = False  # it has said why its host cannot take part
-        self.said = []  # that, and what is no message: of ssh, or of the host's shell
-        self.stopped = {}  # pid -> (seconds, what is known of it)
-        self.ended = []  # (when, rank, code, whether the launcher's process there was dead by then)
-        self.is_orphaned = False  # that was so of one of its ranks, or of one that went on
+        self.silent = 0.0  # seconds
+        self.refusal = None  # why its host cannot take part
+        self.printed = []  # what is no message: of ssh, or of the host's shell
+        self.stopped = {}  # pid -> (seconds, rank, name)
+        self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
+        self.has_orphans = False  # that is so of one of its ranks
         self._rest = b""
-        # In a session of its own: a signal for us must not end it before it has put everything away.
+        # In a session of its own: a signal for us must not end it before it has cleaned up.
         self.process = subprocess.Popen(
-            way, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, bufsize=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, bufsize=0
         )
         self.tell(*order)
 
@@ -107,61 +66,68 @@ class Guard:
         try:
             self.process.stdin.write("".join(line + "\n" for line in lines).encode())
         except (OSError, ValueError):
-            pass  # it has ended, which is seen by its output, or was left to itself
+            pass  # it has ended, which its output shows, or was left to itself
 
     def read(self):
-        """Takes in what it says; whether it still may say something."""
+        """Take in what it prints; False at its end."""
         data = os.read(self.process.stdout.fileno(), 65536)
         parts = (self._rest + data).split(b"\n")
         self._rest = parts.pop() if data and len(parts[-1]) < LONGEST_LINE else b""
-        for line in parts:
-            self._take(line.decode(errors="replace").rstrip("\r"))
+        for line in (part.decode(errors="replace").strip() for part in parts):
+            try:
+                ((kind, about),) = json.loads(line).items()
+                self._take(kind, about)
+                self.silent = 0.0
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a message, whatever the host printed
+                self.printed = [*self.printed, line[:LONGEST_PRINTED]][-MOST_PRINTED:] if line else self.printed
         self.is_over = not data
         return bool(data)
 
-    def _take(self, line):
-        kind, about = understood(line)
-        if kind is None:
-            if line.strip():
-                self.said = [*self.said, line[:LONGEST_SAID]][-MOST_SAID:]
-            return
-        self.silent = 0.0
+    def _take(self, kind, about):
         if kind == "error":
-            self.is_refusing = True
-            self.said = [*self.said, about[:LONGEST_SAID]][-MOST_SAID:]
-            return
-        self.is_ready = True
-        if kind == "stopped":
-            before = self.stopped
-            self.stopped = {one["pid"]: (before.get(one["pid"], (-BEAT_S,))[0] + BEAT_S, one) for one in about}
-        elif kind == "orphaned":
-            self.is_orphaned = True
+            self.refusal = str(about)[:LONGEST_PRINTED]
+        elif kind == "stopped":
+            known = {pid: seconds for pid, (seconds, _, _) in self.stopped.items()}
+            self.stopped = {
+                one["pid"]: (known.get(one["pid"], -BEAT_S) + BEAT_S, None if one["rank"] is None else int(one["rank"]), str(one["name"]))
+                for one in about
+            }
         elif kind == "ended":
-            self.ended = [(time.monotonic() - one["ago"], one["rank"], one["code"], one["orphaned"]) for one in about]
+            now = time.monotonic()
+            self.ended = [(now - one["ago"], int(one["rank"]), int(one["code"]), bool(one["orphaned"])) for one in about]
+        elif kind == "orphaned":
+            self.has_orphans = True
+        elif kind != "ready":
+            raise ValueError(kind)
+        self.is_ready = self.is_ready or kind == "ready"
 
     def fault(self):
         """What is wrong with its host, or with a process there; None if nothing is."""
+        if self.is_over and self.refusal is not None:
+            return {"kind": "refused", "host": self.host, "output": [self.refusal]}
         if self.is_over:
-            kind = "lost" if self.is_ready else "refused" if self.is_refusing else "unreachable"
-            return {"kind": kind, "host": self.host, "said": self.said[-1:] if kind == "refused" else self.said}
+            return {"kind": "lost" if self.is_ready else "unreachable", "host": self.host, "output": self.printed}
         if self.silent > SILENT_S:
-            return {"kind": "silent", "host": self.host, "seconds": SILENT_S, "said": self.said}
-        for seconds, one in self.stopped.values():
+            return {"kind": "silent", "host": self.host, "seconds": SILENT_S, "output": self.printed}
+        for pid, (seconds, rank, name) in self.stopped.items():
             if seconds >= SILENT_S:
-                about = {name: one[name] for name in ("pid", "rank", "name")}
-                return dict(about, kind="stopped", host=self.host, seconds=SILENT_S)
+                return {"kind": "stopped", "host": self.host, "seconds": SILENT_S, "pid": pid, "rank": rank, "name": name}
         return None
 
 
 class Watch:
-    """Standard input and the guards: takes in what they say, and tells the guards that we are there."""
+    """Listens to standard input and the guards, and tells the guards that we are there.
+
+    ``verdict``: the first fault; ``is_unwanted``: the controller has closed our standard input, or a signal asks for the end.
+    """
 
     def __init__(self):
         self.guards = []
-        self.is_unwanted = False  # the controller has closed our standard input, or a signal wants an end
+        self.verdict = None
+        self.is_unwanted = False
         self._controller_silent = 0.0
-        self._last = time.monotonic()
         self._since_beat = 0.0
+        self._last = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
 
@@ -169,8 +135,20 @@ class Watch:
         self.guards.append(guard)
         self._selector.register(guard.process.stdout, selectors.EVENT_READ, guard)
 
-    def tick(self):
-        """Waits for a moment; the first fault that is seen, or None."""
+    def continues(self):
+        return self.verdict is None and not self.is_unwanted
+
+    def wait_for(self, is_done, seconds=float("inf")):
+        """Until that is so, the time is over, or the job must end."""
+        deadline = time.monotonic() + seconds
+        while self.continues() and not is_done() and time.monotonic() < deadline:
+            self._tick()
+            faults = [fault for fault in (guard.fault() for guard in self.guards) if fault]
+            if self._controller_silent > CONTROLLER_SILENT_S:
+                faults.append({"kind": "controller", "host": "", "seconds": CONTROLLER_SILENT_S})
+            self.verdict = faults[0] if faults else None
+
+    def _tick(self):
         for key, _ in self._selector.select(TICK_S):
             if key.data is None:
                 self._controller_silent = 0.0
@@ -183,125 +161,102 @@ class Watch:
         now = time.monotonic()
         step = min(now - self._last, 1.0)
         self._last = now
-        self._since_beat += step
         self._controller_silent += step
-        is_beat = self._since_beat >= BEAT_S
-        self._since_beat = 0.0 if is_beat else self._since_beat
+        self._since_beat += step
         for guard in self.guards:
             guard.silent += step
-            if is_beat and not guard.is_over:
+        if self._since_beat >= BEAT_S:
+            self._since_beat = 0.0
+            for guard in self.guards:
                 guard.tell("")
-        return next(filter(None, (guard.fault() for guard in self.guards)), None) or self._controllers_fault()
-
-    def _controllers_fault(self):
-        if self._controller_silent > CONTROLLER_SILENT_S:
-            return {"kind": "controller", "host": "", "seconds": CONTROLLER_SILENT_S}
-        return None
 
     def end(self, guards):
-        """Has them end the job on their hosts; who does not answer is left to itself, and ends it when it hears nothing any more."""
+        """Have them end the job on their hosts; one that does not answer ends it when it hears nothing any more."""
         for guard in guards:
             guard.tell("end")
-        until = time.monotonic() + END_S
-        while time.monotonic() < until and not all(guard.is_over or guard.silent > SILENT_S for guard in guards):
-            self.tick()
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline and not all(guard.is_over or guard.silent > SILENT_S for guard in guards):
+            self._tick()
         for guard in guards:
             guard.process.stdin.close()
             if not guard.is_over:
                 guard.process.kill()
             guard.process.wait()
 
+    def first_failure(self):
+        """The rank that failed before all others, or the host whose launcher's process was lost."""
+        failures = [(when, guard.host, *rest) for guard in self.guards for when, *rest in guard.ended if rest[1] != 0]
+        _, host, rank, code, is_orphan = min(failures) if failures else (0.0, None, None, None, True)
+        orphaned = [guard.host for guard in self.guards if guard.has_orphans]
+        # A launcher that loses a host ends the others' ranks by SIGTERM, which may be faster than the end of the lost ones.
+        if orphaned and (is_orphan or code == -signal.SIGTERM):
+            return {"kind": "orphaned", "host": host if host in orphaned else orphaned[0]}
+        return {"kind": "ended", "host": host, "rank": rank, "code": code} if failures else None
+
 
 def end(job):
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(job.pid, number)
-        except OSError:
-            return
-        try:
             job.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             continue
+        except OSError:
+            return
 
 
-def exit_code(job):
-    """As a shell has it."""
-    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+def start_guards(order, folder, fill, watch):
+    """Start a guard on every host and wait for them."""
+    program = {"program.json": json.dumps(fill(order["program"])), "rank.py": order["scripts"]["rank"]}
+    lines = [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": program})]
+    mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
+    there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # our interpreter need not be theirs
+    others = [(host, [*fill(order["ssh"]), "--", host, there]) for host in order["hosts"]]
+    # Ours first: another host that is this machine, too, is refused then, and not the one that would end us with the job.
+    for some in ([("", [sys.executable, "-c", GUARD])], others):
+        for host, command in some if watch.continues() else ():
+            watch.add(Guard(host, command, lines))
+        watch.wait_for(lambda: all(guard.is_ready for guard in watch.guards))
 
 
-def first_failure(guards):
-    """The rank that ended badly before all others, or the host whose ranks were lost to the launcher."""
-    failures = [(when, guard.host, rank, code, orphaned) for guard in guards for when, rank, code, orphaned in guard.ended if code != 0]
-    _, host, rank, code, is_orphan = min(failures) if failures else (0.0, None, None, None, True)
-    hosts = [guard.host for guard in guards if guard.is_orphaned]
-    # A launcher that loses a host ends the others' ranks by SIGTERM, and may be faster with it than the lost ones are in ending.
-    if hosts and (is_orphan or code == -signal.SIGTERM):
-        return {"kind": "orphaned", "host": host if host in hosts else hosts[0]}
-    return {"kind": "ended", "host": host, "rank": rank, "code": code} if failures else None
-
-
-def prepare(order, folder):
-    """(argv, program, ssh, environment) with what stands for something put in."""
-    shared, home, run_id = "/dev/shm/" + os.path.basename(folder), os.path.expanduser("~"), os.environ.get("PROVISION_RUN_ID", "")
-
-    def filled(words):
-        return [word.replace("{job}", folder).replace("{home}", home) for word in words]
-
-    argv = [word.replace("{shm}", shared).replace("{run}", run_id) for word in filled(order["argv"])]
-
+def start_job(order, folder, fill):
+    for name, text in order["files"].items():
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(text)
+        if text.startswith("#!"):
+            os.chmod(os.path.join(folder, name), 0o700)
     environment = dict(os.environ, **order["environment"])
     for name, value in order["environment"].items():
         if value.endswith(":{inherited}"):
             environment[name] = value.replace("{inherited}", os.environ.get(name, "")).rstrip(":")
-    return argv, filled(order["program"]), filled(order["ssh"]), environment
-
-
-def guards_of(order, folder, program, ssh):
-    """(host, the way to its guard), this one's first, and what each guard is told."""
-    files = {"program.json": json.dumps(program), "rank.py": order["scripts"]["rank"]}
-    words = [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files})]
-    mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
-    there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # ours need not be theirs
-    return [("", [sys.executable, "-c", GUARD]), *((host, [*ssh, "--", host, there]) for host in order["hosts"])], words
+    shared, run_id = "/dev/shm/" + os.path.basename(folder), os.environ.get("PROVISION_RUN_ID", "")
+    argv = [word.replace("{shm}", shared).replace("{run}", run_id) for word in fill(order["argv"])]
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def run(order, watch):
-    """(code, verdict, report) of the job."""
+    """(code, report) of the job."""
     # The same on all hosts, so not of this one's TMPDIR where there is a choice.
     place = PLACE if os.access(PLACE, os.W_OK | os.X_OK) else tempfile.gettempdir()
     folder = os.path.join(place, "provision-job-" + secrets.token_hex(8))
-    argv, program, ssh, environment = prepare(order, folder)
-    ways, words = guards_of(order, folder, program, ssh)
-    job, verdict, report, code = None, None, None, 1
+
+    def fill(words):
+        return [word.replace("{job}", folder).replace("{home}", os.path.expanduser("~")) for word in words]
+
+    code, report = 1, None
     try:
-        # Ours before the others: where one of these is on this machine, too, it is refused, and not the one that would end us with the job.
-        for beginning in (ways[:1], ways[1:]):
-            for host, way in beginning if verdict is None and not watch.is_unwanted else ():
-                watch.add(Guard(host, way, words))
-            while verdict is None and not watch.is_unwanted and not all(guard.is_ready for guard in watch.guards):
-                verdict = watch.tick()
-        if verdict is None and not watch.is_unwanted:
-            for name, text in order["files"].items():
-                with open(os.path.join(folder, name), "w") as file:
-                    file.write(text)
-                if text.startswith("#!"):
-                    os.chmod(os.path.join(folder, name), 0o700)
-            job = subprocess.Popen(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-            while verdict is None and not watch.is_unwanted and job.poll() is None:
-                verdict = watch.tick()
-            # A launcher ends because of a host that dies, and faster than we see it.
-            until = time.monotonic() + AFTERMATH_S
-            while verdict is None and not watch.is_unwanted and job.poll() and order["hosts"] and time.monotonic() < until:
-                verdict = watch.tick()
+        start_guards(order, folder, fill, watch)
+        if watch.continues():
+            job = start_job(order, folder, fill)
+            watch.wait_for(lambda: job.poll() is not None)
+            if job.poll() and order["hosts"]:  # a launcher ends because of a host that dies, and faster than we see it
+                watch.wait_for(lambda: False, AFTERMATH_S)
             if job.poll() is None:
                 end(job)
-            elif verdict is not None:
-                code = exit_code(job)
-            elif job.returncode:
-                code = exit_code(job)
-                verdict = {"kind": "launcher", "host": "", "code": job.returncode} if job.returncode < 0 else None
             else:
-                code = 0
+                code = job.returncode if job.returncode >= 0 else 128 - job.returncode  # as a shell has it
+                if watch.continues() and job.returncode < 0:
+                    watch.verdict = {"kind": "launcher", "host": "", "code": job.returncode}
             path = os.path.join(folder, order["report"] or "")
             if order["report"] and os.path.exists(path):
                 with open(path) as file:
@@ -309,9 +264,9 @@ def run(order, watch):
     finally:
         watch.end(watch.guards[1:])  # the first one would end our connections to them
         watch.end(watch.guards[:1])
-    if code and verdict is None and not watch.is_unwanted:
-        verdict = first_failure(watch.guards)
-    return code, verdict, report
+    if code and watch.continues():
+        watch.verdict = watch.first_failure()
+    return code, report
 
 
 def main():
@@ -321,16 +276,16 @@ def main():
         if not byte:
             return 1
         line += byte
+    order = json.loads(line.decode())
     watch = Watch()
 
-    def unwanted(*_):
+    def stop(*_):
         watch.is_unwanted = True
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, unwanted)
-    order = json.loads(line.decode())
-    code, verdict, report = run(order, watch)
-    sys.stdout.write("%s%s\n" % (order["mark"], json.dumps({"code": code, "verdict": verdict, "report": report})))
+        signal.signal(number, stop)
+    code, report = run(order, watch)
+    sys.stdout.write("%s%s\n" % (order["mark"], json.dumps({"code": code, "verdict": watch.verdict, "report": report})))
     sys.stdout.flush()
     return code
 

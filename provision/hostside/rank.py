@@ -1,7 +1,7 @@
-"""Runs one rank's program on a host and notes how it ended, whoever launches it. Python 3.6+, standard library only.
+"""Runs one rank's program on a host and records how it ended, whoever launches it. Python 3.6+, standard library only.
 
-mpirun says how a job ended in sentences; the note says it in numbers. It stands in the job's folder, where this file is, as does the
-program (``program.json``): so its words stand on no command line but its own. The rank's number is the launcher's.
+mpirun reports the end of a job in sentences; the record says it in numbers. It is in the job's folder, where this file is, and so is the
+program (``program.json``): its words stand on no command line but its own. The rank's number is the launcher's.
 """
 
 import ctypes
@@ -14,35 +14,24 @@ import time
 
 NUMBERS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK")
 NOT_FOUND = 127  # as a shell has it
-#: A launcher sends them to the group: the program takes them, and its end is ours.
+#: A launcher sends them to the process group: the program takes them, and its end is ours.
 OF_GROUP = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP}
 DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-EXITING = 0x4  # PF_EXITING of linux/sched.h; a process has it before its connections close, and children until it is gone
 
 
-def note(folder, rank, **facts):
-    path = os.path.join(folder, "rank-%s" % rank)
+def record(folder, rank, **facts):
+    path = os.path.join(folder, "provision-rank-%s" % rank)
     with open(path + ".new", "w") as file:
         json.dump(dict(facts, rank=int(rank)), file)
     os.rename(path + ".new", path)
 
 
-def is_orphaned(starter):
-    """Whether the launcher's process that started this one is dead or dying, so that the rank may have ended because of that."""
-    try:
-        with open("/proc/%d/stat" % starter, errors="replace") as stat_of:
-            flags = int(stat_of.read().rpartition(")")[2].split()[6])
-    except (OSError, ValueError, IndexError):
-        flags = 0
-    return os.getppid() != starter or bool(flags & EXITING)
-
-
 def become(program, mask, parent):
-    """In the child: the program, which goes when this process is killed."""
+    """In the child: the program, which is killed when this process is."""
     try:
         ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(NOT_FOUND)  # it was killed before it could be asked for
+            os._exit(NOT_FOUND)  # it was killed before
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvp(program[0], program)
     except OSError as error:
@@ -63,12 +52,12 @@ def main():
     if pid == 0:
         become(program, mask, parent)
     known = {"pid": pid, "parent": parent, "starter": starter}
-    note(folder, rank, **known)
+    record(folder, rank, **known)
     _, status = os.waitpid(pid, 0)
-    at = time.monotonic()
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     try:
-        note(folder, rank, code=code, at=at, orphaned=code != 0 and is_orphaned(starter), **known)
+        # Orphaned: the launcher's process that started this one had died, so the rank may have ended because of that.
+        record(folder, rank, code=code, at=time.monotonic(), orphaned=os.getppid() != starter, **known)
     except OSError:
         pass  # the job's folder is being removed
     if code < 0:

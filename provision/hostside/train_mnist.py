@@ -4,8 +4,8 @@
     mpirun -np 4 ... python train_mnist.py --data-dir DIR --epochs 1 --bar 92 --report report.json
 
 Every rank trains on its share of the images, starts from rank 0's parameters and averages its gradients with the others after each
-batch. The job says at the end whether all of that happened: who took part, whether the parameters are the same bits on every rank,
-what test accuracy was reached, and how fast it was next to one rank alone.
+batch. The report says whether all of that happened: who took part, whether the parameters are the same bits on every rank, what test
+accuracy was reached, and how fast it was compared with one rank alone.
 
 Exit codes: 0 parameters identical and accuracy at or above --bar · 1 not so, or something failed · 2 wrong usage or data.
 This file is self-contained and downloads nothing; it needs torch and collective_core, Python 3.8 or newer.
@@ -14,17 +14,13 @@ This file is self-contained and downloads nothing; it needs torch and collective
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
-import functools
 import gzip
 import hashlib
 import json
 import os
 import socket
-import struct
 import sys
-import tempfile
 import time
 import zlib
 
@@ -38,14 +34,12 @@ REPORT_SCHEMA = 1
 IMAGE_SIDE = 28
 CLASSES = 10
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training images, as every MNIST example has them
+MOMENTUM = 0.5
+TEST_BATCH_SIZE = 1000
 MOST_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
-WARM_UP_BATCHES = 5  # first batches pay for thread pools, kernels and memory; neither measurement contains them
+WARM_UP_BATCHES = 5  # the first batches pay for thread pools, kernels and memory, on every rank
 ONE_RANK_SECONDS = 1.5  # long enough for a steady rate, short enough that waiting ranks do not mind
 ONE_RANK_MIN_BATCHES = 10
-
-
-class DataError(Exception):
-    """The data set in --data-dir cannot be used; says which file and why."""
 
 
 class Net(nn.Module):
@@ -74,42 +68,20 @@ class Net(nn.Module):
 # ------------------------------------------------------------------------------------------------------------------ data
 
 
-def read_idx(folder, name, dimensions):
-    """A uint8 tensor from ``folder/name`` or ``folder/name.gz``; DataError unless magic, counts and length are exactly right."""
-    found = [path for path in (os.path.join(folder, name + ".gz"), os.path.join(folder, name)) if os.path.exists(path)]
-    if not found:
-        raise DataError("%s(.gz) is missing" % os.path.join(folder, name))
-    if len(found) > 1:
-        raise DataError("both %s and %s are there; which one is meant?" % tuple(found))
-    path = found[0]
-    try:
-        with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-            content = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError("%s: cannot be read: %s" % (path, error)) from error
-    head = 4 + 4 * dimensions
-    if len(content) < head or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise DataError("%s: not an IDX file of unsigned bytes with %d dimension(s)" % (path, dimensions))
-    shape = struct.unpack(">%dI" % dimensions, content[4:head])
-    count = 1
-    for length in shape:
-        count *= length
-    if len(content) - head != count or count == 0:
-        raise DataError("%s: header says %d values, the file has %d" % (path, count, len(content) - head))
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=head).reshape(shape)
-
-
 def load(folder, part):
-    """(images uint8 (n, 1, 28, 28), labels int64 (n,)) of part ``train`` or ``t10k``. Bytes: a quarter of what floats would take per rank."""
-    images = read_idx(folder, part + "-images-idx3-ubyte", 3)
-    labels = read_idx(folder, part + "-labels-idx1-ubyte", 1)
-    if images.shape[1:] != (IMAGE_SIDE, IMAGE_SIDE):
-        raise DataError("%s images are %d by %d, must be 28 by 28" % (part, images.shape[1], images.shape[2]))
+    """(images uint8 (n, 1, 28, 28), labels int64 (n,)) of part ``train`` or ``t10k``; the controller has checked the IDX files.
+
+    As bytes the images take a quarter of the memory that floats would take per rank.
+    """
+    found = []
+    for name, head in ((part + "-images-idx3-ubyte", 16), (part + "-labels-idx1-ubyte", 8)):
+        path = os.path.join(folder, name)
+        with gzip.open(path + ".gz") if os.path.exists(path + ".gz") else open(path, "rb") as file:
+            found.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8, offset=head))
+    images, labels = found[0].reshape(-1, 1, IMAGE_SIDE, IMAGE_SIDE), found[1].long()
     if len(images) != len(labels):
-        raise DataError("%s: %d images, but %d labels" % (part, len(images), len(labels)))
-    if int(labels.max()) >= CLASSES:
-        raise DataError("%s: a label of %d, must be 0 to 9" % (part, int(labels.max())))
-    return images.unsqueeze(1), labels.long()
+        raise ValueError("%s: %d images, but %d labels" % (part, len(images), len(labels)))
+    return images, labels
 
 
 def normalised(images):
@@ -129,48 +101,42 @@ def shard(count, epoch, seed, rank, size):
 # -------------------------------------------------------------------------------------------------------------- training
 
 
-def step(model, optimizer, images, labels, precision):
+def step(model, optimizer, images, labels):
     optimizer.zero_grad()
-    with precision():
-        loss = F.nll_loss(model(normalised(images)), labels)
+    loss = F.nll_loss(model(normalised(images)), labels)
     loss.backward()
     optimizer.step()
     return loss
 
 
-def one_rank_rate(args, model, images, labels, precision, measure):
+def one_rank_rate(args, model, images, labels, measure):
     """Images per second of this rank alone: a copy of the model, plain SGD, no communication. Only warms up unless ``measure``.
 
-    How many batches it takes depends on the machine, so it gives back the random numbers that it uses: the training after it depends on
+    How many batches it takes depends on the machine, so the random numbers that it uses are given back: the training after it depends on
     the seed alone.
     """
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
-        return _one_rank_rate(args, model, images, labels, precision, measure)
+        model = copy.deepcopy(model).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=MOMENTUM)
+        order = torch.randperm(len(images))
+        done, batches, begin = 0, 0, time.perf_counter()
+        while True:
+            if batches == WARM_UP_BATCHES:
+                synchronize(images.device)
+                if not measure:
+                    return None
+                done, begin = 0, time.perf_counter()
+            if batches >= WARM_UP_BATCHES + ONE_RANK_MIN_BATCHES and time.perf_counter() - begin >= ONE_RANK_SECONDS:
+                synchronize(images.device)
+                return done / (time.perf_counter() - begin)
+            first = (batches * args.batch_size) % max(1, len(order) - args.batch_size + 1)
+            chosen = order[first : first + args.batch_size]
+            step(model, optimizer, images[chosen], labels[chosen])
+            done += len(chosen)
+            batches += 1
 
 
-def _one_rank_rate(args, model, images, labels, precision, measure):
-    model = copy.deepcopy(model).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
-    order = torch.randperm(len(images))
-    done, batches, begin = 0, 0, time.perf_counter()
-    while True:
-        if batches == WARM_UP_BATCHES:
-            synchronize(images.device)
-            if not measure:
-                return None
-            done, begin = 0, time.perf_counter()
-        enough = batches >= WARM_UP_BATCHES + ONE_RANK_MIN_BATCHES
-        if enough and time.perf_counter() - begin >= ONE_RANK_SECONDS:
-            synchronize(images.device)
-            return done / (time.perf_counter() - begin)
-        first = (batches * args.batch_size) % max(1, len(order) - args.batch_size + 1)
-        chosen = order[first : first + args.batch_size]
-        step(model, optimizer, images[chosen], labels[chosen], precision)
-        done += len(chosen)
-        batches += 1
-
-
-def train(args, epoch, model, optimizer, images, labels, precision):
+def train(args, epoch, model, optimizer, images, labels):
     """One epoch; returns (mean loss over all ranks, seconds until the slowest rank was done, images of all ranks)."""
     model.train()
     order = shard(len(images), epoch, args.seed, hvd.rank(), hvd.size())
@@ -179,7 +145,7 @@ def train(args, epoch, model, optimizer, images, labels, precision):
     hvd.barrier()
     begin = time.perf_counter()
     for number, chosen in enumerate(batches):
-        loss = step(model, optimizer, images[chosen], labels[chosen], precision)
+        loss = step(model, optimizer, images[chosen], labels[chosen])
         total += loss.detach().double().cpu() * len(chosen)
         if number % args.log_interval == 0 and hvd.rank() == 0:
             print(
@@ -194,13 +160,13 @@ def train(args, epoch, model, optimizer, images, labels, precision):
     return float(mean), seconds, len(order) * hvd.size()
 
 
-def test(args, model, images, labels):
+def test(model, images, labels):
     """(mean loss, accuracy in percent) over the whole test set, of which each rank looks at its own part."""
     model.eval()
     mine = torch.arange(hvd.rank(), len(images), hvd.size())
     sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers, images
     with torch.no_grad():
-        for chosen in mine.split(args.test_batch_size):
+        for chosen in mine.split(TEST_BATCH_SIZE):
             output = model(normalised(images[chosen]))
             sums[0] += float(F.nll_loss(output, labels[chosen], reduction="sum"))
             sums[1] += int((output.argmax(dim=1) == labels[chosen]).sum())
@@ -257,23 +223,6 @@ def pick_device(no_cuda):
     return torch.device("cuda", hvd.local_rank())
 
 
-def write_atomically(path, write):
-    """Calls ``write(file)`` and puts the result at ``path`` as a whole or not at all."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix="." + os.path.basename(path) + ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
 def sharing_notes(participants):
     """Sentences about what limits the efficiency: ranks that share the cores of one machine."""
     notes = []
@@ -282,51 +231,30 @@ def sharing_notes(participants):
         machines.setdefault(one["machine"], []).append(one)
     for ranks in machines.values():
         hosts = sorted({one["host"] for one in ranks})
-        available = max(one["cores"] for one in ranks)
-        wanted = sum(one["threads"] for one in ranks)
-        if ranks[0]["device"] == "cpu" and wanted > available:
-            notes.append(
-                "%s share%s one machine with %d cores for %d ranks of %d thread(s): the efficiency there cannot exceed %.0f %%"
-                % (
-                    " and ".join(hosts),
-                    "s" if len(hosts) == 1 else "",
-                    available,
-                    len(ranks),
-                    ranks[0]["threads"],
-                    100.0 * available / wanted,
-                )
-            )
+        cores = max(one["cores"] for one in ranks)
+        threads = sum(one["threads"] for one in ranks)
+        if ranks[0]["device"] == "cpu" and threads > cores:
+            share = "%s share%s one machine" % (" and ".join(hosts), "s" if len(hosts) == 1 else "")
+            load = "with %d cores for %d ranks of %d thread(s)" % (cores, len(ranks), ranks[0]["threads"])
+            notes.append("%s %s: the efficiency there cannot exceed %.0f %%" % (share, load, 100.0 * cores / threads))
     return notes
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description="MNIST on all ranks, the flags of Horovod's example.")
+    parser = argparse.ArgumentParser(description="MNIST on all ranks, as in Horovod's example.")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images per rank and step (default: 64)")
-    parser.add_argument("--test-batch-size", type=int, default=1000, metavar="N", help="images per test step (default: 1000)")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the training set (default: 10)")
-    parser.add_argument(
-        "--lr", type=float, default=0.01, metavar="LR", help="learning rate of one rank, multiplied by their number (default: 0.01)"
-    )
+    parser.add_argument("--lr", type=float, default=0.01, metavar="LR", help="learning rate of one rank, times their number (default: 0.01)")
     parser.add_argument("--max-lr", type=float, metavar="LR", help="learning rate that many ranks must not exceed (default: none)")
-    parser.add_argument("--momentum", type=float, default=0.5, metavar="M", help="SGD momentum (default: 0.5)")
-    parser.add_argument("--no-cuda", action="store_true", default=False, help="train on the CPU")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU")
     parser.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: 42)")
     parser.add_argument("--log-interval", type=int, default=10, metavar="N", help="batches between two progress lines (default: 10)")
-    parser.add_argument("--fp16-allreduce", action="store_true", default=False, help="send gradients as float16")
-    parser.add_argument("--use-mixed-precision", action="store_true", default=False, help="compute in bfloat16 where that is safe")
-    parser.add_argument("--use-adasum", action="store_true", default=False, help="not in this version of the engine")
-    parser.add_argument(
-        "--gradient-predivide-factor", type=float, default=1.0, metavar="F", help="part of the averaging done before the sum"
-    )
     parser.add_argument("--data-dir", required=True, metavar="DIR", help="folder with MNIST's four IDX files, .gz or not")
-    parser.add_argument("--dataset-name", default="MNIST", metavar="NAME", help="what to call the data set in the report")
+    parser.add_argument("--dataset-name", default="MNIST", metavar="NAME", help="name of the data set in the report")
     parser.add_argument("--bar", type=float, default=0.0, metavar="PERCENT", help="test accuracy that must be reached at the end")
-    parser.add_argument("--checkpoint", metavar="FILE", help="written by rank 0 after each epoch")
     parser.add_argument("--report", metavar="FILE", help="JSON, written by rank 0 at the end")
     args = parser.parse_args(argv)
-    if args.use_adasum:
-        parser.error("--use-adasum: this version of the engine has Average and Sum, not Adasum; leave the flag away")
-    for name in ("batch_size", "test_batch_size", "epochs", "log_interval"):
+    for name in ("batch_size", "epochs", "log_interval"):
         if getattr(args, name) < 1:
             parser.error("--%s must be at least 1" % name.replace("_", "-"))
     return args
@@ -357,35 +285,21 @@ def run(args, data):
     # Each rank starts from a seed of its own, for its own dropout and so that only rank 0's state being sent to all makes them equal.
     torch.manual_seed(args.seed + rank)
     model = Net().to(device)
-    precision = contextlib.nullcontext
-    if args.use_mixed_precision:
-        precision = functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+    hvd.barrier()
+    one_rank = one_rank_rate(args, model, train_images, train_labels, measure=rank == 0)  # all others warm up, and wait
+    hvd.barrier()
 
-    def alone():
-        """Rank 0's rate while all others wait; they only warm up."""
-        hvd.barrier()
-        rate = one_rank_rate(args, model, train_images, train_labels, precision, measure=rank == 0)
-        hvd.barrier()
-        return rate
-
-    alone_before = alone()
     learning_rate = args.lr * size if args.max_lr is None else min(args.lr * size, max(args.lr, args.max_lr))
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=args.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=MOMENTUM)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none,
-        op=hvd.Average,
-        gradient_predivide_factor=args.gradient_predivide_factor,
-    )
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
 
     epochs = []
     trained, training_seconds = 0, 0.0
     for epoch in range(1, args.epochs + 1):
-        loss, seconds, images = train(args, epoch, model, optimizer, train_images, train_labels, precision)
-        test_loss, accuracy = test(args, model, test_images, test_labels)
+        loss, seconds, images = train(args, epoch, model, optimizer, train_images, train_labels)
+        test_loss, accuracy = test(model, test_images, test_labels)
         trained, training_seconds = trained + images, training_seconds + seconds
         epochs.append(
             {
@@ -402,11 +316,7 @@ def run(args, data):
                 "Test set: Average loss: %.4f, Accuracy: %.2f%% (epoch %d, %.0f images/s)" % (test_loss, accuracy, epoch, images / seconds),
                 flush=True,
             )
-            if args.checkpoint:
-                state = {"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                write_atomically(args.checkpoint, functools.partial(torch.save, state))
 
-    one_rank = max(alone_before, alone()) if rank == 0 else alone()
     participants = sorted(hvd.allgather_object(participant(model, device)), key=lambda one: one["rank"])
     hosts = {}
     for one in participants:
@@ -434,27 +344,13 @@ def run(args, data):
         "one_rank_images_per_second": round(one_rank, 1) if one_rank else None,
         "speedup": round(rate / one_rank, 3) if one_rank and size > 1 else None,  # one rank has nothing to be faster than
         "efficiency": round(rate / one_rank / size, 3) if one_rank and size > 1 else None,
-        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up, the better of "
-        "before and after the training; all ranks: every image of all epochs over the time from a barrier before to a barrier after "
-        "each epoch" % participants[0]["host"],
+        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up; all ranks: every "
+        "image of all epochs over the time from a barrier before to a barrier after each epoch" % participants[0]["host"],
         "notes": sharing_notes(participants),
         "seconds": round(time.perf_counter() - begin, 2),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
     }
-
-
-def last_line(report):
-    speed = "%.0f images/s" % report["images_per_second"]
-    if report["speedup"] is not None:
-        speed += "; one rank alone %.0f, speed-up %.2f, efficiency %.0f %%" % (
-            report["one_rank_images_per_second"], report["speedup"], 100 * report["efficiency"],
-        )  # fmt: skip
-    return "%s: %d rank%s, %s; accuracy %.2f %% (bar %g %%: %s); parameters %s" % (
-        report["dataset"], report["np"], "s" if report["np"] > 1 else "", speed, report["test_accuracy_percent"], report["bar_percent"],
-        "passed" if report["passed_bar"] else "NOT passed",
-        "bit-identical on all ranks" if report["parameters_identical"] else "DIFFER between ranks",
-    )  # fmt: skip
 
 
 def main(argv=None):
@@ -463,7 +359,7 @@ def main(argv=None):
         sys.stdout.reconfigure(errors="backslashreplace")  # a data set's name must not end the job on a host without UTF-8
     try:
         data = (*load(args.data_dir, "train"), *load(args.data_dir, "t10k"))
-    except DataError as error:
+    except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         print("%s: --data-dir: %s" % (socket.gethostname(), error), file=sys.stderr)
         return 2
 
@@ -471,10 +367,9 @@ def main(argv=None):
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(MOST_THREADS, max(1, cores() // hvd.local_size())))
     report = run(args, data)
-    if hvd.rank() == 0:
-        if args.report:
-            write_atomically(args.report, lambda file: file.write(json.dumps(report, indent=1).encode()))
-        print(last_line(report), flush=True)
+    if hvd.rank() == 0 and args.report:
+        with open(args.report, "w") as file:
+            json.dump(report, file, indent=1)
     hvd.shutdown()
     return 0 if report["parameters_identical"] and report["passed_bar"] else 1
 

@@ -76,7 +76,7 @@ def adopt(folder: Path) -> None:
                 continue
             try:
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                downloads.sweep(kept.parent)
+                downloads.remove_leftovers(kept.parent)
                 downloads.store(kept.with_name(note.name), note.read_bytes())
                 downloads.store(kept, file.read_bytes())
             except OSError as error:

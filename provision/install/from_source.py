@@ -15,7 +15,7 @@ from typing import Any
 from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError
-from provision.base.text import some
+from provision.base.text import joined
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan, SourceBuild
 
@@ -92,7 +92,7 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
     wanted: SourceBuild = getattr(host, recipe.name)
     what = f"{recipe.title} {wanted.version}"
     if given is not None:
-        return downloads.given(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
+        return downloads.check_user_file(given, wanted.sha256, what=f"the tarball of {what} that was planned with")
     if wanted.url is None or wanted.sha256 is None:
         file = f"the plan takes {what} from {wanted.package}, of which it knows no address"
         raise ProvisionError(file, where=host.name, hint=f"give the file: {recipe.option} FILE, or resolve everything again: --upgrade")
@@ -141,5 +141,5 @@ def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mappi
             able = build.get("builders") or build["hosts"]
             if before := able[: able.index(host)]:
                 why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before[:3])
-                lines.append(f"{part['title']} ({key}) was built on {host}, because {some(before)} could not: {why}")
+                lines.append(f"{part['title']} ({key}) was built on {host}, because {joined(before)} could not: {why}")
     return lines

@@ -3,7 +3,7 @@
     inventory = load("hosts.ini")        # or "localhost", or "node1,admin@node2:2222"
     for host in inventory.hosts: ...
 
-`load` collects every problem with its file and line and raises one `InventoryError`; warnings lie in `Inventory.problems`.
+`load` collects every problem with its place and raises one `InventoryError`; warnings are in `Inventory.problems`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that is judged about an inventory. Pure: what was read goes in, problems come out, all of them, none is raised."""
+"""Checks of an inventory, all before any connection. Pure: they yield problems and raise nothing."""
 
 from __future__ import annotations
 
@@ -8,131 +8,201 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from provision.base.problems import Problem, Severity
-from provision.inventory.model import ENCRYPTED, Host
-from provision.inventory.parser import Reading
-from provision.inventory.values import HOST_NAME, OURS, READ_BY_US, wrong
+from provision.inventory.model import ENCRYPTED, Host, ParsedInventory
 
 SSH_PORT = 22
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)")
 
+# The toolkit's own variables. All others are Ansible's or the user's.
+OWN_VARIABLES = ("slots", "provision_prefix", "provision_sudo", "provision_python", "provision_interface")
 
-# ------------------------------------------------------------------------------------------------ before any connection
+# What a host may be called, an IPv6 address included.
+HOST_NAME = re.compile(r"\[?[\w:][\w.:%-]*\]?")
+
+# Folders of the system: a prefix is removed as a whole, so it must be a folder of its own.
+SYSTEM_FOLDERS = frozenset(
+    {"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin", "/srv"}
+    | {"/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/var", "/var/lib", "/var/tmp"}  # noqa: S108
+)
+
+_SAFE_PATH = r"/[A-Za-z0-9._/+@-]*"
+_ADDRESS = (r"[\w:\[][\w.:%\[\]-]*", "a host name or an address")  # never an option of ssh
+_LOGIN = (r"[^\s-]\S*", "a login name")
+_PORT = (1, 65535)
+
+_NUMBERS: dict[str, tuple[int, int | None]] = {"slots": (1, None), "ansible_port": _PORT, "ansible_ssh_port": _PORT}
+_TEXTS = {
+    "ansible_host": _ADDRESS,
+    "ansible_ssh_host": _ADDRESS,
+    "ansible_user": _LOGIN,
+    "ansible_ssh_user": _LOGIN,
+    "provision_sudo": (r"(?i:yes|no|true|false)", "yes or no"),
+    "provision_python": (rf"python3(\.\d+)?|{_SAFE_PATH}", "an absolute path or a name like python3.11"),
+    # 15 bytes: IFNAMSIZ of the kernel, less its ending zero
+    "provision_interface": (r"(?!lo$)[A-Za-z0-9_.:@-]{1,15}", "the name of a network interface that reaches other hosts, such as eth0"),
+}
+
+# Variables whose templates are resolved; all others stay as they are.
+VARIABLES_READ = (
+    *_NUMBERS,
+    *_TEXTS,
+    "provision_prefix",
+    "ansible_connection",
+    "ansible_private_key_file",
+    "ansible_ssh_private_key_file",
+    "ansible_ssh_args",
+    "ansible_ssh_common_args",
+    "ansible_ssh_extra_args",
+)
 
 
-def all_of(reading: Reading, limit: str | None, origin: str) -> Iterator[Problem]:
-    """All that can be said of an inventory file before a connection is made.
+def check(parsed: ParsedInventory, limit: str | None, origin: str) -> Iterator[Problem]:
+    """All problems of a parsed inventory.
 
     Args:
         limit: ``--limit``.
         origin: the inventory as the user would type it.
     """
-    yield from reading.problems
-    yield from names(reading.hosts, origin)
-    yield from duplicate_addresses(reading.hosts, origin)
-    yield from unknown_variables(reading.hosts, origin)
-    yield from wrong_values(reading, origin)
-    yield from local_by_ssh(reading.hosts, origin)
-    if not reading.failed:
-        if not reading.hosts:
-            yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin)
-        yield from bad_limit(reading, limit)
-
-
-def names(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
-    """Names become parts of paths, of patterns of Ansible's and of other hosts' ssh configuration; and on a terminal, names and addresses
-    with control characters could show another name than they are."""
-    for host in hosts:
-        unprintable = [(what, value) for what, value in (("name", host.name), ("address", host.address)) if not value.isprintable()]
-        for what, value in unprintable[:1]:  # the address is the name, where there is no other
-            yield Problem("error", f"the {what} {value!a} of a host holds control characters", "write it in plain letters", where=origin)
-        if host.name.isprintable() and not HOST_NAME.fullmatch(host.name):
-            hint = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may be another: ansible_host"
-            yield Problem("error", f"{host.name!r} is not a name for a host", hint, where=origin)
-
-
-def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
-    """Two names that lead to one and the same machine: it would be installed twice at once and count twice."""
-    first: dict[tuple[str, str, int], str] = {}
-    for host in hosts:
-        port = host.port or SSH_PORT
-        here = host.address.lower() in _THIS_MACHINE and port == SSH_PORT
-        if host.connection == "local" or here:
-            key, said = ("local", "", 0), "this machine itself"
-        else:
-            key = (host.connection, host.address.lower().rstrip("."), port)
-            said = f"address {host.address}" + (f" port {port}" if port != SSH_PORT else "")
-        other = first.setdefault(key, host.name)
-        if other != host.name:
-            hint = "give each its own address, or keep one of the names"
-            yield Problem("error", f"hosts `{other}` and `{host.name}` are the same machine: {said}", hint, where=origin)
-
-
-def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
-    """Names that begin as ours do or are almost one of ours. Variables of the user's own and Ansible's pass in silence."""
-    for name, of_hosts in _hosts_by((name, host.name) for host in hosts for name in host.variables if name not in OURS):
-        plain = name.lower().replace("-", "_")
-        close = difflib.get_close_matches(plain, OURS, n=1, cutoff=0.8)  # `solts` and `slots` reach 0.8
-        if close or plain.startswith("provision_"):
-            hint = f"did you mean `{close[0]}`?" if close else "ours are " + ", ".join(f"`{each}`" for each in OURS)
-            # `plots` and `lots` are near `slots`, too, and may well be words of the user's own.
-            level: Severity = "warning" if close == ["slots"] else "error"
-            yield Problem(level, f"unknown variable `{name}` ({of_hosts})", hint, where=origin)
-
-
-def wrong_values(reading: Reading, origin: str) -> Iterator[Problem]:
-    """Values of the wrong type, and templates that do not resolve; one problem each, however many hosts it is for."""
-    read = [(name, host) for host in reading.hosts for name in READ_BY_US if name in host.variables]
-    checked = [(name, host) for name, host in read if (host.name, name) not in reading.unresolved]
-    refused = ((f"{name} {said}", host.name) for name, host in checked if (said := _refused(name, host.variables[name])))
-    for said, of_hosts in _hosts_by(refused):
-        yield Problem("error", f"{said} ({of_hosts})", where=origin)
-    templates = ((f"the template in `{name}` cannot be worked out: {why}", host) for (host, name), why in reading.unresolved.items())
-    for said, of_hosts in _hosts_by(templates):
-        yield Problem("error", f"{said} ({of_hosts})", where=origin)
-    bridges = ((host.interface, host.name) for host in reading.hosts if host.interface and _CONTAINER_INTERFACE.match(host.interface))
-    for bridge, of_hosts in _hosts_by(bridges):
-        said = f"provision_interface `{bridge}` looks like a bridge for containers, which reaches no other host ({of_hosts})"
-        yield Problem("warning", said, where=origin)
-
-
-def _refused(name: str, value: Any) -> str | None:
-    if value == ENCRYPTED:
-        return "is encrypted with ansible-vault; it is needed in plain text before any connection" if name in OURS else None
-    return wrong(name, value)
-
-
-def local_by_ssh(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
-    """`localhost` in a file goes over SSH, which rarely is what was meant."""
-    for host in hosts:
+    yield from parsed.problems
+    yield from host_names(parsed.hosts, origin)
+    yield from duplicate_addresses(parsed.hosts, origin)
+    yield from unknown_variables(parsed.hosts, origin)
+    yield from invalid_values(parsed, origin)
+    for host in parsed.hosts:
         if host.name == "localhost" and host.connection == "ssh" and host.address in _THIS_MACHINE and not host.port:
             hint = "add ansible_connection=local to work on this machine directly"
             yield Problem("warning", "`localhost` is reached over SSH, as Ansible does for hosts in a file", hint, where=origin)
+    if not parsed.failed:
+        if not parsed.hosts:
+            yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin)
+        yield from invalid_limit(parsed, limit)
 
 
-def bad_limit(reading: Reading, limit: str | None) -> Iterator[Problem]:
-    if limit is None or not reading.hosts:
+def host_names(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
+    """Names become parts of paths, of Ansible's patterns and of other hosts' ssh configuration."""
+    for host in hosts:
+        if not HOST_NAME.fullmatch(host.name):
+            hint = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may differ: ansible_host"
+            yield Problem("error", f"{host.name!a} is not a host name", hint, where=origin)
+
+
+def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
+    """Two names for the same machine: it would be installed twice at once and count twice."""
+    first: dict[tuple[str, str, int], str] = {}
+    for host in hosts:
+        port = host.port or SSH_PORT
+        if host.connection == "local" or (host.address.lower() in _THIS_MACHINE and port == SSH_PORT):
+            key, place = ("local", "", 0), "this machine itself"
+        else:
+            key = (host.connection, host.address.lower().rstrip("."), port)
+            place = f"address {host.address}" + (f" port {port}" if port != SSH_PORT else "")
+        other = first.setdefault(key, host.name)
+        if other != host.name:
+            hint = "give each its own address, or keep one of the names"
+            yield Problem("error", f"hosts `{other}` and `{host.name}` are the same machine: {place}", hint, where=origin)
+
+
+def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
+    """Names that begin like the toolkit's or are almost one of them. The user's own variables and Ansible's are fine."""
+    for name, of_hosts in _by_text((name, host.name) for host in hosts for name in host.variables if name not in OWN_VARIABLES):
+        plain = name.lower().replace("-", "_")
+        close = difflib.get_close_matches(plain, OWN_VARIABLES, n=1, cutoff=0.8)  # `solts` and `slots` reach 0.8
+        if close or plain.startswith("provision_"):
+            hint = f"did you mean `{close[0]}`?" if close else "known are " + ", ".join(f"`{each}`" for each in OWN_VARIABLES)
+            # `plots` and `lots` are close to `slots`, too, and may well be variables of the user's.
+            severity: Severity = "warning" if close == ["slots"] else "error"
+            yield Problem(severity, f"unknown variable `{name}` ({of_hosts})", hint, where=origin)
+
+
+def invalid_values(parsed: ParsedInventory, origin: str) -> Iterator[Problem]:
+    """Invalid values, and templates that cannot be resolved; one problem each, however many hosts it is about."""
+    for text, of_hosts in _by_text(
+        (f"{name} {error}", host.name)
+        for host in parsed.hosts
+        for name in VARIABLES_READ
+        if name in host.variables and (host.name, name) not in parsed.unresolved
+        if (error := value_error(name, host.variables[name]))
+    ):
+        yield Problem("error", f"{text} ({of_hosts})", where=origin)
+    for text, of_hosts in _by_text(
+        (f"the template in `{name}` cannot be resolved: {why}", host) for (host, name), why in parsed.unresolved.items()
+    ):
+        yield Problem("error", f"{text} ({of_hosts})", where=origin)
+    interfaces = ((host.interface, host.name) for host in parsed.hosts if host.interface and _CONTAINER_INTERFACE.match(host.interface))
+    for interface, of_hosts in _by_text(interfaces):
+        what = f"provision_interface `{interface}` looks like a bridge for containers, which reaches no other host ({of_hosts})"
+        yield Problem("warning", what, where=origin)
+
+
+def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Problem]:
+    if limit is None or not parsed.hosts:
         return
-    names = [host.name for host in reading.hosts]
-    groups = [name for name in reading.groups if name not in ("all", "ungrouped")]
-    for pattern in reading.unmatched:
+    names = [host.name for host in parsed.hosts]
+    groups = [name for name in parsed.groups if name not in ("all", "ungrouped")]
+    for pattern in parsed.unmatched:
         close = difflib.get_close_matches(pattern.lstrip("!&"), names + groups, n=1, cutoff=0.6)
         hint = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
         yield Problem("error", f"no host or group is called `{pattern}`", hint, where=f"--limit {limit}")
-    if not reading.selected and not reading.unmatched:
+    if not parsed.selected and not parsed.unmatched:
         yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}")
 
 
-# --------------------------------------------------------------------------------------------------------------- inside
+# --------------------------------------------------------------------------------------------------------------- values
 
 
-def _hosts_by(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """(what, host) … → (what, its hosts in words), each once."""
+def whole_number(value: Any) -> int | None:
+    """The value as a whole number; digits in quotes count, true and 2.5 do not."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+        return int(value)
+    return None
+
+
+def value_error(name: str, value: Any) -> str | None:
+    """What is wrong with a variable's value, as the rest of a sentence that begins with its name; None: nothing."""
+    if value == ENCRYPTED:
+        return "is encrypted with ansible-vault; it is needed in plain text before any connection" if name in OWN_VARIABLES else None
+    if name == "provision_prefix":
+        return prefix_error(value)
+    if name in _NUMBERS and not (value is None and name != "slots"):
+        least, most = _NUMBERS[name]
+        number = whole_number(value)
+        if number is None or number < least or (most and number > most):
+            return f"must be a whole number from {least}{f' to {most}' if most else ''}, not {_shown(value)}"
+    if name in _TEXTS:
+        pattern, what = _TEXTS[name]
+        is_text = isinstance(value, str) or (isinstance(value, bool) if name == "provision_sudo" else type(value) is int)
+        if not is_text or not re.fullmatch(pattern, str(value)):
+            return f"must be {what}, not {_shown(value)}"
+    return None
+
+
+def prefix_error(value: Any) -> str | None:
+    """What is wrong with a prefix, in the same form."""
+    if not isinstance(value, str) or not value.startswith("/"):
+        return f"must be an absolute path, such as /opt/provision, not {_shown(value)}"
+    if not re.fullmatch(_SAFE_PATH, value) or ".." in value.split("/"):
+        return f"{_shown(value)} has characters that compilers and loaders do not handle; use letters, digits and . _ + @ -"
+    if (re.sub(r"/+", "/", value).rstrip("/") or "/") in SYSTEM_FOLDERS:
+        return f"{_shown(value)} is a folder of the system; choose a folder of its own, such as /opt/provision"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "empty"
+    return f"`{value}`" if not isinstance(value, bool) else f"`{str(value).lower()}`"
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """(text, host) … → (text, its hosts as a phrase), each text once."""
     found: dict[str, list[str]] = {}
-    for what, host in pairs:
-        found.setdefault(what, []).append(f"`{host}`")
-    return ((what, ("host " if len(hosts) == 1 else "hosts ") + _few(hosts)) for what, hosts in found.items())
+    for text, host in pairs:
+        found.setdefault(text, []).append(f"`{host}`")
+    return ((text, ("host " if len(hosts) == 1 else "hosts ") + _few(hosts)) for text, hosts in found.items())
 
 
 def _few(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

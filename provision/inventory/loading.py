@@ -6,19 +6,23 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from provision.base.problems import Problem
-from provision.inventory import checks, hostlist, parser
+from provision.inventory import checks, parser
 from provision.inventory.model import Host, Inventory, InventoryError, shown
 
 LOCAL = "localhost"
-_FORMS = "name a file, `localhost`, or hosts as host1,host2"
-# Endings by which HOSTS is meant as a file, whether or not it is there.
+_FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
+# Endings by which HOSTS is meant as a file, whether or not it exists.
 FILE_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts", ".py", ".sh")
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$\\-]*")
+_SYSTEM_PYTHON = Path("/usr/bin/python3")
+_OLDEST_PYTHON_ANSIBLE_MANAGES = (3, 9)  # docs.ansible.com, support matrix: managed node of ansible-core 2.20 and 2.21
 
 
 def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventory:
@@ -29,7 +33,7 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
         limit: as for ``ansible --limit``; a list of names or patterns works too.
 
     Raises:
-        InventoryError: with every error, and every warning besides.
+        InventoryError: with every error and every warning.
     """
     pattern = limit if limit is None or isinstance(limit, str) else ",".join(limit)
     argument = argument.strip()
@@ -40,7 +44,12 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
     return _from_list(argument, pattern)
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
+def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
+    """Hosts of which only the names are known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
+    everyone = tuple(Host(name, name) for name in names)
+    left, problems = _limited(everyone, limit)
+    _raise_errors([*checks.host_names(everyone, argument), *problems])
+    return Inventory(argument, None, None, left, everyone=everyone)
 
 
 def _from_file(argument: str, limit: str | None) -> Inventory:
@@ -48,18 +57,11 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     origin = shown(source)
     if source.is_file() and not os.access(source, os.R_OK):
         raise InventoryError([Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin)])
-    reading = parser.read(str(source), limit=limit)
-    problems = tuple(dict.fromkeys(checks.all_of(reading, limit, origin)))
+    parsed = parser.parse(str(source), limit=limit)
+    problems = tuple(dict.fromkeys(checks.check(parsed, limit, origin)))
     _raise_errors(problems)
-    selected = set(reading.selected)
-    return Inventory(
-        argument=argument,
-        source=source,
-        ansible_argument=str(source),
-        hosts=tuple(host for host in reading.hosts if host.name in selected),
-        everyone=tuple(reading.hosts),
-        problems=problems,
-    )
+    hosts = tuple(host for host in parsed.hosts if host.name in set(parsed.selected))
+    return Inventory(argument, source, str(source), hosts, problems, everyone=tuple(parsed.hosts))
 
 
 def _missing_file(argument: str) -> Problem | None:
@@ -83,50 +85,95 @@ def _missing_file(argument: str) -> Problem | None:
 
 
 def _from_list(argument: str, limit: str | None) -> Inventory:
-    listed, problems = hostlist.parse(argument)
+    listed, problems = parse_list(argument)
     _raise_errors(problems)
-    defaults = parser.defaults()
-    hosts = [_with_defaults(host, defaults) for host in listed]
-    problems += checks.duplicate_addresses(hosts, argument)
-    left, wrong = _limited(hosts, limit)
-    problems += wrong
+    defaults = parser.connection_defaults()
+    hosts = [
+        host
+        if host.connection == "local"
+        else replace(
+            host,
+            port=host.port or defaults["port"],
+            user=host.user or defaults["user"],
+            connection=defaults["connection"],
+            key_file=defaults["key_file"],
+        )
+        for host in listed
+    ]
+    left, limit_problems = _limited(hosts, limit)
+    problems += [*checks.duplicate_addresses(hosts, argument), *limit_problems]
     _raise_errors(problems)
     simple = all(host.user is None and host.port is None and host.connection == "ssh" for host in listed)
-    return Inventory(
-        argument=argument,
-        source=None,
-        ansible_argument=",".join(host.name for host in hosts) + "," if simple else None,
-        hosts=left,
-        problems=tuple(problems),
-        everyone=tuple(hosts),
-    )
+    ansible_argument = ",".join(host.name for host in hosts) + "," if simple else None
+    return Inventory(argument, None, ansible_argument, left, tuple(problems), everyone=tuple(hosts))
 
 
-def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
-    """Hosts of which nothing but their names is known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
-    everyone = tuple(Host(name, name) for name in names)
-    left, wrong = _limited(everyone, limit)
-    _raise_errors([*checks.names(everyone, argument), *wrong])
-    return Inventory(argument, None, None, left, everyone=everyone)
+def parse_list(argument: str) -> tuple[list[Host], list[Problem]]:
+    """The hosts of a comma list and all that is wrong with it. A bare ``localhost`` is this machine, without SSH."""
+    hosts: dict[str, Host] = {}
+    problems: list[Problem] = []
+
+    def report(what: str, hint: str | None = None, *, is_error: bool = True) -> None:
+        problems.append(Problem("error" if is_error else "warning", what, hint, where=argument))
+
+    for text in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", argument))):
+        user, at, rest = text.rpartition("@")
+        if at and not _USER.fullmatch(user):
+            report(f"`{text}`: `{user}` is not a user name")
+            continue
+        try:
+            names, port = _expand(rest)
+        except ValueError:
+            report(f"`{text}` is not a host name", _FORMS)
+            continue
+        if port is not None and not 1 <= port <= 65535:
+            report(f"`{text}`: port {port} is out of range", "ports go from 1 to 65535")
+        elif port is not None and port < checks.SSH_PORT:
+            hint = "slots need an inventory file: `NAME slots=N`"
+            report(f"`{text}` means SSH on port {port}, not {port} slots", hint, is_error=False)
+        for name in names:
+            if name in hosts:
+                report(f"host `{name}` is named twice", "name it once")
+            elif name == LOCAL and not user and port is None:
+                hosts[name] = Host(name, name, connection="local", variables={"ansible_python_interpreter": _local_python()})
+            else:
+                hosts[name] = Host(name, name, port=port, user=user or None)
+    if not hosts and not problems:
+        report("no hosts are named", _FORMS)
+    return list(hosts.values()), problems
+
+
+def _expand(pattern: str) -> tuple[list[str], int | None]:
+    """``node[1:3]:22`` → (["node1", "node2", "node3"], 22), by Ansible's own rules. Raises ValueError."""
+    from ansible.errors import AnsibleError
+    from ansible.parsing.utils.addresses import parse_address
+    from ansible.plugins.inventory import detect_range, expand_hostname_range
+
+    try:
+        name, port = parse_address(pattern, allow_ranges=True)
+        names = [str(each) for each in expand_hostname_range(name)] if detect_range(name) else [str(name)]
+    except AnsibleError as error:
+        raise ValueError(pattern) from error
+    if not names or not all(map(checks.HOST_NAME.fullmatch, names)):
+        raise ValueError(pattern)
+    return names, port
+
+
+def _local_python() -> str:
+    """The Python that Ansible should run on this machine: the system's, which knows its package manager, unless it is too old."""
+    version = re.search(r"python3\.(\d+)$", os.path.realpath(_SYSTEM_PYTHON))
+    if version and (3, int(version.group(1))) >= _OLDEST_PYTHON_ANSIBLE_MANAGES:
+        return str(_SYSTEM_PYTHON)
+    return str(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def _limited(hosts: Sequence[Host], limit: str | None) -> tuple[tuple[Host, ...], list[Problem]]:
     """The hosts that ``--limit`` leaves, and what is wrong with it."""
     if limit is None:
         return tuple(hosts), []
-    reading = parser.read(",".join(host.name for host in hosts) + ",", limit=limit)
-    wrong = [problem for problem in reading.problems if problem.severity == "error"] or list(checks.bad_limit(reading, limit))
-    return tuple(host for host in hosts if host.name in reading.selected), wrong
-
-
-def _with_defaults(host: Host, defaults: Mapping[str, Any]) -> Host:
-    if host.connection == "local":
-        return host
-    port, user = host.port or defaults["port"], host.user or defaults["user"]
-    return replace(host, port=port, user=user, connection=defaults["connection"], key_file=defaults["key_file"])
-
-
-# --------------------------------------------------------------------------------------------------------------- inside
+    parsed = parser.parse(",".join(host.name for host in hosts) + ",", limit=limit)
+    errors = [problem for problem in parsed.problems if problem.severity == "error"] or list(checks.invalid_limit(parsed, limit))
+    return tuple(host for host in hosts if host.name in parsed.selected), errors
 
 
 def _raise_errors(problems: Sequence[Problem]) -> None:

@@ -1,4 +1,4 @@
-"""What an inventory is to the rest of the toolkit: plain, frozen data. Nothing here reads files or decides anything."""
+"""Hosts and inventories as plain, frozen data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ class Host:
         port: None: whatever SSH's own configuration says.
         user: None: whatever SSH's own configuration says.
         connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
-        slots: ranks to start on it; None: to be decided from its GPUs and cores.
-        groups: the groups it is in, without ``all`` and ``ungrouped``, sorted.
-        variables: its variables as Ansible merges them, templates worked out where we read them,
+        slots: ranks to start on it; None: from its GPUs and cores.
+        variables: its variables as Ansible merges them, templates resolved where the toolkit reads them,
             encrypted values as ``ENCRYPTED``.
         prefix: ``provision_prefix``; None: the default.
-        python: ``provision_python``; None: to be decided.
-        interface: ``provision_interface``; None: to be decided.
+        python: ``provision_python``; None: the plan chooses.
+        interface: ``provision_interface``; None: the plan chooses.
         key_file: the private key Ansible would use; None: SSH's own choice.
     """
 
@@ -39,7 +38,6 @@ class Host:
     user: str | None = None
     connection: str = "ssh"
     slots: int | None = None
-    groups: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prefix: str | None = None
     python: str | None = None
@@ -47,8 +45,33 @@ class Host:
     key_file: str | None = None
 
 
-# Stands for a vault-encrypted value in `Host.variables`: it is never decrypted for our own use.
+# In place of a vault-encrypted value in `Host.variables`: it is never decrypted for the toolkit's own use.
 ENCRYPTED = "<encrypted with ansible-vault>"
+
+
+@dataclass
+class ParsedInventory:
+    """What Ansible's parser returns for one inventory, before any check.
+
+    Args:
+        hosts: all, in its order.
+        groups: all, ``all`` and ``ungrouped`` included.
+        selected: names of the hosts that ``--limit`` leaves.
+        unmatched: parts of ``--limit`` that match no host.
+        unresolved: (host, variable) → why its template cannot be resolved.
+        problems: files that Ansible cannot read (it goes on without their hosts), else its warnings.
+    """
+
+    hosts: list[Host] = field(default_factory=list)
+    groups: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    unresolved: dict[tuple[str, str], str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        return any(problem.severity == "error" for problem in self.problems)
 
 
 @dataclass(frozen=True)
@@ -58,8 +81,8 @@ class Inventory:
     Args:
         argument: HOSTS as the user typed it.
         source: the file or folder; None for ``localhost`` and ``host1,host2``.
-        ansible_argument: what goes behind ``ansible-playbook -i``. None when no such argument can say it (users, ports, local
-            connections in a comma list): write `as_ansible_yaml` into a file and pass that.
+        ansible_argument: the value for ``ansible-playbook -i``. None where no such value exists (users, ports, local connections in a
+            comma list): write `as_ansible_yaml` into a file and pass that.
         hosts: in the order of the inventory, after ``--limit``.
         everyone: all of them, before ``--limit``.
         problems: warnings; errors never get this far.
@@ -90,31 +113,25 @@ class Inventory:
 
     @property
     def where(self) -> str:
-        """The place to point at: the file as the user would type it, else HOSTS."""
+        """The place for messages: the file as the user would type it, else HOSTS."""
         return shown(self.source) if self.source else self.argument
 
     def as_ansible_yaml(self) -> str:
-        """The hosts as a YAML inventory, for inventories that came as ``localhost`` or ``host1,host2`` and so have no file."""
-        groups: dict[str, Any] = {}
-        for host in self.hosts:
-            for group in host.groups:
-                groups.setdefault(group, {"hosts": {}})["hosts"][host.name] = None
-        body: dict[str, Any] = {"hosts": {host.name: _as_variables(host) for host in self.hosts}}
-        if groups:
-            body["children"] = groups
-        return yaml.dump({"all": body}, Dumper=_Data, sort_keys=False, default_flow_style=False)
+        """The hosts as a YAML inventory, for inventories without a file (``localhost``, ``host1,host2``)."""
+        hosts = {host.name: _as_variables(host) for host in self.hosts}
+        return yaml.dump({"all": {"hosts": hosts}}, Dumper=_UnsafeDumper, sort_keys=False, default_flow_style=False)
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative to where they stand, when it is below."""
+    """A path as the user would type it: relative to the working folder if it is below that."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
 
 
-class _Data(yaml.SafeDumper):
-    """Texts that are values are no templates to Ansible, whatever stands in them."""
+class _UnsafeDumper(yaml.SafeDumper):
+    """Marks every text that is a value as unsafe, so that Ansible never takes it for a template."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
@@ -133,14 +150,14 @@ def _mark(node: yaml.Node) -> None:
 
 def _as_variables(host: Host) -> dict[str, Any]:
     variables = {name: value for name, value in host.variables.items() if value != ENCRYPTED}
-    said = {
+    connection = {
         "ansible_host": host.address if host.address != host.name else None,
         "ansible_port": host.port,
         "ansible_user": host.user,
         "ansible_connection": host.connection if host.connection != "ssh" else None,
         "slots": host.slots,
     }
-    return variables | {name: value for name, value in said.items() if value is not None}
+    return variables | {name: value for name, value in connection.items() if value is not None}
 
 
 class InventoryError(UsageError):

@@ -1,4 +1,4 @@
-"""Ansible's own parser, called quietly: the one reader of inventory files. What it says goes into a list, not onto the user's terminal.
+"""Ansible's own parser, the one reader of inventory files. Its messages become problems instead of going to the terminal.
 
 Works with ansible-core 2.17 to 2.21. Ansible is imported only when an inventory is read: the import alone costs a quarter of a second.
 """
@@ -7,190 +7,141 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from provision.base.problems import Problem
-from provision.inventory.model import ENCRYPTED, Host, shown
-from provision.inventory.values import READ_BY_US, whole_number
+from provision.inventory.checks import VARIABLES_READ, whole_number
+from provision.inventory.model import ENCRYPTED, Host, ParsedInventory, shown
+
+#: Exceptions of one file's parsers: name of the parser, such as ``yaml``, → its exception.
+_Errors = dict[str, Exception]
 
 
-@dataclass
-class Reading:
-    """What came out of one inventory.
-
-    Args:
-        hosts: all, in its order.
-        groups: all, ``all`` and ``ungrouped`` included.
-        selected: names of the hosts that ``--limit`` leaves.
-        unmatched: parts of ``--limit`` that match no host.
-        unresolved: (host, variable) → why its template cannot be worked out.
-        problems: files that Ansible cannot read (it goes on without their hosts), else its warnings.
-    """
-
-    hosts: list[Host] = field(default_factory=list)
-    groups: tuple[str, ...] = ()
-    selected: tuple[str, ...] = ()
-    unmatched: tuple[str, ...] = ()
-    unresolved: dict[tuple[str, str], str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def failed(self) -> bool:
-        return any(problem.severity == "error" for problem in self.problems)
-
-
-def read(source: str, *, limit: str | None = None) -> Reading:
-    """Read an inventory file, folder, or list with a comma in it.
+def parse(source: str, *, limit: str | None = None) -> ParsedInventory:
+    """Parse an inventory file, folder, or list with a comma in it.
 
     Args:
         source: as for ``ansible -i``.
         limit: as for ``ansible --limit``.
     """
-    result = Reading()
+    result = ParsedInventory()
     place = source if "," in source else shown(Path(source))
-    failures: dict[str, dict[str, Exception]] = {}
-    warnings: list[str] = []
-    with _quiet(warnings.append):
+    with _quiet() as warnings:
         from ansible import constants
         from ansible.errors import AnsibleError
         from ansible.inventory.manager import InventoryManager
         from ansible.parsing.dataloader import DataLoader
 
-        if constants.TRANSFORM_INVALID_GROUP_CHARS == "never":  # as `ignore`, but for a warning of every group called `gpu-nodes`
+        if constants.TRANSFORM_INVALID_GROUP_CHARS == "never":  # as `ignore`, but with a warning about every group called `gpu-nodes`
             constants.TRANSFORM_INVALID_GROUP_CHARS = "ignore"
         loader = DataLoader()
+        errors_of: dict[str, _Errors] = {}
         try:
-            _give_vault_passwords(loader)
+            _load_vault_passwords(loader)
             manager = InventoryManager(loader=loader, sources=[source], parse=False)
-            _read(source, manager, loader, failures, result)
+            plugins = manager._fetch_inventory_plugins  # the only way to Ansible's exceptions: it prints them and goes on
+            manager._fetch_inventory_plugins = lambda: [_recording(plugin, errors_of) for plugin in plugins()]
+            manager.parse_sources(cache=True)
+            _read_hosts(source, manager, loader, result)
+            if not errors_of:
+                _apply_limit(manager, limit, result)
         except (AnsibleError, RecursionError, ValueError) as error:
-            result.problems.append(_failure(error, place))
-        for file, said in failures.items():
-            result.problems.append(_failure(_most_telling(file, said, loader), shown(Path(file))))
-    if result.failed:
-        return result
-    result.problems += [Problem("warning", f"Ansible says: {_one_line(each)}", where=place) for each in dict.fromkeys(warnings)]
-    with _quiet():
-        try:
-            _select(manager, limit, result)
-        except AnsibleError as error:
-            result.problems.append(
-                Problem("error", _one_line(str(error)), "name hosts and groups of the inventory", where=f"--limit {limit}")
-            )
+            result.problems.append(_unreadable(error, place))
+        for file, errors in errors_of.items():
+            result.problems.append(_unreadable(_relevant(file, errors, loader), shown(Path(file))))
+    if not result.failed:
+        result.problems += [Problem("warning", f"Ansible says: {_one_line(each)}", where=place) for each in dict.fromkeys(warnings)]
     return result
 
 
-def defaults() -> dict[str, Any]:
-    """How ansible.cfg and the environment say to connect where the inventory says nothing: port, user, connection, key_file."""
-    with _quiet():
-        from ansible import constants
+def connection_defaults() -> dict[str, Any]:
+    """The port, user, connection and key_file that ansible.cfg and the environment set for hosts without their own."""
+    from ansible import constants
 
-        return {
-            "port": constants.DEFAULT_REMOTE_PORT,
-            "user": constants.DEFAULT_REMOTE_USER,
-            "connection": _connection(constants.DEFAULT_TRANSPORT),
-            "key_file": constants.DEFAULT_PRIVATE_KEY_FILE,
-        }
+    return {
+        "port": constants.DEFAULT_REMOTE_PORT,
+        "user": constants.DEFAULT_REMOTE_USER,
+        "connection": _connection(constants.DEFAULT_TRANSPORT),
+        "key_file": constants.DEFAULT_PRIVATE_KEY_FILE,
+    }
 
 
-def _connection(said: str | None) -> str:
-    """``ssh``, ``local`` …, whichever of its names for it Ansible was told."""
-    name = (said or "ssh").replace("ansible.builtin.", "")
-    return "ssh" if name == "smart" else name
+def _connection(name: str | None) -> str:
+    """A connection plugin's short name: ``ssh``, ``local`` …"""
+    short = (name or "ssh").removeprefix("ansible.builtin.")
+    return "ssh" if short == "smart" else short
+
+
+def _recording(plugin: Any, errors_of: dict[str, _Errors]) -> Any:
+    """The plugin, which also records its exceptions, by file; those of a file that another plugin can parse are dropped."""
+    name, original = str(getattr(plugin, "_load_name", type(plugin).__name__)), plugin.parse
+
+    def recorded(inventory: Any, loader: Any, path: Any, cache: bool = True) -> None:
+        file = str(path)
+        try:
+            original(inventory, loader, path, cache=cache)
+        except Exception as error:
+            errors_of.setdefault(file, {})[name] = error
+            raise
+        if not ("script" in errors_of.get(file, {}) and _has_shebang(file)):  # its text could look like hosts
+            errors_of.pop(file, None)
+
+    plugin.parse = recorded
+    if parse_lines := getattr(plugin, "_parse", None):  # of INI files
+
+        def numbered(*arguments: Any) -> None:
+            try:
+                parse_lines(*arguments)
+            except Exception as error:  # whose line Ansible forgets from 2.19 on
+                error.inventory_line = plugin._origin.line_num if hasattr(plugin, "_origin") else plugin.lineno  # type: ignore[attr-defined]
+                raise
+
+        plugin._parse = numbered
+    return plugin
+
+
+def _has_shebang(file: str) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(2) == b"#!"
+
+
+def _relevant(file: str, errors: _Errors, loader: Any) -> Exception:
+    """Of several parsers' exceptions about one file, that of the parser that the file was written for."""
+    wanted = "script" if "script" in errors and _has_shebang(file) else "yaml" if file.endswith((".yml", ".yaml", ".json")) else "ini"
+    if wanted != "script":
+        with contextlib.suppress(Exception):  # then it is not YAML
+            data = loader.load_from_file(file)
+            wanted = "auto" if "plugin" in data and "auto" in errors else "yaml" if isinstance(data, Mapping) else wanted
+    return errors.get(wanted) or list(errors.values())[-1]
 
 
 # ---------------------------------------------------------------------------------------------------------------- hosts
 
 
-def _read(source: str, manager: Any, loader: Any, failures: dict[str, dict[str, Exception]], result: Reading) -> None:
+def _read_hosts(source: str, manager: Any, loader: Any, result: ParsedInventory) -> None:
     from ansible.vars.manager import VariableManager
 
     if "," not in source:
         path = Path(source)
         loader.set_basedir(str(path if path.is_dir() else path.parent))
-    plugins = manager._fetch_inventory_plugins  # Ansible has no other way to get at the exceptions: it prints them and goes on
-    manager._fetch_inventory_plugins = lambda: [_noting(plugin, failures) for plugin in plugins()]
-    manager.parse_sources(cache=True)
     variables = VariableManager(loader=loader, inventory=manager)
     result.groups = tuple(str(name) for name in manager.groups)
-    fallback = defaults()
+    fallback = connection_defaults()
     for host in manager.get_hosts("all"):
         result.hosts.append(_host(host, variables.get_vars(host=host, include_hostvars=False), loader, fallback, result.unresolved))
-
-
-class _AtLineError(Exception):
-    """What the parser of INI files said of a line; Ansible's own exception says it, and only up to 2.18 with the line's number."""
-
-    def __init__(self, line: int, said: str) -> None:
-        super().__init__(said)
-        self.line = line
-
-
-def _noting(plugin: Any, failures: dict[str, dict[str, Exception]]) -> Any:
-    """The plugin, with the exceptions of its parser in `failures`: file → plugin's name → exception; none for files that one could read."""
-    name, parse = str(getattr(plugin, "_load_name", plugin.__class__.__name__)), plugin.parse
-
-    def noted(inventory: Any, loader: Any, path: Any, cache: bool = True) -> None:
-        file = str(path)
-        try:
-            parse(inventory, loader, path, cache=cache)
-        except Exception as error:
-            failures.setdefault(file, {})[name] = error
-            raise
-        said = failures.pop(file, {})
-        if "script" in said and _is_a_program(file):  # its text may look like hosts, or like nothing but comments
-            failures[file] = {"script": said["script"]}
-
-    plugin.parse = noted
-    if parse_lines := getattr(plugin, "_parse", None):
-        plugin._parse = _noting_lines(plugin, parse_lines)
-    return plugin
-
-
-def _noting_lines(plugin: Any, parse_lines: Callable[..., Any]) -> Callable[..., Any]:
-    """The parser of lines, whose exceptions tell the line: 2.19 forgets it as soon as this one returns, before it is `lineno`."""
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        from ansible.errors import AnsibleError
-
-        try:
-            return parse_lines(*args, **kwargs)
-        except Exception as error:
-            line = getattr(getattr(plugin, "_origin", None), "line_num", None) or getattr(plugin, "lineno", None)
-            if not isinstance(line, int):
-                raise
-            said = str(error)
-            if before := re.match(re.escape(str(getattr(plugin, "_filename", ""))) + r":(\d+): ", said):
-                line, said = int(before[1]), said[before.end() :]
-            if not isinstance(error, AnsibleError) and not said.startswith("Section ["):  # Python's words, not Ansible's
-                said = "this line is no section, host or variable"
-            raise _AtLineError(line, said) from error
-
-    return noted
-
-
-def _is_a_program(file: str) -> bool:
-    """Whether it is meant to be run; on some file systems every file may be."""
-    try:
-        with open(file, "rb") as opened:
-            return os.access(file, os.X_OK) and opened.read(2) == b"#!"
-    except OSError:
-        return False
 
 
 def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[str, Any], unresolved: dict[tuple[str, str], str]) -> Host:
     from ansible.template import Templar
 
     name = str(host.name)
-    variables = {str(key): plain(value) for key, value in everything.items() if key not in _NOT_THE_USERS}
+    variables = {str(key): plain(value) for key, value in everything.items() if key not in _ADDED_BY_ANSIBLE}
     resolved: dict[str, Any] = {}
-    for key in (each for each in READ_BY_US if each in everything):
+    for key in (each for each in VARIABLES_READ if each in everything):
         value = everything[key]
         try:
             if isinstance(value, str) and ("{{" in value or "{%" in value):
@@ -213,7 +164,6 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[
         user=text("ansible_user", "ansible_ssh_user", default=fallback["user"]),
         connection=_connection(text("ansible_connection", default=fallback["connection"])),
         slots=whole_number(value_of("slots")),
-        groups=tuple(sorted(str(each.name) for each in host.get_groups() if each.name not in ("all", "ungrouped"))),
         variables=variables | resolved,
         prefix=text("provision_prefix"),
         python=text("provision_python"),
@@ -222,45 +172,15 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[
     )
 
 
-# What `get_vars` adds by itself.
-_NOT_THE_USERS = frozenset(
+_ADDED_BY_ANSIBLE = frozenset(
     {"ansible_check_mode", "ansible_config_file", "ansible_diff_mode", "ansible_facts", "ansible_forks", "ansible_inventory_sources"}
     | {"ansible_playbook_python", "ansible_run_tags", "ansible_skip_tags", "ansible_verbosity", "ansible_version", "group_names", "groups"}
     | {"hostvars", "inventory_dir", "inventory_file", "inventory_hostname", "inventory_hostname_short", "omit", "playbook_dir", "vars"}
 )
 
 
-def _select(manager: Any, limit: str | None, result: Reading) -> None:
-    from ansible.inventory.manager import split_host_pattern
-
-    patterns = split_host_pattern(limit) if limit is not None else []
-    named = [(each, each.lstrip("!&")) for each in patterns if not each.startswith("@")]
-    result.unmatched = tuple(str(each) for each, bare in named if bare and not manager.get_hosts(bare))
-    manager.subset(limit)
-    left = {str(host.name) for host in manager.get_hosts("all")}
-    result.selected = tuple(host.name for host in result.hosts if host.name in left)
-
-
-def _give_vault_passwords(loader: Any) -> None:
-    """The passwords that ansible.cfg or the environment names; nobody is asked."""
-    from ansible import constants
-    from ansible.parsing.vault import get_file_vault_secret
-
-    files = [("default", constants.DEFAULT_VAULT_PASSWORD_FILE)] if constants.DEFAULT_VAULT_PASSWORD_FILE else []
-    for identity in constants.DEFAULT_VAULT_IDENTITY_LIST or ():
-        name, at, file = str(identity).rpartition("@")
-        if file and not file.startswith("prompt"):
-            files.append((name if at else "default", file))
-    secrets = []
-    for name, file in files:
-        secret = get_file_vault_secret(filename=file, vault_id=name, loader=loader)
-        secret.load()
-        secrets.append((name, secret))
-    loader.set_vault_secrets(secrets)
-
-
 def plain(value: Any) -> Any:
-    """Ansible's tagged values as ordinary ones; what is encrypted stays so."""
+    """Ansible's tagged values as ordinary ones; encrypted ones stay encrypted."""
     if type(value).__name__ in ("AnsibleVaultEncryptedUnicode", "EncryptedString"):
         return ENCRYPTED
     if isinstance(value, bool) or value is None:
@@ -275,78 +195,82 @@ def plain(value: Any) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------- what Ansible says
+def _apply_limit(manager: Any, limit: str | None, result: ParsedInventory) -> None:
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import split_host_pattern
+
+    try:
+        patterns = [str(each) for each in split_host_pattern(limit) if not each.startswith("@")] if limit is not None else []
+        result.unmatched = tuple(each for each in patterns if each.strip("!&") and not manager.get_hosts(each.lstrip("!&")))
+        manager.subset(limit)
+        selected = {str(host.name) for host in manager.get_hosts("all")}
+        result.selected = tuple(host.name for host in result.hosts if host.name in selected)
+    except AnsibleError as error:
+        what = _one_line(str(error))
+        result.problems.append(Problem("error", what, "name hosts and groups of the inventory", where=f"--limit {limit}"))
+
+
+def _load_vault_passwords(loader: Any) -> None:
+    """Load the passwords whose files ansible.cfg or the environment names; nobody is prompted."""
+    from ansible import constants
+    from ansible.parsing.vault import get_file_vault_secret
+
+    identities = [constants.DEFAULT_VAULT_PASSWORD_FILE or "", *(constants.DEFAULT_VAULT_IDENTITY_LIST or ())]
+    secrets = []
+    for identity in identities:
+        name, _, file = str(identity).rpartition("@")
+        if file and not file.startswith("prompt"):
+            secret = get_file_vault_secret(filename=file, vault_id=name or "default", loader=loader)
+            secret.load()
+            secrets.append((name or "default", secret))
+    loader.set_vault_secrets(secrets)
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 @contextlib.contextmanager
-def _quiet(warn: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hand Ansible's warnings to `warn` and keep its display silent.
+def _quiet() -> Iterator[list[str]]:
+    """Keep Ansible's display silent; its warnings are in the list that is yielded.
 
-    Its methods are shadowed on the one display object: its own lists of what was already said would swallow a second reading's.
+    The display's method is replaced because it prints each warning once per process only.
     """
-    silence = io.StringIO()
-    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+    warnings: list[str] = []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         from ansible.utils.display import Display
 
         display = Display()
-
-        def nothing(*_: Any, **__: Any) -> None:
-            pass
-
-        shadows = {
-            "warning": lambda msg, *_, **__: warn(str(msg)),
-            "error_as_warning": nothing,
-            "display": nothing,
-            "deprecated": nothing,
-        }
-        before = {name: vars(display)[name] for name in shadows if name in vars(display)}
-        vars(display).update(shadows)
+        display.warning = lambda msg, *_, **__: warnings.append(str(msg))
         try:
-            yield
+            yield warnings
         finally:
-            for name in shadows:
-                vars(display).pop(name, None)
-            vars(display).update(before)
+            del display.warning
 
 
-def _most_telling(file: str, said: Mapping[str, Exception], loader: Any) -> Exception:
-    """Of several parsers' exceptions about one file, that of the parser it was written for."""
-    wanted = "script" if "script" in said else "yaml" if file.endswith((".yml", ".yaml", ".json")) else "ini"
-    if wanted != "script":
-        with contextlib.suppress(Exception):  # then it is no YAML
-            data = loader.load_from_file(file)
-            wanted = "auto" if "auto" in said and "plugin" in data else "yaml" if isinstance(data, Mapping) else wanted
-    return said.get(wanted) or list(said.values())[-1]
-
-
-def _failure(error: BaseException, place: str) -> Problem:
-    """An exception as a problem, with the place that Ansible gives it: an Origin tag (2.19 on) or `ansible_pos` (before)."""
+def _unreadable(error: BaseException, place: str) -> Problem:
+    """An exception of Ansible's as a problem, at the file and line that it or one of its causes names."""
     from ansible.parsing.vault import AnsibleVaultError
 
-    file, line, encrypted, said = None, None, False, str(error)
-    seen: BaseException | None = error
-    while seen is not None:
-        encrypted = encrypted or isinstance(seen, AnsibleVaultError)
-        if isinstance(seen, _AtLineError):
-            line, said = seen.line, str(seen)
-        elif isinstance(seen, RecursionError):
-            said = "a value contains itself, or is nested too deeply"
-        if line is None:
-            found, line = _origin(getattr(seen, "obj", None))
-            file = found or file
-        seen = seen.__cause__ or seen.__context__
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    origins = [_origin(getattr(each, "obj", None)) for each in causes]
+    file, line = max(origins, key=lambda origin: (origin[1] is not None, origin[0] is not None))
+    line = next((each.inventory_line for each in causes if hasattr(each, "inventory_line")), line)
     where = shown(Path(file)) if file else place
-    message = _one_line(said).removeprefix("Failed to parse inventory: ")
-    if encrypted:
+    message = _one_line(str(error)).removeprefix("Failed to parse inventory: ")
+    if any(isinstance(each, RecursionError) for each in causes):
+        message = "a value contains itself or is nested too deeply"
+    if any(isinstance(each, AnsibleVaultError) for each in causes):
         hint = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
         what = "it" if file else "a file of the inventory"
         return Problem("error", f"{what} is encrypted and cannot be opened: {message}", hint, where=where)
-    where = f"{where}:{line}" if line else where
     hint = f"correct it, and try: ansible-inventory --list -i {shlex.quote(place)}"
-    return Problem("error", f"Ansible cannot read it: {message}", hint, where=where)
+    return Problem("error", f"Ansible cannot read it: {message}", hint, where=f"{where}:{line}" if line else where)
 
 
 def _origin(subject: Any) -> tuple[str | None, int | None]:
+    """The file and line that Ansible notes on values and errors: an Origin tag from 2.19 on, `ansible_pos` before."""
     if position := getattr(subject, "ansible_pos", None):
         return str(position[0]), int(position[1])
     try:
@@ -357,8 +281,10 @@ def _origin(subject: Any) -> tuple[str | None, int | None]:
     return getattr(tag, "path", None), getattr(tag, "line_num", None)
 
 
-# Where Ansible quotes what may hold passwords: a host's line, variables, templates (but for the first, before 2.19).
+# Parts of Ansible's messages to remove: the place, which the problem has, and quotations, which can contain passwords: a host's line,
+# variables and templates (all but the host's line only before 2.19).
 _QUOTED = (
+    (r"^/\S+:\d+: ", ""),
     (r"(Error parsing host definition) '.*': ", r"\1: "),
     (r"(failed to combine variables[^:]*):.*", r"\1"),
     (r"\.? String: .*", ""),
@@ -369,7 +295,7 @@ _QUOTED = (
 
 
 def _one_line(text: str) -> str:
-    """A message without the excerpts of files and the values that Ansible adds: they may hold passwords."""
+    """A message without the excerpts of files and the values that Ansible adds: they can contain passwords."""
     text = re.split(r"\n\s*The (?:error appears|offending line)", text)[0]
     for quoted, kept in _QUOTED:
         text = re.sub(quoted, kept, text, flags=re.DOTALL)

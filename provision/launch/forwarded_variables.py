@@ -1,6 +1,6 @@
-"""Which variables of this shell ranks get without `-x`: those of the engine, of Horovod, and of the libraries under a training job. Pure.
+"""The variables of this shell that ranks get without `-x`: of the engine, of Horovod, and of the libraries under a training job. Pure.
 
-horovodrun passes on all of them; a shell's PATH, HOME and secrets have no business on other hosts.
+horovodrun passes all on; a shell's PATH, HOME and secrets have no business on other hosts.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import re
 from collections.abc import Mapping
 
 CHOICES = KNOWN, ALL, NONE = "known", "all", "none"
-_BEGINNINGS = (
+_PREFIXES = (
     *("COLLECTIVE_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "TORCH", "PYTORCH_", "PYTHON"),
 )
-#: Never without being named: its value may be a secret.
+#: Passed only by name: the value may be a secret.
 _SECRET = re.compile(
     r"SECRET|TOKEN(?!IZERS)|PASS(?!IVE)|PWD|CREDENTIAL|PRIVATE|AUTH|COOKIE|API_?KEY|ACCESS_?KEY|_KEY$|_PAT$|DSN$|CONN(ECTION)?_?STR",
     re.IGNORECASE,
 )
-#: An address with a password in it is one, too.
+#: A URL with a password in it.
 _WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-#: True of this machine or of this very process only.
-_HERE = re.compile(
+#: Valid on this machine or in this process only.
+_LOCAL = re.compile(
     r"(COLLECTIVE|HOROVOD)_(RANK|SIZE|STORE|PORT|ADDRESS|HOST_ID|HOSTNAME|ELASTIC|WORKER|(LOCAL|CROSS)_(RANK|SIZE)|GLOO_RENDEZVOUS_\w+)"
     r"|PYTHON(HOME|EXECUTABLE|STARTUP|USERBASE|INSPECT|BREAKPOINT)|TORCHELASTIC_\w+|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(OMPI|PMIX|PMI|PRTE|SLURM|SSH|XDG|DBUS|LC|CONDA|DOCKER|KUBERNETES|PROVISION)_\w+|K_MPI_JOB_ROLE|VIRTUAL_ENV(_PROMPT)?"
@@ -30,15 +30,15 @@ _HERE = re.compile(
 )
 
 
-def chosen(environment: Mapping[str, str], which: str) -> dict[str, str]:
-    """Of ``environment`` what ranks get: ``known``, ``all`` but what holds on this machine only, or ``none``; never what looks secret."""
+def select(environment: Mapping[str, str], which: str) -> dict[str, str]:
+    """The variables that ranks get: ``known``, ``all`` that are not for this machine only, or ``none``; none that look secret."""
     return {
         name: value
         for name, value in environment.items()
         if which != NONE
-        and (which == ALL or name.startswith(_BEGINNINGS))
+        and (which == ALL or name.startswith(_PREFIXES))
         and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
-        and not _HERE.fullmatch(name)
+        and not _LOCAL.fullmatch(name)
         and not _SECRET.search(name)
         and not _WITH_PASSWORD.search(value)
     }

@@ -1,7 +1,4 @@
-"""The YAML file of ``horovodrun --config-file`` as variables of every rank, which the engine honours or says why it does not. Pure.
-
-Its sections and keys are those of the table of options.
-"""
+"""Reads the YAML file of ``horovodrun --config-file``; its sections and keys are those of the table of options."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ _LAUNCHERS = {"gloo": "own", "mpi": "mpi"}
 
 @dataclass(frozen=True)
 class Config:
-    """``launcher``: of `launch.jobs.LAUNCHERS`, None where the file leaves it open. ``variables``: for every rank.
-
-    ``unknown``: a sentence for each section and key that does nothing, as with Horovod, whose next version may know it.
-    """
+    """``launcher``: one of `LAUNCHERS`, or None. ``variables``: for every rank. ``unknown``: a warning for each unknown section and key."""
 
     launcher: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -34,20 +28,20 @@ class Config:
 
 
 def read(path: Path) -> Config:
-    """Raises UsageError naming the file and the value that cannot be meant."""
+    """Raises UsageError naming the file and the invalid value."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror}", where=f"--config-file {path}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date or a number that there is not is a ValueError
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date or number
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"this is no YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}") from error
+        raise UsageError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}") from error
     if not isinstance(document, dict):
         raise UsageError("a mapping of sections is expected, e.g. `params:`", where=str(path))
     launcher = document.pop("controller", None)
     if launcher is not None and str(launcher).lower() not in _LAUNCHERS:
-        raise UsageError(f"controller: {launcher}: it is gloo or mpi", where=str(path))
+        raise UsageError(f"controller: {launcher}: must be gloo or mpi", where=str(path))
     if not isinstance(document.get("autotune", {}), dict):
         document["autotune"] = {"enabled": document["autotune"]}
     variables: dict[str, str] = {}
@@ -66,17 +60,17 @@ def read(path: Path) -> Config:
             elif option.horovod and value is not None:
                 variables[option.horovod] = as_text(option, value, f"{path}: {section}: {key}")
             elif value is not None and as_text(option, value, f"{path}: {section}: {key}") == "1":
-                variables[option.engine] = "1"  # what is not tuned is left to the shell's variables
+                variables[option.engine] = "1"  # false leaves it to the shell's variables
     return Config(_LAUNCHERS[str(launcher).lower()] if launcher is not None else None, variables, tuple(unknown))
 
 
-def unset(asked_for: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
-    """What keeps a shell's variables of ours from winning over Horovod's that were asked for: empty ones, which count as none."""
-    return {each.engine: "" for each in JOB_OPTIONS if each.horovod in asked_for and each.engine in shell}
+def unset(settings: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
+    """Empty values, which count as none, for the engine's variables of the shell that would win over Horovod's in ``settings``."""
+    return {each.engine: "" for each in JOB_OPTIONS if each.horovod in settings and each.engine in shell}
 
 
 def as_text(option: Option, value: Any, where: str) -> str:
-    """A value of the file as Horovod's variable has it. Raises UsageError, saying ``where``, for what cannot be meant."""
+    """A value of the file as Horovod's variable has it. Raises UsageError, with ``where``, for an invalid one."""
     if option.kind is str:
         if not str(value).isprintable():
             raise UsageError(f"{value!r} cannot be a variable's value", where=where)
@@ -86,5 +80,5 @@ def as_text(option: Option, value: Any, where: str) -> str:
             raise UsageError(f"{value!r} is neither true nor false", where=where)
         return str(int(value is option.on))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * option.scale < math.inf:
-        raise UsageError(f"{value!r} is no number from 0", where=where)
+        raise UsageError(f"{value!r} is not a number from 0 on", where=where)
     return str(value if option.scale == 1 else int(value * option.scale))

@@ -1,4 +1,4 @@
-"""The options of `provision run` as data: the command line, the ranks' environment and the reader of ``--config-file`` come from here.
+"""The options of `provision run` as data, from which the command line, the ranks' environment and the reader of ``--config-file`` are made.
 
 Sources: of horovodrun's options, horovod/runner/launch.py of Horovod 0.28.1; of its file, horovod/runner/common/util/config_parser.py;
 of the engine's variables, collective_core/horovod_environment.py.
@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from provision.launch import forwarded_variables
-from provision.launch.jobs import LAUNCHERS
+from provision.launch.launchers import LAUNCHERS
 
 HOSTS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Program and files", "Launching", "Output"
 ELASTIC, TUNING = "Elastic jobs (with --min-np, --max-np or a discovery script)", "Tuning and timeline"
@@ -71,12 +71,12 @@ def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", 
 # fmt: off
 #: Of `provision run` alone.
 HOST_OPTIONS = (
-    _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or as -H; else that of the last run that made hosts ready, else this machine."),
+    _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or a list as for -H; default: that of the last successful run, else this machine."),
     _ours(HOSTS, "--host -H A:2,B:2", str, "Only these hosts, with so many slots each."),
     _ours(HOSTS, "--hostfile -hostfile FILE", Path, "The same as lines `host slots=N`.", dir_okay=False),
     _ours(HOSTS, "--ssh-port -p N", int, "ssh's port on the hosts.", min=1, max=65535),
     _ours(HOSTS, "--ssh-identity-file -i FILE", Path, "The private key for the hosts.", exists=True, dir_okay=False),
-    _ours(HOSTS, "--check-build -cb", bool, "Launch nothing; say what the hosts can do."),
+    _ours(HOSTS, "--check-build -cb", bool, "Launch nothing; print what the hosts' environments can do."),
     _ours(None, "--version -v", bool),
 )
 
@@ -87,25 +87,25 @@ JOB_OPTIONS = (
     _ours(HOSTS, "--network-interfaces --network-interface eth0,…", list[str], "What hosts use between them: interfaces, networks (CIDR)."),
     _ours(PROGRAM, "-x NAME[=VALUE]", list[str], "A variable for every rank; without a value, this shell's."),
     _ours(PROGRAM, "--env", forwarded_variables.CHOICES,
-          "Which of this shell's variables travel without -x: `known` (the engine's, Horovod's, NCCL's, OpenMP's, CUDA's, PyTorch's, "
+          "Which of this shell's variables ranks get without -x: `known` (the engine's, Horovod's, NCCL's, OpenMP's, CUDA's, PyTorch's, "
           "Python's), `all`, `none`; never those whose names look secret.", default=forwarded_variables.KNOWN),
-    _ours(PROGRAM, "--bring PATH", list[Path], "A file or folder to bring along besides the program's file.", exists=True),
-    _ours(PROGRAM, "--modules/--no-modules", bool, "Bring the modules and packages next to the program's file (default).", default=True),
-    _ours(PROGRAM, "--workdir DIR", str, "Run in this folder, which is there on every host; nothing is brought."),
-    _ours(PROGRAM, "--restart-from DIR", str, "Go on from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).",
+    _ours(PROGRAM, "--copy PATH", list[Path], "A file or folder to copy to the hosts besides the program's file.", exists=True),
+    _ours(PROGRAM, "--modules/--no-modules", bool, "Copy the modules and packages next to the program's file (default).", default=True),
+    _ours(PROGRAM, "--workdir DIR", str, "Run in this folder, which exists on every host; nothing is copied."),
+    _ours(PROGRAM, "--restart-from DIR", str, "Continue from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).",
           engine="COLLECTIVE_RESTART_FROM"),
-    _ours(PROGRAM, "--python PATH", str, "A Python with the engine, on every host: own launcher, nothing of ours need be installed."),
+    _ours(PROGRAM, "--python PATH", str, "A Python with the engine, on every host; nothing need be installed by provision."),
     _ours(LAUNCHING, "--launcher", tuple(LAUNCHERS), "`mpi`: under mpirun; `own`: over ssh, without MPI."),
     _ours(LAUNCHING, "--gloo", bool, "The same as --launcher own."),
     _ours(LAUNCHING, "--mpi", bool, "The same as --launcher mpi (default, where it is installed)."),
     _ours(LAUNCHING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
     _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
-    _ours(LAUNCHING, "--start-timeout SECONDS", float, "In which all hosts answer and all ranks meet.",
+    _ours(LAUNCHING, "--start-timeout SECONDS", float, "Time for all hosts to answer and all ranks to meet.",
           engine="COLLECTIVE_START_TIMEOUT", min=1, envvar="HOROVOD_START_TIMEOUT"),
-    _ours(ELASTIC, "--min-np --min-num-proc N", int, "Go on while there are so many ranks; -np by default.", min=1),
+    _ours(ELASTIC, "--min-np --min-num-proc N", int, "Continue while there are so many ranks; -np by default.", min=1),
     _ours(ELASTIC, "--max-np --max-num-proc N", int, "At most so many ranks; by default -np, with a discovery script no limit.", min=1),
     _ours(ELASTIC, "--host-discovery-script FILE", Path,
-          "A program that prints `host:slots` lines; asked again and again, on the first host.", exists=True),
+          "A program that prints `host:slots` lines; run again and again, on the first host.", exists=True),
     _ours(ELASTIC, "--slots-per-host --slots N", int, "Slots of hosts for which the script names none.", min=1),
     _ours(ELASTIC, "--elastic-timeout SECONDS", float, "How long the job waits with too few ranks (600).",
           min=1, envvar="HOROVOD_ELASTIC_TIMEOUT"),
@@ -115,11 +115,11 @@ JOB_OPTIONS = (
     _ours(OUTPUT, "--output-filename DIR", Path, "Keep each rank's output in DIR/rank.N/stdout and stderr.", file_okay=False),
     _ours(OUTPUT, "--quiet-ranks", bool, "Show rank 0's output only."),
     _ours(OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp", bool, "Begin each line of ranks' output with the time."),
-    _ours(OUTPUT, "--verbose", bool, "Say what is started where."),
-    _ours(TUNING, "--config-file FILE", Path, "Settings as horovodrun's YAML file has them; options win.", dir_okay=False),
-    _ours(TUNING, "--fusion-threshold-mb MB", float, "Gradients up to this size travel together.", engine="COLLECTIVE_FUSION_MB",
+    _ours(OUTPUT, "--verbose", bool, "Print what is started where."),
+    _ours(TUNING, "--config-file FILE", Path, "Settings in the format of horovodrun's YAML file; options win.", dir_okay=False),
+    _ours(TUNING, "--fusion-threshold-mb MB", float, "Size up to which gradients are fused.", engine="COLLECTIVE_FUSION_MB",
           horovod="HOROVOD_FUSION_THRESHOLD", key="params.fusion_threshold_mb", scale=1 << 20, min=0),
-    _ours(TUNING, "--autotune/--no-autotune", bool, "Let the engine choose how much travels together, while training.",
+    _ours(TUNING, "--autotune/--no-autotune", bool, "Let the engine tune the fusion threshold while training.",
           engine="COLLECTIVE_AUTOTUNE", key="autotune.enabled"),
     _ours(TUNING, "--timeline-filename FILE", str, "Write the timeline to this file on rank 0's host.", engine="COLLECTIVE_TIMELINE",
           horovod="HOROVOD_TIMELINE", key="timeline.filename"),
@@ -151,7 +151,8 @@ JOB_OPTIONS = (
     _theirs("--log-level LEVEL", str, "HOROVOD_LOG_LEVEL", "logging.level"),
     _theirs("--log-with-timestamp/--log-without-timestamp --no-log-hide-timestamp/--log-hide-timestamp", bool,
             "HOROVOD_LOG_HIDE_TIME", "logging.with_timestamp", on=False),
-    _ours(None, "--tcp", bool),  # so it is anyway
+    _ours(None, "--bring PATH", list[Path], exists=True),  # the earlier name of --copy
+    _ours(None, "--tcp", bool),  # always so
     _ours(None, "--disable-cache", bool),  # nothing is cached
     _ours(None, "--jsrun", bool),
 )

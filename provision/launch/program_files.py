@@ -1,4 +1,4 @@
-"""What goes to the hosts with a program of the user's: its file, the modules and packages next to it, and what was named besides."""
+"""The files that are copied to the hosts with a user's program: its own, the modules and packages next to it, and others by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base.errors import ProvisionError, UsageError
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.session import Session
 
-#: Never brought along: histories, environments and what Python makes anew.
+#: Never copied: histories, environments and what Python makes again.
 _LEFT_OUT = {
     ".git",
     ".hg",
@@ -27,62 +27,69 @@ _LEFT_OUT = {
     ".ruff_cache",
     ".ipynb_checkpoints",
 }
-_PLACE = "provision-run"  # in the login's home, on every host
-_BRING_S = 600.0  # a guard against what hangs; programs may bring folders with them
+_FOLDER = "provision-run"  # in the login's home, on every host
+_COPY_S = 600.0
 #: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data next to it.
 MOST_NEIGHBOURS = 50 << 20
 
 
-class Packed(NamedTuple):
-    """A program and what goes with it. ``place``: its folder in a home; ``unpack``: the script there that takes ``archive``."""
+class Archive(NamedTuple):
+    """A program and its files. ``folder``: in a home on the hosts; ``command``: as it is there; ``content``: a tar archive."""
 
     names: list[str]
-    place: str
+    folder: str
     command: list[str]
-    archive: bytes
+    content: bytes
 
     @property
     def unpack(self) -> str:
-        """A script of /bin/sh."""
-        return f"cd && mkdir -p {self.place} && tar -x -f - --no-same-owner -C {self.place}"
+        """A script of /bin/sh that reads the archive."""
+        return f"cd && mkdir -p {self.folder} && tar -x -f - --no-same-owner -C {self.folder}"
 
 
-def pack(command: Sequence[str], bring: Sequence[Path], *, modules: bool = True) -> Packed:
-    """The program's file and what was named besides, and the command as it is there.
+def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True) -> Archive:
+    """The program's file and ``files``, and the command as it is on the hosts.
 
-    ``modules``: also what Python would import from next to the program (with ``-m``: from here), as it does on this machine.
+    Args:
+        modules: also what Python would import from next to the program (with ``-m``: from here), as it does on this machine.
 
     Raises:
-        UsageError: two have one name, or the modules are larger than code is.
+        UsageError: two files have one name, or the modules are larger than code is.
     """
-    words, files = list(command), list(bring)
+    words, named = list(command), list(files)
     at = next((number for number, word in enumerate(words) if Path(word).is_file() and not (number == 0 and _is_python(word))), None)
     program = Path(words[at]) if at is not None else None
     if program is not None and at is not None:
         words[at] = program.name if at else f"./{program.name}"
-        files.append(program)
-    missing = next((word for word in takewhile(lambda word: not word.startswith("-"), words[1:2])), "") if _is_python(words[0]) else ""
-    if program is None and missing.endswith(".py") and not Path(missing).is_absolute():
-        raise UsageError(
-            f"{missing}: there is no such file here", hint="name the program as it is here; or --workdir with a folder of the hosts'"
-        )
-    named = {_name(file) for file in files}
+        named.append(program)
+    elif _is_python(words[0]) and words[1:] and words[1].endswith(".py") and not words[1].startswith(("-", "/")):
+        hint = "name the program as it is here; or --workdir with a folder of the hosts'"
+        raise UsageError(f"{words[1]}: there is no such file here", hint=hint)
     try:
-        neighbours = [file for file in _neighbours(words, program) if file.name not in named] if modules else []
-        archive = _archive(files, neighbours)
+        taken = {_name(file) for file in named}
+        neighbours = [file for file in _neighbours(words, program) if file.name not in taken] if modules else []
+        content = _tar(named, neighbours)
     except OSError as error:
-        hint = "leave the modules next to the program out with --no-modules, and name what it needs with --bring" if modules else None
-        raise UsageError(f"it cannot be brought: {error.strerror}", where=str(error.filename), hint=hint) from error
-    names = [_name(file) for file in [*files, *neighbours]]
+        advice = "leave the modules next to the program out with --no-modules, and name what it needs with --copy" if modules else None
+        raise UsageError(f"it cannot be copied: {error.strerror}", where=str(error.filename), hint=advice) from error
+    names = [_name(file) for file in [*named, *neighbours]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"two of the files to bring have the same name: {', '.join(twice)}", hint="put them into a folder, and bring that")
-    name = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
-    return Packed(names, f"{_PLACE}/{name}", words, archive)
+        raise UsageError(f"two of the files to copy have the same name: {', '.join(twice)}", hint="put them into a folder, and copy that")
+    folder = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
+    return Archive(names, f"{_FOLDER}/{folder}", words, content)
+
+
+def copy(session: Session, archive: Archive, scripts: Mapping[str, str]) -> None:
+    """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails."""
+    session.progress.stage(f"Copy {', '.join(archive.names) or 'nothing'} to ~/{archive.folder}", list(scripts))
+    for host, answer in ssh.run(session, scripts, stdin=archive.content, timeout=_COPY_S).items():
+        if answer.code != 0:
+            raise ProvisionError(answer.error, where=f"{host}, copying the program")
 
 
 def _name(file: Path) -> str:
-    """As it is called there: a link's own name, by which it is imported, not that of what it leads to."""
+    """As it is called there: a link's own name, by which it is imported, not that of its target."""
     return file.name if file.name not in ("", "..") else file.resolve().name
 
 
@@ -90,18 +97,8 @@ def _is_python(word: str) -> bool:
     return Path(word).name.startswith("python")
 
 
-def ship(session: Session, packed: Packed, scripts: Mapping[str, str]) -> None:
-    """Bring it to the hosts, on each by its script. Raises ProvisionError where one of them fails."""
-    session.progress.stage(f"Bring {', '.join(packed.names) or 'nothing'} to ~/{packed.place}", list(scripts))
-    answers = shell.ask(session, scripts, stdin=packed.archive, timeout=_BRING_S)
-    for host, answer in answers.items():
-        if answer.code != 0:
-            said = answer.err.strip() or f"exit code {answer.code}"
-            raise ProvisionError("not done in time" if answer.code is None else said, where=f"{host}, bringing the program")
-
-
 def _neighbours(words: Sequence[str], program: Path | None) -> list[Path]:
-    """The modules and packages that the program could import from the folder that Python would look in first."""
+    """The modules and packages in the folder from which Python imports first."""
     if words and _is_python(words[0]) and "-m" in takewhile(lambda word: word.startswith("-"), words[1:]):
         folder = Path.cwd()
     elif program is not None and program.suffix == ".py":
@@ -109,17 +106,14 @@ def _neighbours(words: Sequence[str], program: Path | None) -> list[Path]:
     else:
         return []
     found = sorted(path for path in folder.iterdir() if path.name not in _LEFT_OUT and not path.name.startswith(".") and _is_module(path))
-    sizes = dict.fromkeys(found, 0)
-    for path in found:
-        for size in _sizes(path.resolve()):
-            sizes[path] += size
-            if sum(sizes.values()) > MOST_NEIGHBOURS:
-                largest = max(sizes, key=lambda each: sizes[each])
-                raise UsageError(
-                    f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it {largest.name}",
-                    where=str(folder),
-                    hint="leave them out with --no-modules and name what it needs with --bring; or --workdir with a folder of the hosts'",
-                )
+    sizes = {path: sum(_sizes(path.resolve())) for path in found}
+    if sum(sizes.values()) > MOST_NEIGHBOURS:
+        largest = max(sizes, key=lambda each: sizes[each])
+        raise UsageError(
+            f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it {largest.name}",
+            where=str(folder),
+            hint="leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'",
+        )
     return found
 
 
@@ -128,7 +122,7 @@ def _is_module(path: Path) -> bool:
     try:
         return any(path.glob("*.py")) if path.is_dir() else path.suffix == ".py"
     except OSError:
-        return False  # not ours to read
+        return False  # it belongs to somebody else
 
 
 def _sizes(path: Path) -> Iterator[int]:
@@ -141,24 +135,20 @@ def _sizes(path: Path) -> Iterator[int]:
         yield from _sizes(each)
 
 
-def _archive(files: Sequence[Path], neighbours: Sequence[Path]) -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as packed:
-        for file in files:
-            packed.add(file.resolve(), _name(file), filter=_wanted)
+def _tar(named: Sequence[Path], neighbours: Sequence[Path]) -> bytes:
+    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return None if Path(member.name).name in _LEFT_OUT else member
+
+    def wanted_neighbour(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        """Nothing hidden of what nobody has named: it may be a secret."""
+        return None if Path(member.name).name.startswith(".") else wanted(member)
+
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for file in named:
+            archive.add(file.resolve(), _name(file), filter=wanted)
         for file in neighbours:
-            packed.add(file.resolve(), _name(file), filter=_wanted_unasked)
-    return archive.getvalue()
-
-
-def _wanted_unasked(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Nothing hidden of what nobody has named: it may be a secret."""
-    return None if Path(member.name).name.startswith(".") else _wanted(member)
-
-
-def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if Path(member.name).name in _LEFT_OUT:
-        return None
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+            archive.add(file.resolve(), _name(file), filter=wanted_neighbour)
+    return content.getvalue()

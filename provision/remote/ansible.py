@@ -1,7 +1,6 @@
-"""Runs one playbook through ansible-runner and hands its events on. The only file that knows ansible-runner.
+"""Runs one playbook through ansible-runner and passes its events on. The only module that knows ansible-runner.
 
-It decides nothing: no retries, no texts for users. Passwords go to Ansible's prompts over a pseudo-terminal and are never
-written to disk or put on a command line.
+It has no retries and no texts for users. Passwords go to Ansible's prompts over a pseudo-terminal, never to disk or a command line.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from ansible.config.manager import find_ini_config_file
 from provision.base import signals
 from provision.remote import ansible_vars
 
-# `tolerated`: failed, and the playbook goes on with that host.
+# `tolerated`: failed, and the playbook continues with that host.
 Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "failed", "unreachable", "waiting"]
 
-# A host that falls silent is given up after 3 × 5 s; a lost connection must not hold the others for the kernel's two hours.
+# A host that falls silent is given up after 3 × 5 s; a lost connection must not delay the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 _POLL_S = 0.5  # how soon an interrupt is noticed
 
@@ -45,22 +44,19 @@ class Event:
     def text(self) -> str:
         """The real error: a module's message, else what the command printed last."""
         result = self.result
-        broken = [
-            entry
-            for entry in result.get("results") or ()
-            if isinstance(entry, Mapping) and (entry.get("failed") or entry.get("unreachable"))
-        ]
-        if broken:  # a loop: its own message is only "One or more items failed"
-            result = broken[0]
-        said = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
+        items = [entry for entry in result.get("results") or () if isinstance(entry, Mapping)]
+        failed = [entry for entry in items if entry.get("failed") or entry.get("unreachable")]
+        if failed:  # a loop: its own message is only "One or more items failed"
+            result = failed[0]
+        printed = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
         message = str(result.get("msg", "")).strip()
         if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
-            return "\n".join([*said[:1], message] if said else [message]).strip()
+            return "\n".join([*printed[:1], message]).strip()
         return message
 
 
 def headline(text: str) -> str:
-    """The one line of a message that says most, cut to 200 characters: the first that speaks of an error, else the last."""
+    """The most informative line of a message, cut to 200 characters: the first one with an error, else the last."""
     lines = text.strip().splitlines() or [""]
     return next((line for line in lines if re.search(r"\berror\b|No space left", line, re.IGNORECASE)), lines[-1])[:200]
 
@@ -142,19 +138,16 @@ class _Collector:
         host.seconds += event.seconds
         if event.role:
             step = host.steps.setdefault(event.role, Step())
-            is_note = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))  # the role's own, of a dry run
-            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_note
+            # Set by the role itself in a dry run.
+            is_unchecked = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_unchecked
             step.changed += event.kind == "changed"
-            step.unchecked = step.unchecked or is_note
+            step.unchecked = step.unchecked or is_unchecked
         if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"
         elif event.kind in ("failed", "unreachable"):
             host.failure = host.failure or event
-
-
-def _ignore(_event: Event) -> None:
-    """For runs that nobody watches."""
 
 
 def run(
@@ -168,13 +161,13 @@ def run(
     check: bool = False,
     forks: int = 50,
     passwords: Mapping[str, str] | None = None,
-    on_event: Callable[[Event], None] = _ignore,
+    on_event: Callable[[Event], None] = lambda _event: None,
 ) -> Outcome:
     """Run ``playbook`` and return when it has ended.
 
     Args:
         playbook: the file; roles and modules are looked for next to it.
-        inventory: what follows ``ansible-playbook -i``.
+        inventory: value of ``ansible-playbook -i``.
         workdir: Ansible's own artifacts (log, events) go here.
         run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.
         extra_vars: data, never templates (see `ansible_vars`).
@@ -201,7 +194,7 @@ def run(
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
-    with signals.noted() as interrupted:
+    with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(workdir),
@@ -224,7 +217,7 @@ def run(
 
 
 def _user_settings() -> dict[str, str]:
-    """The user's ansible.cfg of the current folder: ansible-runner starts Ansible elsewhere, where it would not be found."""
+    """The user's ansible.cfg of the current folder: ansible-runner starts Ansible in another one."""
     own = Path.cwd() / "ansible.cfg"
     return {"ANSIBLE_CONFIG": str(own)} if own.is_file() and "ANSIBLE_CONFIG" not in os.environ else {}
 

@@ -1,7 +1,7 @@
-"""The one way in which values reach Ansible: a file of variables in which every text is marked as data.
+"""The one way to pass values to Ansible: a file of variables in which every text is marked as data.
 
-Ansible renders what stands in ``{{ … }}`` of a variable, on the controller and as its user. What a plan, a lock, a bundle, an inventory
-or a host says must not be rendered, so nothing is, whoever said it: templates of ours stand in the playbooks alone.
+Ansible renders ``{{ … }}`` in a variable, on the controller and as its user. What a plan, a lock, a bundle, an inventory or a host says
+must not be rendered, so no variable is: templates of ours are in the playbooks only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 
 from provision.base.errors import UsageError
 
-# How Ansible's JSON names a text that is no template, in all versions that we work with.
+# How Ansible's JSON marks a text that is no template, in all supported versions.
 _MARK = "__ansible_unsafe"
-# A name cannot be marked. These mean something to Ansible's reader, or would be a template where a name is used as a value.
-_NO_NAME = re.compile(r"__ansible_|#jinja2:|.*\{[{%#]", re.DOTALL)
-# Far more than we need, far less than what Ansible's reader of JSON can do: what that cannot read, Ansible would read as YAML, where
-# the mark means nothing.
+# A name cannot be marked. These are special to Ansible's reader, or templates where a name is used as a value.
+_INVALID_NAME = re.compile(r"__ansible_|#jinja2:|.*\{[{%#]", re.DOTALL)
+# Far less than Ansible's JSON reader can do: what that cannot read, Ansible would read as YAML, where the mark means nothing.
 _DEEPEST = 50
 
 
@@ -27,7 +26,7 @@ def write(path: Path, variables: Mapping[str, Any]) -> None:
     """Write ``variables`` for ``ansible-playbook -e @PATH``, into a file that only the user reads: an index may carry a password.
 
     Raises:
-        UsageError: something cannot be handed to Ansible as data.
+        UsageError: a name is a template, or the values are nested too deeply.
     """
     marked: dict[str, Any] = _marked(variables, {}, 0)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in marked.items())
@@ -37,7 +36,7 @@ def write(path: Path, variables: Mapping[str, Any]) -> None:
 
 
 def _marked(value: Any, made: dict[int, Any], depth: int) -> Any:
-    """``made``: what was made for an object, so that what ten thousand hosts share is made once."""
+    """``made``: the result for an object, so that what ten thousand hosts share is made once."""
     if isinstance(value, str):
         return {_MARK: value}
     if not isinstance(value, (Mapping, list, tuple)):
@@ -45,10 +44,10 @@ def _marked(value: Any, made: dict[int, Any], depth: int) -> Any:
     if id(value) in made:
         return made[id(value)]
     if depth == _DEEPEST:
-        raise UsageError(f"there is something of more than {_DEEPEST} levels in what Ansible is to be told")
+        raise UsageError(f"variables for Ansible are nested in more than {_DEEPEST} levels")
     if isinstance(value, Mapping):
-        if odd := next((key for key in value if _NO_NAME.match(str(key))), None):
-            raise UsageError(f"something is called {odd!r}, which Ansible would not take for a name", hint="look who wrote that, and why")
+        if invalid := next((key for key in value if _INVALID_NAME.match(str(key))), None):
+            raise UsageError(f"{invalid!r} is not a name that Ansible can be given", hint="find out who wrote that, and why")
         found: Any = {key: _marked(each, made, depth + 1) for key, each in value.items()}
     else:
         found = [_marked(each, made, depth + 1) for each in value]

@@ -1,4 +1,4 @@
-"""One controller at a time per host: locks of this machine, one for each host that a run works on."""
+"""The locks that keep two controllers of this machine from working on a host at the same time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,38 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from provision.base import paths
+from provision.base import paths, process_locks
 from provision.base.errors import ProvisionError
-from provision.base.process_locks import acquired
 from provision.inventory import Inventory
 
 
-def every_host(inventory: Inventory, purpose: str) -> AbstractContextManager[None]:
-    """The lock of every host of the inventory, for ``with``."""
-    return hosts(paths.home() / "locks", [(host.address, host.port or 22) for host in inventory.hosts], purpose)
-
-
 @contextmanager
-def hosts(folder: Path, addresses: Sequence[tuple[str, int]], purpose: str) -> Iterator[None]:
-    """Acquire the lock of every host (address, port) for the time of the block; raises ProvisionError that says who has one of them."""
+def acquired(inventory: Inventory, purpose: str) -> Iterator[None]:
+    """Acquire the lock of every host of the inventory for the time of the block.
+
+    Raises:
+        ProvisionError: another process has one of them; it says who.
+    """
     with ExitStack() as stack:
-        for address, port in sorted(set(addresses)):
-            path = folder / f"{hashlib.sha256(f'{address}:{port}'.encode()).hexdigest()[:16]}.lock"
-            file = stack.enter_context(acquired(path))
+        for address, port in sorted({(host.address, host.port or 22) for host in inventory.hosts}):
+            name = hashlib.sha256(f"{address}:{port}".encode()).hexdigest()[:16]
+            path = paths.home() / "locks" / f"{name}.lock"
+            file = stack.enter_context(process_locks.acquired(path))
             if file is None:
-                raise _held(address, path)
+                raise _locked(address, path)
+            owner = {"pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": time.time(), "purpose": purpose}
             file.seek(0)
             file.truncate()
-            json.dump(
-                {"pid": os.getpid(), "user": getpass.getuser(), "host": socket.gethostname(), "since": time.time(), "purpose": purpose},
-                file,
-            )
+            json.dump(owner, file)
             file.flush()
         yield
 
 
-def _held(address: str, path: Path) -> ProvisionError:
+def _locked(address: str, path: Path) -> ProvisionError:
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M:%S", time.localtime(owner["since"]))

@@ -1,7 +1,7 @@
-"""What the user sees while something runs: a live line per host on a terminal, one plain line per event elsewhere.
+"""The progress of a run: a live line per host on a terminal, one plain line per event elsewhere.
 
-Both write to standard error, so that standard output holds results, and what a program of the user's prints there, alone. Events arrive
-from Ansible's loop and must be handled fast.
+Both write to standard error: standard output has results and the output of users' programs only. Events come from Ansible's loop and must
+be handled fast.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Progress:
         self._waits: dict[tuple[str, str], str] = {}
 
     def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
-        """A new part of the run begins, on ``hosts``."""
+        """Show that a new part of the run begins, on ``hosts``."""
         self.line(f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else ""))
 
     def line(self, text: str, style: str | None = None) -> None:
-        """A remark, or a line that a job of ours has printed."""
+        """Show a remark, or a line of a job of ours."""
         self._console.say(text, style or "")
 
     def output(self, tag: str, text: str, style: str) -> None:
-        """One line that a program has printed on standard output, there, behind a tag; into a file or pipe it goes as it is."""
+        """Print a line of a program's standard output there, with a tag; into a file or pipe as it is."""
         self._out.program(text, style, tag=tag)
 
     def errors(self, tag: str, text: str, style: str) -> None:
-        """One line that a program has printed on standard error, in the same way."""
+        """Print a line of a program's standard error there, in the same way."""
         self._console.program(text, style, tag=tag)
 
     def event(self, event: Event) -> None:
@@ -52,7 +52,7 @@ class Progress:
             self.line(text, _STYLE.get(event.kind))
 
     def close(self) -> None:
-        """The end; what was shown live stays."""
+        """End; what was shown live stays."""
 
     def __enter__(self) -> Progress:
         return self
@@ -68,10 +68,10 @@ def _sentence(event: Event) -> str:
     if event.kind == "waiting":
         holder = str(event.result.get("stdout", "")).strip() or "something else"
         return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
-    words = {"ok": "ok", "changed": "changed", "tolerated": "failed, goes on without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+    words = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
-    said = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
-    remark = f": {headline(str(said))}" if said and event.kind != "changed" else ""
+    message = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
+    remark = f": {headline(str(message))}" if message and event.kind != "changed" else ""
     return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
 
 
@@ -81,7 +81,7 @@ class LiveProgress(Progress):
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self._now: dict[str, tuple[str, str, float]] = {}
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._live: Live | None = None
 
     def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
@@ -94,7 +94,7 @@ class LiveProgress(Progress):
 
     def event(self, event: Event) -> None:
         if event.host:
-            with self._guard:
+            with self._lock:
                 step = ": ".join(part for part in (event.role, event.task) if part)
                 self._now[event.host] = ("" if event.kind == "started" else event.kind, step, time.monotonic())
         if event.kind in ("changed", "tolerated", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
@@ -107,7 +107,7 @@ class LiveProgress(Progress):
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        with self._guard:
+        with self._lock:
             shown = list(self._now.items())
         for host, (kind, task, since) in shown[: max(4, self._console.height - 4)]:
             seconds = time.monotonic() - since

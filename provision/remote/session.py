@@ -1,4 +1,4 @@
-"""One run: its id, folder, passwords and progress, and the one way in which playbooks are run and cleaned up after."""
+"""The session of one run: its id, folder, passwords and progress; it runs playbooks, and ends on the hosts what the run has started."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision.base import paths, resources, signals
-from provision.base.errors import ProvisionError, told
+from provision.base.errors import ProvisionError
+from provision.base.process_locks import acquired
 from provision.inventory import Inventory
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
@@ -25,24 +26,28 @@ from provision.remote.progress import Progress
 
 
 class Interrupted(ProvisionError):
-    """The user pressed Ctrl-C (or the run got SIGTERM); what it had started has been ended everywhere."""
+    """The user pressed Ctrl-C (or the run got SIGTERM), and all its processes have been ended."""
 
 
 @dataclass
 class Session:
-    """The context of one run.
+    """The context of one run; as a context manager it is closed however the run ends.
 
     Attributes:
         run_id: marks every process of the run as ``PROVISION_RUN_ID``; also the name of the run folder.
         folder: logs, the rendered playbook and the report.
-        passwords: ``become`` and ``connection``, as far as they were asked for; never written anywhere.
-        step: where the run is, in a word; what ends it is reported for that step.
+        passwords: ``become`` and ``connection``, as far as the user typed them; never written anywhere.
+        step: the run's current step; a failure is reported for it.
+        privileged: the hosts where steps may run as root, as the survey has found out.
+        locks_hosts: whether playbooks of this run lock the hosts.
+        locks_left: whether a host may still have this run's lock.
     """
 
     inventory: Inventory
     progress: Progress
     passwords: Mapping[str, str] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3))
+    locks_hosts: bool = False
 
     def __post_init__(self) -> None:
         self.folder = paths.runs() / self.run_id
@@ -52,37 +57,47 @@ class Session:
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
         self.locks_left = False
-        self.rooted: set[str] = set()  # hosts where steps may run as root, as the survey finds out
-        self._note = self.folder / "controller.json"
-        self._note.write_text(json.dumps(_this_process()), encoding="utf-8")
+        self.privileged: set[str] = set()
+        self._record = self.folder / "controller.json"
+        self._lock = ExitStack()
+        file = self._lock.enter_context(acquired(self._record, wait=10))
+        if file is None:
+            raise ProvisionError("the record of this run is locked by another process", where=str(self._record))
+        json.dump({"machine": socket.gethostname()}, file)
+        file.flush()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
+        with signals.deferred():
+            self.close()
 
     def close(self) -> None:
-        """The run is over. Where a host may still hold its lock, because it failed, the run is noted as dead, like one that was killed."""
-        if self.locks_left:
-            self._note.write_text(json.dumps({**_this_process(), "started": "over"}), encoding="utf-8")
-        else:
-            self._note.unlink(missing_ok=True)
+        """End the run. Where a host may still have its lock, the run is recorded as dead, as one that was killed."""
+        if not self.locks_left:
+            self._record.unlink(missing_ok=True)
+        self._lock.close()
 
     @property
     def owner(self) -> str:
-        """Who runs this, for those who find the hosts locked."""
+        """Who runs this, for the message to others who find a host locked."""
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
     def dead_runs(self) -> list[str]:
-        """Runs that were started on this machine and killed: what they have locked may be taken over."""
+        """Runs of this machine that were killed: their host locks may be taken over."""
         found = []
-        for note in paths.runs().glob("2*/controller.json"):
-            try:
-                process = json.loads(note.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue  # it is ending or starting just now
-            if process["machine"] == socket.gethostname() and not _is_alive(process):
-                found.append(note.parent.name)
+        for record in paths.runs().glob("2*/controller.json"):
+            # A running one has the lock. A record that cannot be read yet is of a run that is just starting.
+            with acquired(record) as file, suppress(ValueError, KeyError, TypeError):
+                if file is not None and json.load(file)["machine"] == socket.gethostname():
+                    found.append(record.parent.name)
         return found
 
     @property
     def ansible_inventory(self) -> str:
-        """What Ansible gets behind ``-i``: the user's own file, or for ``host1,host2`` one in the run folder."""
+        """The value of Ansible's ``-i``: the user's own file, or for ``host1,host2`` one in the run folder."""
         if self.inventory.ansible_argument is not None:
             return self.inventory.ansible_argument
         path = self.folder / "inventory.yml"
@@ -116,13 +131,13 @@ class Session:
                 self.ansible_inventory,
                 workdir=workdir,
                 run_id=self.run_id,
-                extra_vars={"provision_rooted": sorted(self.rooted), **(extra_vars or {})},
+                extra_vars={"provision_privileged": sorted(self.privileged), **(extra_vars or {})},
                 limit=names,
                 check=check,
                 passwords=self.passwords,
                 on_event=on_event or self.progress.event,
             )
-        except BaseException:  # whoever handles events has failed, perhaps for want of a terminal: Ansible must not go on without us
+        except BaseException:  # the event handler failed, e.g. because the terminal is gone: Ansible must not go on alone
             _sweep_here(self.run_id)
             raise
         self.progress.close()
@@ -131,21 +146,21 @@ class Session:
         return outcome
 
     def release(self, hosts: Sequence[str]) -> None:
-        """Give the hosts' locks back, also where a run ended before it could do that itself; a host that is down keeps its."""
+        """Release the host locks that the playbook itself did not release; a host that is down keeps its lock."""
         self.locks_left = True
         ansible.run(
             resources.folder("playbooks") / "release.yml",
             self.ansible_inventory,
             workdir=self.folder / "release",
             run_id=self.run_id,
-            extra_vars={"provision_released_run": self.run_id, "provision_rooted": sorted(self.rooted)},
+            extra_vars={"provision_released_run": self.run_id, "provision_privileged": sorted(self.privileged)},
             limit=hosts,
             passwords=self.passwords,
         )
 
     def abort(self) -> None:
-        """End what the run has started, here and on the hosts, and raise Interrupted."""
-        self.progress.line("interrupted: ending what was started, here and on the hosts …", "bold")
+        """End every process of the run, here and on the hosts, and raise Interrupted."""
+        self.progress.line("interrupted: ending all processes of this run, here and on the hosts …", "bold")
         _sweep_here(self.run_id)
         names = [host.name for host in self.inventory.hosts]
         swept = ansible.run(
@@ -156,59 +171,22 @@ class Session:
             extra_vars={
                 "provision_sweep_command": resources.inline_command("guard.py", self.run_id),
                 "provision_swept_run": self.run_id,
-                "provision_rooted": sorted(self.rooted),
+                "provision_privileged": sorted(self.privileged),
             },
             limit=names,
             passwords=self.passwords,
         )
         _sweep_here(f"sweep-of-{self.run_id}")
         self.locks_left = True
-        looked_after = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
-        unknown = sorted(set(names) - looked_after)
-        where = f"; on {', '.join(unknown)} it could not be looked after (not reachable, or interrupted again)" if unknown else ""
+        clean = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
+        unknown = sorted(set(names) - clean)
+        where = f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
         raise Interrupted(
             f"interrupted; nothing of this run is left running{where}", hint="run the same command again: it goes on where it stopped"
         )
 
 
-@contextmanager
-def opened(inventory: Inventory, progress: Progress, passwords: Mapping[str, str]) -> Iterator[Session]:
-    """The session of a run that locks hosts, closed however the run ends. A Ctrl-C between two steps becomes an error of ours, too."""
-    session = Session(inventory, progress, passwords)
-    try:
-        yield session
-    except BaseException as error:
-        session.locks_left = True  # whatever it is, it may have come while hosts were locked
-        if isinstance(error, KeyboardInterrupt):
-            raise told(error) from None
-        raise
-    finally:
-        with signals.held_back():
-            session.close()
-
-
 def _sweep_here(run_id: str) -> None:
-    """End every process on this machine that a run has started."""
-    with signals.noted():  # a second Ctrl-C must not stop the tidying up half-way
+    """End every process of a run on this machine."""
+    with signals.as_event():  # a second Ctrl-C must not stop the cleanup half-way
         subprocess.run([sys.executable, str(resources.hostside("guard.py")), run_id], capture_output=True, check=False)
-
-
-def _this_process() -> dict[str, Any]:
-    """What tells this process from another that gets its number later."""
-    return {"machine": socket.gethostname(), "boot": _boot_id(), "pid": os.getpid(), "started": _start_time(os.getpid())}
-
-
-def _is_alive(process: Mapping[str, Any]) -> bool:
-    return bool(process["boot"] == _boot_id() and process["started"] == _start_time(process["pid"]))
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _start_time(pid: int) -> str | None:
-    """In clock ticks since boot, field 22 of /proc/PID/stat; None when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except OSError:
-        return None

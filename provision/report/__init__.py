@@ -1,1 +1,1 @@
-"""What a run came to, for people and as JSON."""
+"""The report of a run, for people and as JSON."""

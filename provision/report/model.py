@@ -1,4 +1,4 @@
-"""What a run comes to: the closing table for people, JSON for programs, every failure with its real error and what to type next."""
+"""The report of a run: a table for people, JSON for programs, and every failure with its error and what to do next."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ ERROR_LINES = 12  # of the real error, at the end of the run
 
 
 class _Document(BaseModel):
-    """It grows while a run goes on. Other versions may write more keys, or fewer."""
+    """Filled in while a run goes on. Other versions may write more keys, or fewer."""
 
     model_config = ConfigDict(defer_build=True)
 
 
 class HostReport(_Document):
-    """One line of the closing table. ``changed`` counts tasks; ``seconds`` is the time that its tasks took; ``steps``: step → what a dry
-    run says of it."""
+    """One line of the closing table.
+
+    Attributes:
+        changed: how many tasks changed something.
+        seconds: the time that the host's tasks took.
+        steps: step → what a dry run says about it.
+    """
 
     host: str
     state: State
@@ -41,7 +46,7 @@ class HostReport(_Document):
 
 
 class Failure(_Document):
-    """A problem that a run ended with on a host, or on ``controller``, as the document has it; ``todo`` is what to do about it."""
+    """A failure on a host, or on the ``controller``, as JSON has it; ``todo`` is the hint."""
 
     host: str | None
     step: str | None
@@ -61,10 +66,13 @@ def _as_problem(value: Any) -> Any:
 
 
 class Report(_Document):
-    """The whole run. ``inventory`` is its file, or what was typed.
+    """The whole run.
 
-    ``failures`` have the host and, as ``where``, the step. ``smoke`` is the training job's own report, None when it did not run,
-    ``smoke_faults`` why it does not count.
+    Attributes:
+        inventory: its file, or the hosts as they were typed.
+        failures: problems with their host and, as ``where``, the step.
+        smoke: the training job's own report; None when it did not run.
+        smoke_faults: why the training job does not count as passed.
     """
 
     schema_number: Literal[1] = Field(1, alias="schema")
@@ -82,7 +90,7 @@ class Report(_Document):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ok(self) -> bool:
-        """Whether every listed host is what it should be, and the training job, if it ran, proved it."""
+        """Whether every listed host is as planned, and the training job, if it ran, passed."""
         return not self.failures and not self.smoke_faults
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
-    """Print per host what went or would go, what stays and why, and what went wrong."""
+    """Print per host what was or would be removed, what is kept and why, and what failed."""
     for one in removals:
         console.say(f"{one.host}: {one.state}", "bold red" if one.bad else "bold")
         for what in one.removed:
@@ -129,7 +137,7 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
-    """Print what stands in the way of using hosts, each with the way out."""
+    """Print preflight problems with their hints."""
     for problem in problems:
         console.say(
             f"{problem.host}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint

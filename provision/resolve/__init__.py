@@ -1,21 +1,22 @@
-"""Facts of all hosts + catalogue + requirements → one plan. Pure: no network, no clock, no files; the same input gives the same plan.
+"""The resolver: facts of all hosts, catalogue and requirements → one plan. It uses no network, clock or files, so a plan is reproducible.
 
-One NCCL, one Open MPI, one Python, one PyTorch release for the whole inventory; per host only what must differ (the build for its driver,
-its interface). What does not fit becomes a conflict that names the host; nothing is guessed. Hosts that agree in all that matters are one
-kind (`machine.Machine`) and are decided once, so that ten thousand of them cost no more than a few.
+One NCCL, one Open MPI, one Python and one PyTorch release for all hosts; per host only what must differ, such as the build for its driver.
+What does not fit is a conflict that names the host. Hosts of one class (`host_classes.HostClass`) are resolved once, so that ten thousand
+of them take seconds.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from provision import catalog
-from provision.base.text import some
-from provision.base.versions import key, minor
+from provision.base.text import joined
+from provision.base.versions import key
 from provision.facts import Facts, gpus
 from provision.plan.model import (
     CPU_ONLY,
@@ -32,21 +33,30 @@ from provision.plan.model import (
     SourceBuild,
     Wheel,
 )
-from provision.plan.requirements import DEFAULT_PREFIX, HostRequirements, Requirements
-from provision.resolve import cmake, hwloc, nccl, network, openmpi, python, torch
-from provision.resolve.blocked import Attempt, Blocked, Kinds, ask, become, instead, leave_out, newer_drivers, other_pythons
-from provision.resolve.machine import Interpreter, Machine, for_cpus, machine, with_newest_driver
-from provision.resolve.remedies import Trial, Trouble
+from provision.plan.requirements import HostRequirements, Requirements
+from provision.resolve import nccl, network, openmpi, python, torch
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, host_class_of, with_driver_for, without_gpus
+from provision.resolve.remedies import (
+    Conflict,
+    Proposal,
+    Trial,
+    change_class,
+    change_hosts,
+    change_requirements,
+    exclude,
+    newer_drivers,
+    other_pythons,
+)
 
-__all__ = ["DEFAULT_PREFIX", "HostRequirements", "Requirements", "resolve"]
+__all__ = ["HostRequirements", "Requirements", "resolve"]
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
-# One line, type and base64: what a host says of its keys goes into other hosts' known_hosts.
+# One line, type and base64: the host keys in facts are copied into other hosts' known_hosts.
 _HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 
-# Facts that change the plan → what is assumed where they are missing.
-_ASSUMED = {
+# Facts that change the plan → what is assumed if they are missing.
+_ASSUMPTIONS = {
     "python": "the distribution's own",
     "driver.cuda": "by the driver's version",
     "gpus": "one of unknown kind",
@@ -55,9 +65,37 @@ _ASSUMED = {
 }
 
 
+def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
+    """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts."""
+    of_host = {name: hosts.get(name, HostRequirements()) for name in facts}
+    class_of = {name: host_class_of(host, of_host[name].builds) for name, host in facts.items()}
+    if requirements.cpu:
+        class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
+    host_classes: dict[HostClass, list[str]] = {}
+    for name in sorted(class_of):  # common decisions must not depend on the inventory's order
+        host_classes.setdefault(class_of[name], []).append(name)
+    components, conflicts, notes = _components(host_classes, requirements)
+    networks: dict[str, Network] = {}
+    for name, host in facts.items():
+        with _added_to(conflicts, f"the network of {name}"):
+            networks[name] = network.network(name, host, of_host[name].interface, alone=len(facts) == 1)
+    conflicts |= _prefix_conflict(facts, of_host) | _horovod_conflicts(facts, requirements, of_host)
+    if conflicts:
+        return Plan(conflicts=Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems())
+    plans = {
+        name: _host_plan(name, host, class_of[name], of_host[name], networks[name], components[class_of[name]])
+        for name, host in facts.items()
+    }
+    notes += [*_notes_without_root(plans), *_notes_on_unused_gpus(facts, class_of), *_notes_on_assumptions(facts)]
+    return Plan(plans, notes=(*notes, *network.notes(networks.values())))
+
+
+# --- components --------------------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class _Shared:
-    """What hosts of one kind have in common."""
+class _Components:
+    """What all hosts of a class get: the fields of `HostPlan` that do not depend on the single host."""
 
     packages: tuple[str, ...]
     python: Python
@@ -72,273 +110,245 @@ class _Shared:
     hwloc: Hwloc
 
 
-def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
-    """The plan for all hosts in ``facts`` (see ``provision.facts``); its order is the inventory's."""
-    kind_of = {name: machine(host, hosts[name].builds if name in hosts else ()) for name, host in facts.items()}
-    if requirements.cpu:
-        kind_of = {name: for_cpus(kind) for name, kind in kind_of.items()}
-    kinds: dict[Machine, list[str]] = {}
-    for name in sorted(kind_of):  # what is decided for all must not depend on the inventory's order
-        kinds.setdefault(kind_of[name], []).append(name)
-    shared, trouble, notes = _shared(kinds, requirements)
-    networks: dict[str, Network] = {}
-    for name, host in facts.items():
-        try:
-            networks[name] = network.network(name, host, hosts.get(name, HostRequirements()).interface, alone=len(facts) == 1)
-        except Blocked as blocked:
-            trouble[f"the network of {name}"] = blocked
-    trouble |= _different_prefixes(facts, hosts) | _next_to_horovod(facts, requirements, hosts)
-    if trouble:
-        return Plan(conflicts=tuple(Trial(kinds, requirements, trouble, lambda *other: _shared(*other)[1]).conflicts()))
-    plans = {
-        name: _host_plan(name, host, kind_of[name], hosts.get(name, HostRequirements()), networks[name], shared[kind_of[name]])
-        for name, host in facts.items()
-    }
-    return Plan(
-        hosts=plans,
-        notes=(*notes, *_without_root(plans), *_unused_gpus(facts, kind_of), *_missing(facts), *network.notes(networks.values())),
-    )
-
-
-def _next_to_horovod(
-    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]
-) -> dict[Hashable, Blocked]:
-    """Hosts whose environment has the real Horovod, whose files the names for the engine would overwrite."""
-    found: dict[Hashable, Blocked] = {}
-    for name, host in facts.items() if requirements.horovod_names else ():
-        version = host.installed.packages.get("horovod")
-        if version:
-            venv = f"{hosts.get(name, HostRequirements()).prefix}/venv"
-            attempts = (
-                Attempt(f"uninstall it there: {venv}/bin/pip uninstall horovod"),
-                ask("leave --horovod-names out", horovod_names=False),
-            )
-            found[f"Horovod on {name}"] = Blocked(
-                name, f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files", attempts
-            )
-    return found
-
-
-def _unusable(kinds: Kinds) -> Trouble:
-    """Systems that nothing is known of or that are too old, and drivers that nothing runs on; by kind of host."""
-    known = catalog.os()
-    found: dict[Hashable, Blocked] = {}
-    for kind, names in kinds.items():
-        entry = known.distributions.get(kind.os_id)
-        attempts: list[Attempt] = [leave_out(names), Attempt(f"install a system there that is supported: {_supported()}")]
-        if kind.arch not in known.architectures:
-            what = f"architecture {kind.arch} is not supported; there are {', '.join(known.architectures)}"
-            attempts.pop()
-        elif kind.family not in ("debian", "rhel"):
-            listed = ", ".join(known.distributions)
-            what = f"the distribution {kind.system.strip()} is not known; known are {listed}, and those alike (ID_LIKE)"
-        elif entry and kind.os_version and key(kind.os_version) < key(entry.oldest):
-            what = f"{kind.system} is too old; {entry.oldest} is the oldest that is supported"
-        elif kind.too_old:
-            what = f"{kind.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            attempts[1:] = newer_drivers(kind, names)
-        elif kind.gpu_fault is not None:
-            what = kind.gpu_fault.what
-            remedy = kind.gpu_fault.remedy.format(host=some(names))
-            attempts = [
-                become(remedy, instead(kind, with_newest_driver(kind))),  # tried with that, since nothing says which driver it will be
-                become("--cpu: the CPU build on all hosts, their GPUs stay unused", for_cpus),
-                leave_out(names),
-            ]
-        else:
-            continue
-        found[kind] = Blocked(names[0], what + (f"; the same on {some(names[1:])}" if len(names) > 1 else ""), attempts)
-    return found
-
-
-def _supported() -> str:
-    return "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in catalog.os().distributions.items())
-
-
-def _shared(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, _Shared], dict[Hashable, Blocked], list[str]]:
-    """(everything that is decided for all hosts at once, what does not work out of it, notes)"""
-    trouble = dict(_unusable(kinds))
-    kinds = {kind: names for kind, names in kinds.items() if kind not in trouble}
-    openmpis, versions, nccls = None, None, None
+def _components(
+    host_classes: HostClasses, requirements: Requirements
+) -> tuple[dict[HostClass, _Components], dict[Hashable, Conflict], list[str]]:
+    """(the components of every host class, conflicts, notes); with conflicts there are no components."""
+    conflicts = _host_conflicts(host_classes)
+    host_classes = {host_class: names for host_class, names in host_classes.items() if host_class not in conflicts}
+    if not host_classes:
+        return {}, conflicts, []
     notes: list[str] = []
-    try:
-        openmpis, said = openmpi.openmpi(kinds, requirements) if kinds else ({}, [])
-        notes += said
-    except Blocked as blocked:
-        trouble["Open MPI"] = blocked
-    try:
-        versions = _python_and_torch(kinds, requirements) if kinds else None
-    except Blocked as blocked:
-        trouble["Python and PyTorch"] = blocked
-    try:
-        nccls, said = nccl.nccl(kinds, requirements)
-        notes += said
-    except Blocked as blocked:
-        trouble["NCCL"] = blocked
-    if trouble or openmpis is None or versions is None or nccls is None:
-        return {}, trouble, notes
-    pythons, torches, said = versions
-    notes += said + _python_notes(kinds, pythons)
-    one_python = len({minor(chosen.version) for chosen in pythons.values()}) == 1
-    mpi4py = _anywhere("mpi4py", "speaks the ABI of every Open MPI 4.x; finds the library at run time")
-    cloudpickle = _anywhere("cloudpickle", "functions of Runner travel with it")
+    openmpis: dict[HostClass, OpenMpi] = {}
+    pythons: dict[HostClass, Interpreter] = {}
+    torches: dict[HostClass, Wheel] = {}
+    nccls: dict[HostClass, Nccl] = {}
+    with _added_to(conflicts, "Open MPI"):
+        openmpis, notes = openmpi.openmpi(host_classes, requirements)
+    with _added_to(conflicts, "Python and PyTorch"):
+        pythons, torches, torch_notes = _python_and_torch(host_classes, requirements)
+        notes += torch_notes
+    with _added_to(conflicts, "NCCL"):
+        nccls, nccl_notes = nccl.nccl(host_classes, requirements)
+        notes += nccl_notes
+    if conflicts:
+        return {}, conflicts, []
+    versions: dict[str, list[str]] = {}
+    for host_class, interpreter in pythons.items():
+        versions.setdefault(interpreter.minor, []).extend(host_classes[host_class])
+    if len(versions) > 1:
+        listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
+        notes.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
     engine = Engine(
         requirements.engine_version,
         "collective-core",
         "bundled",
-        ("built on the host from the sources that this toolkit carries",),
+        ("built on the host from the sources in this toolkit",),
         sha256=requirements.engine_sha256,
         options=(*([HOROVOD_NAMES] if requirements.horovod_names else []), *([CPU_ONLY] if requirements.cpu else [])),
     )
-    equal: dict[Component, Component] = {}
+    distinct: dict[Component, Component] = {}
 
     def once(component: AnyComponent) -> AnyComponent:
-        """Of equal components always the same object: kinds of hosts share them, and what prints a plan sees it."""
-        return cast("AnyComponent", equal.setdefault(component, component))
+        """The same object for equal components: host classes share it, and the plan is printed and serialised by object."""
+        return cast("AnyComponent", distinct.setdefault(component, component))
 
-    shared = {
-        kind: _Shared(
-            packages=_system_packages(kind, pythons[kind], openmpis[kind], nccls.get(kind)),
-            python=once(python.python(kind, pythons[kind], shared=one_python)),
-            openmpi=once(openmpis[kind]),
-            cmake=once(cmake.cmake(kind)),
+    components = {
+        each: _Components(
+            packages=_system_packages(each, pythons[each], openmpis[each], nccls.get(each)),
+            python=once(python.component(each, pythons[each], shared=len(versions) == 1)),
+            openmpi=once(openmpis[each]),
+            cmake=once(python.cmake(each)),
             engine=engine,
-            mpi4py=mpi4py,
-            numpy=once(python.numpy(pythons[kind])),
-            cloudpickle=cloudpickle,
-            torch=once(torches[kind]) if kind in torches else None,
-            nccl=once(nccls[kind]) if kind in nccls else None,
-            hwloc=once(hwloc.hwloc(kind, openmpis[kind])),
+            mpi4py=once(python.mpi4py()),
+            numpy=once(python.numpy(pythons[each])),
+            cloudpickle=once(python.cloudpickle()),
+            torch=once(torches[each]) if each in torches else None,
+            nccl=once(nccls[each]) if each in nccls else None,
+            hwloc=once(openmpi.hwloc(each, openmpis[each])),
         )
-        for kind in kinds
+        for each in host_classes
     }
-    return shared, trouble, notes
+    return components, conflicts, notes
 
 
-def _python_and_torch(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, Interpreter], dict[Machine, Wheel], list[str]]:
-    """The best choice of interpreters for which there is a PyTorch. Raises Blocked with what the best one lacks."""
-    no_torch, no_python = None, None
-    liked = torch.pythons(requirements) if requirements.torch else catalog.python_packages().numpy.by_python
-    for pythons in python.possible(kinds, liked):  # at least one choice: each its own
-        wrong = next(((kind, said) for kind, chosen in pythons.items() if (said := python.misfit(chosen))), None)
-        if wrong:
-            kind, said = wrong
-            attempts = (*other_pythons(kind, kinds[kind], liked), leave_out(kinds[kind]))
-            no_python = no_python or Blocked(kinds[kind][0], said, attempts)
+@contextmanager
+def _added_to(conflicts: dict[Hashable, Conflict], subject: str) -> Iterator[None]:
+    """Add a conflict that the block raises."""
+    try:
+        yield
+    except Conflict as conflict:
+        conflicts[subject] = conflict
+
+
+def _python_and_torch(
+    host_classes: HostClasses, requirements: Requirements
+) -> tuple[dict[HostClass, Interpreter], dict[HostClass, Wheel], list[str]]:
+    """The best choice of interpreters for which there is a PyTorch. Raises the conflict of the best choice if there is none."""
+    torch_conflict, python_conflict = None, None
+    preferred = torch.preferred_pythons(requirements) if requirements.torch else catalog.python_packages().numpy.by_python
+    for pythons in python.candidates(host_classes, preferred):
+        rejected = next(((each, reason) for each, chosen in pythons.items() if (reason := python.rejection(chosen))), None)
+        if rejected:
+            host_class, reason = rejected
+            names = host_classes[host_class]
+            proposals = (*other_pythons(host_class, names, preferred), exclude(names))
+            python_conflict = python_conflict or Conflict(names[0], reason, proposals)
             continue
         try:
-            torches, notes = torch.torch(kinds, pythons, requirements) if requirements.torch else ({}, [])
-        except Blocked as blocked:
-            no_torch = no_torch or blocked
+            torches, notes = torch.torch(host_classes, pythons, requirements) if requirements.torch else ({}, [])
+        except Conflict as conflict:
+            torch_conflict = torch_conflict or conflict
         else:
             return pythons, torches, notes
-    raise no_torch or no_python or RuntimeError("no Python was tried")
+    raise torch_conflict or python_conflict or RuntimeError("no Python was tried")
 
 
-def _host_plan(name: str, host: Facts, kind: Machine, asked: HostRequirements, net: Network, shared: _Shared) -> HostPlan:
+def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: OpenMpi, nccl: Nccl | None) -> tuple[str, ...]:
+    """Packages of the distribution. They do not depend on what is installed, so that a second plan is the same as the first."""
+    if not host_class.root:
+        return ()
+    packages = [*catalog.system_packages().of(host_class.family), *interpreter.packages]
+    if openmpi.source == "distribution":
+        packages.append(openmpi.package)
+    if isinstance(openmpi, SourceBuild):
+        known = catalog.openmpi().tarball
+        packages += known.packages[host_class.family].always
+        if set(known.verbs) <= set(openmpi.options):
+            packages += known.packages[host_class.family].verbs
+    if nccl is not None and nccl.source == "source":
+        packages += catalog.nccl().tarball.packages[host_class.family]
+    return tuple(dict.fromkeys(packages))
+
+
+def _host_plan(
+    name: str, host: Facts, host_class: HostClass, requirements: HostRequirements, network: Network, components: _Components
+) -> HostPlan:
     return HostPlan(
         name=name,
         hostname=str(host.hostname or name),
-        system=kind.system,
-        arch=kind.arch,
-        prefix=asked.prefix,
-        slots=asked.slots or (len(host.gpus) if kind.cuda is not None else 0) or 1,
+        system=host_class.system,
+        arch=host_class.arch,
+        prefix=requirements.prefix,
+        slots=requirements.slots or (len(host.gpus) if host_class.cuda is not None else 0) or 1,
         family=host.os.family,
         login=host.user.name or "",
-        ssh_port=_ssh_port(host),
-        ssh_host_keys=tuple(key for key in host.ssh.host_keys if _HOST_KEY.fullmatch(key)),
-        network=net,
+        # The port that our own connection uses, else one that sshd listens on.
+        ssh_port=int(host.network.ssh_connection.server_port or next(iter(host.ssh.ports), 22)),
+        ssh_host_keys=tuple(each for each in host.ssh.host_keys if _HOST_KEY.fullmatch(each)),
+        network=network,
         interpreter=host.python.executable or "/usr/bin/python3",
-        root=kind.root,
-        **vars(shared),
+        root=host_class.root,
+        **vars(components),
     )
 
 
-def _ssh_port(host: Facts) -> int:
-    """The port that our own connection came in by, else one that sshd listens on."""
-    return int(host.network.ssh_connection.server_port or next(iter(host.ssh.ports), 22))
+# --- conflicts of hosts ------------------------------------------------------------------------------------------------------------------
 
 
-def _system_packages(kind: Machine, chosen: Interpreter, openmpi: OpenMpi, nccl: Nccl | None) -> tuple[str, ...]:
-    """What the package manager must bring. It says nothing of what is there already, so that a second plan is the same as the first."""
-    if not kind.root:
-        return ()
-    wanted = list(catalog.system_packages().of(kind.family))
-    wanted += chosen.packages
-    if openmpi.source == "distribution":
-        wanted.append(openmpi.package)
-    if isinstance(openmpi, SourceBuild):
-        known = catalog.openmpi().tarball
-        wanted += known.packages[kind.family].always
-        if set(known.verbs) <= set(openmpi.options):
-            wanted += known.packages[kind.family].verbs
-    if nccl is not None and nccl.source == "source":
-        wanted += catalog.nccl().tarball.packages[kind.family]
-    return tuple(dict.fromkeys(wanted))
+def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
+    """Host classes with an unsupported system, or with a driver that nothing runs on."""
+    known = catalog.os()
+    found: dict[Hashable, Conflict] = {}
+    for host_class, names in host_classes.items():
+        entry = known.distributions.get(host_class.os_id)
+        supported = "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in known.distributions.items())
+        proposals: list[Proposal] = [exclude(names), Proposal(f"install a supported system there: {supported}")]
+        if host_class.arch not in known.architectures:
+            what = f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
+            proposals.pop()
+        elif host_class.family not in ("debian", "rhel"):
+            listed = ", ".join(known.distributions)
+            what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
+        elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
+            what = f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
+        elif host_class.driver_too_old:
+            what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
+            proposals[1:] = newer_drivers(host_class, names)
+        elif host_class.gpu_fault is not None:
+            what = host_class.gpu_fault.what
+            newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
+            proposals = [
+                change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest),
+                change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus),
+                exclude(names),
+            ]
+        else:
+            continue
+        found[host_class] = Conflict(names[0], what + (f"; the same on {joined(names[1:])}" if len(names) > 1 else ""), proposals)
+    return found
 
 
-def _different_prefixes(facts: Mapping[str, Facts], hosts: Mapping[str, HostRequirements]) -> dict[Hashable, Blocked]:
-    prefixes = {name: hosts.get(name, HostRequirements()).prefix for name in facts}
-    counted = Counter(prefixes.values())
-    if len(counted) <= 1:
+def _prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, HostRequirements]) -> dict[Hashable, Conflict]:
+    """Hosts with different prefixes."""
+    hosts: dict[str, list[str]] = {}
+    for name in sorted(facts):
+        hosts.setdefault(requirements[name].prefix, []).append(name)
+    if len(hosts) <= 1:
         return {}
+    counted = Counter({prefix: len(names) for prefix, names in hosts.items()})
     usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
-    odd = sorted(name for name, prefix in prefixes.items() if prefix != usual)
-    listed = ", ".join(f"{prefix} on {some(sorted(name for name in facts if prefixes[name] == prefix))}" for prefix in sorted(counted))
-    rootless = sorted(name for name in facts if not facts[name].user.can_become)
-    same = f"{prefixes[rootless[0]]}, which hosts without root can write" if rootless else usual
-    attempts = (Attempt(f"give all hosts the same provision_prefix: {same}"), leave_out(odd))
-    return {"the prefix": Blocked(odd[0], f"mpirun needs the same prefix on every host, not {listed}", attempts)}
+    others = sorted(name for prefix, names in hosts.items() if prefix != usual for name in names)
+    listed = ", ".join(f"{prefix} on {joined(hosts[prefix])}" for prefix in sorted(hosts))
+    without_root = next((name for name in sorted(facts) if not facts[name].user.can_become), None)
+    same = f"{requirements[without_root].prefix}, which hosts without root can write" if without_root else usual
+    proposals = (Proposal(f"give all hosts the same provision_prefix: {same}"), exclude(others))
+    return {"the prefix": Conflict(others[0], f"mpirun needs the same prefix on every host, not {listed}", proposals)}
 
 
-def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
-    """What is given up where root is not to be had."""
+def _horovod_conflicts(
+    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]
+) -> dict[Hashable, Conflict]:
+    """Hosts whose environment has the real Horovod, whose files the engine's Horovod names would overwrite."""
+    found: dict[Hashable, Conflict] = {}
+    for name, host in facts.items() if requirements.horovod_names else ():
+        version = host.installed.packages.get("horovod")
+        if version:
+            venv = f"{hosts[name].prefix}/venv"
+            proposals = (
+                Proposal(f"uninstall it there: {venv}/bin/pip uninstall horovod"),
+                change_requirements("leave --horovod-names out", horovod_names=False),
+            )
+            what = f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files"
+            found[f"Horovod on {name}"] = Conflict(name, what, proposals)
+    return found
+
+
+# --- notes -------------------------------------------------------------------------------------------------------------------------------
+
+
+def _notes_without_root(plans: Mapping[str, HostPlan]) -> list[str]:
+    """What is left out where root is unavailable."""
     names = sorted(name for name, plan in plans.items() if not plan.root)
     if not names:
         return []
     prefix = plans[names[0]].prefix
     return [
-        f"{some(names)}: without root everything goes into {prefix}. Given up: system packages (what is needed is there), holds on them, "
-        "NVIDIA's repository (NCCL is the wheel), taking off a hwloc that breaks Open MPI, raising limits, and the dynamic linker's "
-        f"configuration: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
+        f"{joined(names)}: without root everything is installed in {prefix}. Left out: system packages (the needed ones are installed), "
+        "holds on them, NVIDIA's repository (NCCL is the wheel), removing a hwloc that breaks Open MPI, raising limits, and configuring "
+        f"the dynamic linker: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
     ]
 
 
-def _anywhere(name: str, why: str) -> Wheel:
-    """A package of the catalogue of which one release fits every host."""
-    version = getattr(catalog.python_packages(), name).version
-    return Wheel(version, f"{name}=={version}", "wheel", (why,))
-
-
-def _python_notes(kinds: Mapping[Machine, list[str]], pythons: Mapping[Machine, Interpreter]) -> list[str]:
-    versions: dict[str, list[str]] = {}
-    for kind, chosen in pythons.items():
-        versions.setdefault(minor(chosen.version), []).extend(kinds[kind])
-    if len(versions) == 1:
-        return []
-    listed = ", ".join(f"{some(sorted(names))} {version}" for version, names in sorted(versions.items()))
-    return [f"hosts have different Pythons ({listed}): each keeps its own; objects that are sent by pickle may not be readable everywhere"]
-
-
-def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> list[str]:
-    """GPUs that the plan leaves alone, by cause."""
+def _notes_on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass]) -> list[str]:
+    """GPUs that the plan does not use, by cause."""
     unused: dict[str, list[str]] = {}
     for name in sorted(facts):
-        if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and kind_of[name].cuda is None:
-            unused.setdefault(kind_of[name].cuda_why, []).append(name)
+        if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and class_of[name].cuda is None:
+            unused.setdefault(class_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
-    return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+    return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
-def _missing(facts: Mapping[str, Facts]) -> list[str]:
-    """What was assumed because the facts of some hosts say nothing of it, and would change the plan."""
+def _notes_on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
+    """What was assumed for facts that are missing on some hosts and would change the plan."""
     missing: dict[tuple[str, ...], list[str]] = {}
     for name, host in sorted(facts.items()):
         parts = {"compute capability" if part.endswith("compute_capability") else part for part in host.missing}
-        told = tuple(part for part in _ASSUMED if part in parts)
-        if told:
-            missing.setdefault(told, []).append(name)
+        relevant = tuple(part for part in _ASSUMPTIONS if part in parts)
+        if relevant:
+            missing.setdefault(relevant, []).append(name)
     return [
-        f"{some(names)}: the facts do not say: " + ", ".join(f"{part} ({_ASSUMED[part]})" for part in parts)
+        f"{joined(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({_ASSUMPTIONS[part]})" for part in parts)
         for parts, names in missing.items()
     ]

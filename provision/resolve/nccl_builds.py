@@ -1,13 +1,11 @@
-"""Which builds of NCCL there are for a kind of host: wheels, NVIDIA's repository, a local repository package, the distribution's own, and
-what can be built of its sources.
-"""
+"""Candidates for NCCL on a host class: the builds that exist or can be made from source, and which constraint rejects each of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from provision import catalog
@@ -15,17 +13,14 @@ from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
 from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
-from provision.resolve import toolkits
-from provision.resolve.machine import Machine
-from provision.resolve.repositories import repository
+from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit
 
 FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
-_READ_OUT = "the CUDA is read out of the library in the wheel"
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "distribution", "source"]
-# In the order in which they are preferred, all else being equal.
-SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "distribution", "source")
+SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "distribution", "source")  # in the order of preference
+_SOURCE_OF_OPTION = {"local": "local_repository"}  # --nccl-source; the others have the name of the source
 
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
@@ -34,13 +29,13 @@ _LOCAL = re.compile(
 
 @dataclass(frozen=True)
 class Build:
-    """One version of NCCL, built for one CUDA, from one place.
+    """One version of NCCL, built for one CUDA, from one source.
 
     Attributes:
-        package: what is asked for; ``packages`` are the exact strings for the package manager.
+        package: the requested package; ``packages`` are the exact strings for the package manager.
         evidence: how it is known that it exists.
-        weak: whether that is not much.
-        code: the compute capabilities that it holds machine code for; empty where that is not known.
+        weak: whether the evidence is weak.
+        code: the compute capabilities that it has machine code for; empty if unknown.
     """
 
     version: str
@@ -57,13 +52,226 @@ class Build:
 
     @property
     def name(self) -> str:
-        """As the user would ask for it."""
+        """As the user would request it."""
         return self.package if self.source in ("repository", "distribution") else f"{self.package} (CUDA {self.cuda})"
 
 
 @dataclass(frozen=True)
+class Rejection:
+    """Why a host class cannot use a build: the constraint, a sentence about it, and a detail in which builds may differ."""
+
+    constraint: Literal["driver", "privileges", "gpu", "installed", "known bad", "version", "source", "too new"]
+    cause: str
+    detail: str = ""
+
+    def of(self, build: Build) -> Rejected:
+        """The build as a rejected candidate."""
+        return Rejected(build.name, self.cause, self.detail)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The builds for a host class, each with its rejection or None, and what is known not to exist."""
+
+    builds: tuple[tuple[Build, Rejection | None], ...]
+    unavailable: tuple[Rejected, ...]
+
+    @cached_property
+    def fitting(self) -> list[Build]:
+        """The builds that the host class can use."""
+        return [build for build, rejection in self.builds if rejection is None]
+
+    @cached_property
+    def versions(self) -> set[str]:
+        """Their versions."""
+        return {build.version for build in self.fitting}
+
+
+@lru_cache(maxsize=256)  # to try a remedy, everything is resolved again with one host class or requirement changed
+def candidates(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Candidates:
+    """All candidates for a host class.
+
+    Args:
+        build_cudas: the CUDAs for which it can be built from source (see `build_cudas_of`).
+    """
+    installed = list(_installed(host_class))
+    packages = {build.package for build in installed}  # better evidence than that of a repository
+    repository = (each for each in _repository(host_class) if not (isinstance(each, Build) and each.package in packages))
+    local, distribution = _local_repository(host_class, requirements), _distribution(host_class)
+    found = [*_wheels(host_class), *installed, *repository, *local, *distribution, *_from_source(host_class, requirements, build_cudas)]
+    builds = [each for each in found if isinstance(each, Build)]
+    return Candidates(
+        tuple((build, rejection(build, host_class, requirements)) for build in builds),
+        tuple(each for each in found if isinstance(each, Rejected)),
+    )
+
+
+# --- constraints -------------------------------------------------------------------------------------------------------------------------
+
+
+def rejection(build: Build, host_class: HostClass, requirements: Requirements) -> Rejection | None:
+    """Why a host class cannot use this build; None if it can. The most informative reason comes first."""
+    requested = build.version == requested_version(requirements)
+    if host_class.cuda is not None and key(build.cuda) > key(host_class.cuda):
+        return Rejection("driver", f"newer than the driver's CUDA {host_class.cuda}")
+    if not host_class.root and build.source not in ("wheel", "source"):
+        return Rejection("privileges", "only root can install it, and root is unavailable there")
+    if wrong_gpu := _unsupported_gpu(build.cuda, host_class) or _gpu_without_code(build, host_class):
+        return wrong_gpu
+    if not requirements.allow_downgrade and (older := downgrades(build, host_class)):
+        return Rejection("installed", f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it")
+    known_bad = catalog.troubles(build.version, catalog.nccl().known_bad)
+    if known_bad and not (requested and requirements.allows_bad("nccl")):
+        return Rejection("known bad", f"known bad: {known_bad[0]}")
+    if requirements.nccl_version is not None and not requested:
+        return Rejection("version", f"--nccl {requirements.nccl_version} was requested")
+    source = requirements.nccl_source
+    if source != "auto" and build.source != _SOURCE_OF_OPTION.get(source, source):
+        return Rejection("source", f"--nccl-source {source} was requested")
+    covered = catalog.nccl().known_bad_covers
+    if key(build.version) > key(covered) and not requested:
+        return Rejection("too new", f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it")
+    return None
+
+
+def requested_version(requirements: Requirements) -> str | None:
+    """The version that the user requested, by itself or with a file."""
+    local = local_repository(requirements.nccl_local) if requirements.nccl_local else None
+    return requirements.nccl_version or requirements.nccl_tarball_version or (local.version if local else None)
+
+
+def downgrades(build: Build, host_class: HostClass) -> list[tuple[str, str, str]]:
+    """(package, installed version, older version of the build) of packages that an earlier run did not install."""
+    installed = dict(host_class.installed_nccl)
+    wanted = {_name_of(host_class, package): package for package in build.packages}
+    pairs = ((name, installed[name], package[len(name) + 1 :]) for name, package in wanted.items() if name in installed)
+    return [(name, now, then) for name, now, then in pairs if package_key(then) < package_key(now)]
+
+
+def _unsupported_gpu(cuda: str, host_class: HostClass) -> Rejection | None:
+    """Whether libraries for this CUDA support the oldest and the newest GPU."""
+    known = catalog.cuda()
+    floor = known.gpu_floors.lowest.get(cuda.split(".")[0])
+    if host_class.capabilities and floor and key(host_class.capabilities[0]) < key(floor):
+        return Rejection("gpu", f"its CUDA no longer has code for compute capability {host_class.capabilities[0]}", f"from {floor} on")
+    oldest = known.gpu_ceilings.oldest
+    for capability in reversed(host_class.capabilities):
+        named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
+        if named and key(cuda) < key(oldest[named]):
+            return Rejection("gpu", f"its CUDA does not support compute capability {capability} yet", f"{oldest[named]} or newer")
+    return None
+
+
+def _gpu_without_code(build: Build, host_class: HostClass) -> Rejection | None:
+    """Whether NVIDIA's build has code for the GPUs that its CUDA supports: that depends on the release."""
+    if build.code and (without := host_class.gpus_without_code(build.code)):
+        lowest = build.code[0]
+        has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
+        return Rejection("gpu", f"it has no code for compute capability {without[0]}", has)
+    if build.source in ("repository", "local_repository") and host_class.capabilities:
+        floors = catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
+        floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
+        if floor and key(host_class.capabilities[0]) < key(floor):
+            return Rejection("gpu", f"it has no code for compute capability {host_class.capabilities[0]}", f"from {floor} on")
+    return None
+
+
+# --- prebuilt ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _wheels(host_class: HostClass) -> Iterator[Build | Rejected]:
+    wheels = catalog.nccl().wheels
+    for package, versions in wheels.builds.items():
+        first = wheels.aarch64_from.get(package)
+        for version, cuda in versions.items():
+            exact = f"{package}=={version}"
+            if host_class.arch == "x86_64" or (first and key(version) >= key(first)):
+                code = next(each.has for each in wheels.code if version in each.wheels.get(package, ()))
+                yield Build(version, cuda, "wheel", exact, "the CUDA was read from the library in the wheel", code=code)
+            else:
+                yield Rejected(exact, f"the index has no wheel of it for {host_class.arch}")
+
+
+def _installed(host_class: HostClass) -> Iterator[Build]:
+    """NVIDIA's build that is installed, with or without its headers, whether or not a repository still offers it."""
+    installed = dict(host_class.installed_nccl)
+    version = installed.get(_package_names(host_class)[0], "")
+    if set(installed.values()) == {version} and re.fullmatch(r"[^+]+\+cuda\d+\.\d+", version):
+        packages = tuple(each for each in _pinned(host_class, version) if _name_of(host_class, each) in installed)
+        yield _packaged(version, packages, "it is installed there")
+
+
+def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
+    """NVIDIA's repository. The host's own package index takes precedence over the catalogue."""
+    names = _package_names(host_class)
+    offered = [version for version in host_class.offered(names[0]) if "+cuda" in version]
+    repository = _nvidia_repository(host_class)
+    configured = repository if isinstance(repository, Repository) else None
+    for version in offered:
+        if all(host_class.offered_by_third_party(name, version) for name in names):
+            yield _packaged(version, _pinned(host_class, version), "a package repository that is configured on the host offers it")
+        else:
+            yield _packaged(version, _pinned(host_class, version), "the host's own package index offers it", configured)
+    if not offered and configured:
+        yield from _catalogued(host_class, configured)
+    elif not offered:
+        yield Rejected("NVIDIA's package repository", str(repository))
+
+
+def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build | Rejected]:
+    """NVIDIA's packages according to the catalogue, whose evidence of a build is that of some system."""
+    known, ranges, system = catalog.nccl(), catalog.cuda_repositories(), host_class.nvidia_system or ""
+    first, last = ranges.first_cuda.systems.get(system), ranges.last_cuda.systems.get(system)
+    absent = {
+        f"{entry.version}+cuda{cuda}": entry.source
+        for entry in known.absent
+        for cuda in entry.cuda
+        if system in (entry.systems or (system,))
+    }
+    for revision, by_cuda in known.repository.builds.items():
+        for cuda, letter in by_cuda.items():
+            version, evidence = f"{revision}+cuda{cuda}", known.evidence[letter]
+            packages, source = _pinned(host_class, version), absent.pop(version, None)
+            if source:
+                yield Rejected(packages[0], _ABSENT, source)
+            elif last and key(cuda) > key(last):
+                yield Rejected(packages[0], f"{system}'s repository ends with CUDA {last}")
+            elif first and key(cuda) < key(first):
+                older = f"builds for other systems ({evidence.what}; {system}'s repository is certain from CUDA {first} on)"
+                yield _packaged(version, packages, older, repository, weak=True)
+            else:
+                yield _packaged(version, packages, evidence.what, repository, weak=evidence.weak)
+    for version, source in absent.items():  # people copy these from each other, though no such build was ever listed
+        yield Rejected(_pinned(host_class, version)[0], _ABSENT, source)
+
+
+def _nvidia_repository(host_class: HostClass) -> Repository | str:
+    """NVIDIA's package repository with its key's checksum, or why there is none. None is trusted without a known checksum."""
+    known = catalog.cuda_repositories()
+    system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
+    if system is None or arch is None:
+        return f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}"
+    base = known.base.format(system=system, arch=arch)
+    name = f"cuda-{system}-{arch}"
+    if host_class.family == "rhel":
+        rpm_key = known.rpm.keys.get(system)
+        if rpm_key is None or rpm_key.sha256 is None:
+            return f"the key of NVIDIA's repository {system} is not known"
+        keyring = known.rpm.keyring
+        entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
+        return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
+    sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
+    if sha256 is None:
+        return f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
+    keyring = known.apt.keyring
+    entry = known.apt.list_line.format(base=base, keyring=keyring)
+    fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))
+    return Repository("apt", name, base, entry, known.apt.keyring_deb.format(base=base), keyring, fingerprint, sha256)
+
+
+@dataclass(frozen=True)
 class LocalRepository:
-    """What the name of a ``nccl-local-repo-*`` file says."""
+    """The parts of the name of a ``nccl-local-repo-*`` file."""
 
     system: str
     version: str
@@ -72,278 +280,162 @@ class LocalRepository:
 
 
 def local_repository(name: str) -> LocalRepository | None:
-    """What the file's name says; None when it is none of NVIDIA's ``.deb``s, the only ones that can be installed."""
+    """The parts of the file's name; None if it is not one of NVIDIA's ``.deb``s, the only ones that can be installed."""
     found = _LOCAL.fullmatch(name)
     if not found:
         return None
     return LocalRepository(found["system"], found["version"], found["cuda"], architectures.kernel_name(found["arch"]))
 
 
-@lru_cache(maxsize=256)
-def builds(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> tuple[list[Build], list[Rejected], list[str]]:
-    """(builds that exist for this kind of host, candidates that do not, where the host and the catalogue differ)
-
-    Args:
-        compilers: the CUDAs for which it can be built from its sources (see `nccl_sources.compilers`).
-    """
-    found: list[Build] = []
-    lost: list[Rejected] = []
-    differences: list[str] = []
-    own = list(_installed(kind))
-    there = {each.package for each in own}  # surer than where else the same may come from
-    repository = (each for each in _repository(kind, differences) if not (isinstance(each, Build) and each.package in there))
-    prebuilt = (*_wheels(kind, differences), *own, *repository, *_local(kind, requirements), *_distribution(kind))
-    for each in (*prebuilt, *_sources(kind, requirements, compilers)):
-        if isinstance(each, Build):
-            found.append(each)
-        else:
-            lost.append(each)
-    return found, lost, differences
+def _local_repository(host_class: HostClass, requirements: Requirements) -> Iterator[Build | Rejected]:
+    file = requirements.nccl_local
+    local = local_repository(file) if file else None
+    if file and local is None:
+        yield Rejected(file, "its name is not that of one of NVIDIA's local repository packages")
+    elif file and local and (local.system, local.arch) != (host_class.nvidia_system, host_class.arch):
+        system = host_class.nvidia_system or host_class.system
+        yield Rejected(file, f"it is for {local.system} on {local.arch}, not for {system} on {host_class.arch}")
+    elif file and local:
+        packages = _pinned(host_class, f"{local.version}-1+cuda{local.cuda}")
+        sha256 = requirements.nccl_local_sha256
+        yield Build(local.version, local.cuda, "local_repository", file, "the given file", packages=packages, sha256=sha256)
 
 
-def _wheels(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
-    """The wheels whose CUDA is known. Which of them there are, the index of the host's pip says where it was asked."""
-    wheels = catalog.nccl().wheels
-    for package, versions in wheels.builds.items():
-        first = wheels.aarch64_from.get(package)
-        offered = kind.wheels_offered(package)
-        expected = {version for version in versions if kind.arch == "x86_64" or (first and key(version) >= key(first))}
-        if offered is not None:
-            yield from _offered(package, versions, expected, offered, differences)
-            continue
-        for version, cuda in versions.items():
-            exact = f"{package}=={version}"
-            if version in expected:
-                yield _wheel(package, version, cuda)
-            else:
-                yield Rejected(exact, f"the index has no wheel of it for {kind.arch}")
-
-
-def _wheel(package: str, version: str, cuda: str) -> Build:
-    code = next(each.has for each in catalog.nccl().wheels.code if version in each.wheels.get(package, ()))
-    return Build(version, cuda, "wheel", f"{package}=={version}", _READ_OUT, code=tuple(code))
-
-
-def _offered(
-    package: str, known: Mapping[str, str], expected: set[str], offered: tuple[str, ...], differences: list[str]
-) -> Iterator[Build | Rejected]:
-    for version, cuda in known.items():
-        if version in offered:
-            yield _wheel(package, version, cuda)
-        else:
-            yield Rejected(f"{package}=={version}", "the index that the host's pip asks has no such wheel for it")
-    new = [version for version in offered if version not in known]
-    gone = expected - set(offered)
-    for version in new:
-        yield Rejected(f"{package}=={version}", "the host's pip could get it; which CUDA it was built for is not known")
-    if new:
-        differences.append(f"for Python offers {package} {', '.join(new)}, which the catalogue does not know")
-    if gone:
-        differences.append(f"for Python does not offer {len(gone)} wheels of {package} that the catalogue lists: what the host says counts")
-
-
-def _repository(kind: Machine, differences: list[str]) -> Iterator[Build | Rejected]:
-    """NVIDIA's repository. What the host's own package index says wins over the catalogue."""
-    known = catalog.nccl()
-    names = _names(kind)
-    offered = [version for version in kind.offered(names[0]) if "+cuda" in version]
-    place = repository(kind)
-    listed = dict(_catalogued(kind))
-    if not offered and isinstance(place, str):
-        yield Rejected("NVIDIA's package repository", place)
-        return
-    there = place if isinstance(place, Repository) else None
-    for version in offered:
-        revision, _, cuda = version.partition("+cuda")
-        if all(kind.knows(name, version) for name in names):
-            yield _package(kind, revision, cuda, None, "a package repository that the host knows already offers it")
-        else:
-            yield _package(kind, revision, cuda, there, "the host's own package index offers it")
-    if offered:
-        new = [version for version in offered if version not in listed]
-        gone = [version for version, (known_by, absent) in listed.items() if known_by.proof and not absent and version not in offered]
-        if new:
-            differences.append(f"offers {names[0]} {', '.join(new)}, which the catalogue does not know")
-        if gone:
-            differences.append(f"does not offer {len(gone)} builds of {names[0]} that the catalogue lists: what the host says counts")
-        return
-    for version, (known_by, absent) in listed.items():
-        revision, _, cuda = version.partition("+cuda")
-        if not known_by.proof:
-            yield Rejected(_strings(kind, version)[0], f"{known_by.what}: no proof that it exists")
-        elif absent:
-            yield Rejected(_strings(kind, version)[0], *absent)
-        else:
-            first = _first_cuda(kind)
-            early = first is not None and key(cuda) < key(first)
-            evidence = f"builds for other systems ({known_by.what}; {kind.repository}'s repository is sure from CUDA {first} on)"
-            yield _package(kind, revision, cuda, there, evidence if early else known_by.what, weak=known_by.weak or early)
-    for entry in known.absent:  # strings that people copy, though no such build was ever listed
-        for cuda in entry.cuda:
-            version = f"{entry.version}+cuda{cuda}"
-            if version not in listed and kind.repository in (entry.systems or (kind.repository,)):
-                yield Rejected(_strings(kind, version)[0], _ABSENT, entry.source)
-
-
-def _installed(kind: Machine) -> Iterator[Build]:
-    """NVIDIA's build that is installed there, whether or not a repository still offers it, and whether or not with its headers."""
-    versions = {version for _name, version in kind.own_nccl}
-    version = next(iter(versions), "")
-    revision, _, cuda = version.partition("+cuda")
-    if len(versions) == 1 and dict(kind.own_nccl).get(_names(kind)[0]) and re.fullmatch(r"\d+\.\d+", cuda):
-        packages = tuple(string for string in _strings(kind, version) if _name_of(kind, string) in dict(kind.own_nccl))
-        number = ".".join(map(str, key(revision)))
-        yield Build(number, cuda, "repository", packages[0], "it is installed there", packages=packages)
-
-
-def downgrades(build: Build, kind: Machine) -> list[tuple[str, str, str]]:
-    """(package, the version that is there, the older one of the build) of packages that are not of ours."""
-    there = dict(kind.own_nccl)
-    wanted = {_name_of(kind, package): package for package in build.packages}
-    pairs = ((name, there[name], package[len(name) + 1 :]) for name, package in wanted.items() if name in there)
-    return [(name, now, then) for name, now, then in pairs if package_key(then) < package_key(now)]
-
-
-def _name_of(kind: Machine, package: str) -> str:
-    return package.rsplit("-", 2)[0] if kind.family == "rhel" else package.partition("=")[0]
-
-
-def _catalogued(kind: Machine) -> Iterator[tuple[str, tuple[catalog.models.NcclEvidence, tuple[str, ...] | None]]]:
-    """(version, (how it is known, why it is not there after all))"""
-    known = catalog.nccl()
-    absent = {
-        f"{entry.version}+cuda{cuda}": (_ABSENT, entry.source)
-        for entry in known.absent
-        for cuda in entry.cuda
-        if kind.repository in (entry.systems or (kind.repository,))
-    }
-    for revision, by_cuda in known.repository.builds.items():
-        for cuda, letter in by_cuda.items():
-            version = f"{revision}+cuda{cuda}"
-            yield version, (known.evidence[letter], absent.get(version) or _too_late(kind, cuda))
-
-
-def _too_late(kind: Machine, cuda: str) -> tuple[str] | None:
-    """Why NVIDIA's repository for this system has nothing for this CUDA, where it was given up before."""
-    last = catalog.cuda_repositories().last_cuda.systems.get(kind.repository or "")
-    return (f"{kind.repository}'s repository ends with CUDA {last}",) if last and key(cuda) > key(last) else None
-
-
-def _first_cuda(kind: Machine) -> str | None:
-    """The oldest CUDA whose builds surely lie in NVIDIA's repository for this system: evidence of a build is of some system's."""
-    first: str | None = catalog.cuda_repositories().first_cuda.systems.get(kind.repository or "")
-    return first
-
-
-def _local(kind: Machine, requirements: Requirements) -> Iterator[Build | Rejected]:
-    if requirements.nccl_local is None:
-        return
-    said = local_repository(requirements.nccl_local)
-    if said is None:
-        yield Rejected(requirements.nccl_local, "its name is not that of one of NVIDIA's local repository packages")
-    elif (said.system, said.arch) != (kind.repository, kind.arch):
-        yield Rejected(
-            requirements.nccl_local, f"it is for {said.system} on {said.arch}, not for {kind.repository or kind.system} on {kind.arch}"
-        )
-    else:
-        yield Build(
-            said.version,
-            said.cuda,
-            "local_repository",
-            requirements.nccl_local,
-            "the file that was given",
-            packages=_strings(kind, f"{said.version}-1+cuda{said.cuda}"),
-            sha256=requirements.nccl_local_sha256,
-        )
-
-
-def _distribution(kind: Machine) -> Iterator[Build | Rejected]:
-    """The distribution's own package: without a CUDA in its name, so that only the catalogue can say what it was built for."""
-    entry = catalog.nccl().distribution.builds.get(kind.repository or "")
-    own = [version for version in kind.offered(_names(kind)[0]) if "+cuda" not in version]
-    version = own[0] if own else entry.version if entry else None
+def _distribution(host_class: HostClass) -> Iterator[Build | Rejected]:
+    """The distribution's own package, whose CUDA only the catalogue knows."""
+    entry = catalog.nccl().distribution.builds.get(host_class.nvidia_system or "")
+    offered = [version for version in host_class.offered(_package_names(host_class)[0]) if "+cuda" not in version]
+    version = offered[0] if offered else entry.version if entry else None
     if version is None:
         return
+    packages = _pinned(host_class, version)
     if entry is None or entry.cuda is None or key(entry.version) != key(version):
-        yield Rejected(_strings(kind, version)[0], "the distribution's own; which CUDA it was built for is not known")
-        return
-    strings = _strings(kind, version)
-    number = ".".join(map(str, key(version)))
-    yield Build(number, entry.cuda, "distribution", strings[0], "the distribution's list of files", weak=True, packages=strings)
+        yield Rejected(packages[0], "the distribution's own; which CUDA it was built for is not known")
+    else:
+        number = ".".join(map(str, key(version)))
+        yield Build(number, entry.cuda, "distribution", packages[0], "the distribution's list of files", weak=True, packages=packages)
 
 
-def _sources(kind: Machine, requirements: Requirements, compilers: tuple[str, ...]) -> Iterator[Build | Rejected]:
-    """What can be built: the release of the tarball that was given, else those whose tarball is known. Only where it was asked for."""
-    if not compilers:
-        yield Rejected(FROM_SOURCE, without_compiler(kind))
+def _packaged(version: str, packages: tuple[str, ...], evidence: str, repository: Repository | None = None, *, weak: bool = False) -> Build:
+    revision, _, cuda = version.partition("+cuda")
+    return Build(".".join(map(str, key(revision))), cuda, "repository", packages[0], evidence, weak, packages, repository)
+
+
+def _package_names(host_class: HostClass) -> tuple[str, ...]:
+    known = catalog.nccl().repository
+    return known.rpm if host_class.family == "rhel" else known.apt
+
+
+def _pinned(host_class: HostClass, version: str) -> tuple[str, ...]:
+    """The exact strings for the package manager: ``libnccl2=2.21.5-1+cuda12.4`` or ``libnccl-2.21.5-1+cuda12.4``."""
+    return tuple(f"{name}{'-' if host_class.family == 'rhel' else '='}{version}" for name in _package_names(host_class))
+
+
+def _name_of(host_class: HostClass, package: str) -> str:
+    return package.rsplit("-", 2)[0] if host_class.family == "rhel" else package.partition("=")[0]
+
+
+# --- from source -------------------------------------------------------------------------------------------------------------------------
+
+
+def _from_source(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Iterator[Build | Rejected]:
+    """Builds of the given tarball, else of the releases whose tarball is known; only if requested."""
+    if not build_cudas:
+        yield Rejected(FROM_SOURCE, _why_not_built(host_class))
     elif requirements.nccl_source != "source":
-        yield Rejected(FROM_SOURCE, "it takes long, and is built only when asked for: --nccl-source source")
+        yield Rejected(FROM_SOURCE, "it takes long, and is built only on request: --nccl-source source")
     elif requirements.nccl_tarball and requirements.nccl_tarball_version:
-        for cuda in compilers:
-            yield _buildable(requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256=requirements.nccl_tarball_sha256)
+        for cuda in build_cudas:
+            sha256 = requirements.nccl_tarball_sha256
+            yield _buildable(requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256, None)
     else:
         known = catalog.nccl().tarball
-        for version, checksum in known.sha256.items():
-            url = known.url.format(version=version)
-            for cuda in compilers:
-                yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256=checksum, url=url)
+        for version, sha256 in known.sha256.items():
+            for cuda in build_cudas:
+                yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256, known.url.format(version=version))
         if requirements.nccl_version and requirements.nccl_version not in known.sha256:
-            yield Rejected(FROM_SOURCE, without_checksum(requirements.nccl_version))
+            available = ", ".join(known.sha256)
+            reason = f"no checksum of the sources of NCCL {requirements.nccl_version} is known (there are those of {available})"
+            yield Rejected(FROM_SOURCE, reason)
 
 
-def _buildable(version: str, cuda: str, name: str, *, sha256: str | None, url: str | None = None) -> Build:
-    """A build that does not exist yet; weak where NVIDIA has built releases of that series for other CUDAs only."""
-    majors = sorted({key(each)[0] for each in _cudas(version)})
+def _buildable(version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
+    """A build from source; the evidence is weak if NVIDIA has built releases of that series for other CUDA majors only."""
+    known = catalog.nccl()
+    cudas = [each for revision, by_cuda in known.repository.builds.items() if minor(revision) == minor(version) for each in by_cuda]
+    wheels = [release for releases in known.wheels.builds.values() for release in releases.items()]
+    cudas += [each for release, each in wheels if minor(release) == minor(version)]
+    majors = sorted({key(each)[0] for each in cudas})
     weak = bool(majors) and key(cuda)[0] not in majors
     evidence = "the CUDA of the compiler there"
     if weak:
         evidence += f"; NVIDIA has built {minor(version)} for CUDA {' and '.join(f'{each}.x' for each in majors)} only"
-    return Build(version, cuda, "source", name, evidence, weak, sha256=sha256, url=url)
+    return Build(version, cuda, "source", package, evidence, weak, sha256=sha256, url=url)
 
 
-def _cudas(version: str) -> Iterator[str]:
-    """The CUDAs for which prebuilt ones of this release's series are known."""
-    known = catalog.nccl()
-    for revision, by_cuda in known.repository.builds.items():
-        if minor(revision) == minor(version):
-            yield from by_cuda
-    for wheels in known.wheels.builds.values():
-        yield from (cuda for release, cuda in wheels.items() if minor(release) == minor(version))
-
-
-def without_compiler(kind: Machine) -> str:
-    """Why it cannot be built for this kind of host."""
-    if kind.toolkits is None:
+def _why_not_built(host_class: HostClass) -> str:
+    if host_class.toolkits is None:
         return "the facts do not say whether there is a CUDA compiler"
-    elsewhere = f"nor can another host with {kind.system} on {kind.arch} build it"
-    found = [f"that at {toolkit.path} is of {cuda}" for cuda, toolkit in toolkits.compilers(kind)]
-    if not found:
-        return f"it needs a CUDA compiler, nvcc, and there is none (in {toolkits.LOOKED_AT}); {elsewhere}"
-    newer = [cuda for cuda, _toolkit in toolkits.compilers(kind) if key(cuda) > key(kind.cuda or "0")]
-    if len(newer) == len(found):
-        return f"its CUDA compiler is newer than the driver's CUDA {kind.cuda}: {', '.join(found)}"
-    if not kind.make:
+    elsewhere = f"nor can another host with {host_class.system} on {host_class.arch} build it"
+    compilers = _compilers(host_class)
+    found = ", ".join(f"that at {toolkit.path} is of {cuda}" for cuda, toolkit in compilers)
+    if not compilers:
+        return f"it needs a CUDA compiler, nvcc, and there is none (in {TOOLKIT_PLACES}); {elsewhere}"
+    if all(key(cuda) > key(host_class.cuda or "0") for cuda, _toolkit in compilers):
+        return f"its CUDA compiler is newer than the driver's CUDA {host_class.cuda}: {found}"
+    if not host_class.has_make:
         return f"it is built with make, which is not there, and only root could install it; {elsewhere}"
-    return f"no CUDA compiler of it fits driver and GPUs: {', '.join(found)}, the driver's CUDA is {kind.cuda}"
+    return f"no CUDA compiler of it fits driver and GPUs: {found}, the driver's CUDA is {host_class.cuda}"
 
 
-def without_checksum(version: str) -> str:
-    """Why a release cannot be fetched."""
-    there = ", ".join(catalog.nccl().tarball.sha256)
-    return f"no checksum of the sources of NCCL {version} is known (there are those of {there})"
+def build_cudas_of(host_classes: Iterable[HostClass]) -> dict[HostClass, tuple[str, ...]]:
+    """The CUDAs for which NCCL can be built for each host class: that of its own compiler, else those of hosts that share builds."""
+    host_classes = list(host_classes)
+    own = {host_class: compiler[0] for host_class in host_classes if (compiler := own_compiler(host_class))}
+    return {
+        each: (own[each],)
+        if each in own
+        else tuple(
+            sorted({cuda for other, cuda in own.items() if other.build_platform == each.build_platform and _runs(each, cuda)}, key=key)
+        )
+        for each in host_classes
+    }
 
 
-def _package(kind: Machine, revision: str, cuda: str, place: Repository | None, evidence: str, *, weak: bool = False) -> Build:
-    strings = _strings(kind, f"{revision}+cuda{cuda}")
-    number = ".".join(map(str, key(revision)))
-    return Build(number, cuda, "repository", strings[0], evidence, weak, strings, place)
+def own_compiler(host_class: HostClass) -> tuple[str, Toolkit, str] | None:
+    """(CUDA, toolkit, why) to build with on the host itself: the CUDA that an earlier run chose, else the largest that driver and GPUs
+    support; of that CUDA the toolkit that was found first. None if it cannot build."""
+    fitting = fitting_compilers(host_class)
+    if not fitting or not host_class.has_make:
+        return None
+    kept = {cuda for package, cuda in host_class.kept_builds if ".tar." in package}
+    cuda, chosen = max(fitting, key=lambda each: (each[0] in kept, key(each[0])))
+    best = "which an earlier run chose" if cuda in kept else "the largest that driver and GPUs support"
+    return cuda, chosen, f"{chosen.found}, of CUDA {cuda}, {best}"
 
 
-def _names(kind: Machine) -> tuple[str, ...]:
-    known = catalog.nccl().repository
-    return known.rpm if kind.family == "rhel" else known.apt
+def _compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:
+    """(CUDA, toolkit) of toolkits with a compiler, in the order in which they were found."""
+    return [(each.version, each) for each in host_class.toolkits or () if each.compiler and each.version]
 
 
-def _strings(kind: Machine, version: str) -> tuple[str, ...]:
-    """What the package manager is asked for, exactly: ``libnccl2=2.21.5-1+cuda12.4`` or ``libnccl-2.21.5-1+cuda12.4``."""
-    return tuple(f"{name}{'-' if kind.family == 'rhel' else '='}{version}" for name in _names(kind))
+def fitting_compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:
+    """(CUDA, toolkit) of its compilers for a CUDA that its driver and GPUs support."""
+    return [(cuda, toolkit) for cuda, toolkit in _compilers(host_class) if _runs(host_class, cuda)]
+
+
+def _runs(host_class: HostClass, cuda: str) -> bool:
+    """Whether driver and GPUs run what is built for this CUDA."""
+    return key(cuda) <= key(host_class.cuda or "0") and _unsupported_gpu(cuda, host_class) is None
+
+
+def make_arguments(sharing: Iterable[HostClass]) -> tuple[str, ...]:
+    """Arguments of make: code for the GPUs of the hosts that share a build, and PTX of the newest for newer ones. None if the GPUs are not
+    known: then make's default is code for all."""
+    sharing = list(sharing)
+    if not all(host_class.capabilities for host_class in sharing):
+        return ()
+    capabilities = sorted({each for host_class in sharing for each in host_class.capabilities}, key=key)
+    numbers = [each.replace(".", "") for each in capabilities]
+    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+    return (" ".join([f"NVCC_GENCODE={code[0]}", *code[1:], f"-gencode=arch=compute_{numbers[-1]},code=compute_{numbers[-1]}"]),)

@@ -1,319 +1,375 @@
-"""Open MPI: one 4.x for all hosts. The wheel is the same everywhere; the distribution's only where all have the same; else from source."""
+"""Open MPI and its hwloc: one 4.x for all hosts, from the wheel, the distribution if all have the same, or built from source."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from provision import catalog
-from provision.base.text import some
+from provision.base.text import joined
 from provision.base.versions import key, minor
-from provision.plan.model import OpenMpi, Rejected, SourceBuild, SystemPackages, Wheel
+from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve import openmpi_sources, toolkits
-from provision.resolve.blocked import Attempt, Blocked, Kinds, ask, become, leave_out
-from provision.resolve.machine import USUAL_TOOLKIT, Machine, Toolkit
+from provision.resolve.host_classes import (
+    DEFAULT_TOOLKIT,
+    TOOLKIT_PLACES,
+    TOOLKIT_UNKNOWN,
+    HostClass,
+    HostClasses,
+    Toolkit,
+    builders,
+    describe_toolkits,
+)
+from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude
 
-_FOR_GPUS = "with support for buffers in GPU memory, as asked for"
+_FOR_GPUS = "with support for buffers in GPU memory, as requested"
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
+_LABELS = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}
 
 
 @dataclass(frozen=True)
-class _Misfit:
-    """Why something cannot be the same on all hosts, and the host that shows it."""
+class _Rejection:
+    """Why a source has no Open MPI for all hosts, and a host that shows it."""
 
     host: str
     reason: str
 
 
-def openmpi(kinds: Kinds, requirements: Requirements) -> tuple[dict[Machine, OpenMpi], list[str]]:
-    """(the one for every kind of host, notes): one version from one source, built for GPU memory only where there are GPUs.
+def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, OpenMpi], list[str]]:
+    """(the component of every host class, notes): one version from one source, built for GPU memory only where there are GPUs.
 
     Raises:
-        Blocked: there is none; it names the host that stands in the way.
+        Conflict: no source has one for all hosts.
     """
-    chosen = _chosen(kinds, requirements)
-    without_gpu = chosen
-    if isinstance(chosen, SourceBuild) and chosen.cuda:
-        options = tuple(word for word in chosen.options if word not in catalog.openmpi().tarball.cuda)
-        why = tuple(said if said != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for said in chosen.why)
-        without_gpu = replace(chosen, cuda=None, options=options, why=why)
-    made: dict[Machine, OpenMpi] = {kind: chosen if kind.cuda else without_gpu for kind in kinds}
-    notes = list(_differences(kinds))
+    version = _requested_version(host_classes, requirements)
+    candidates: dict[str, OpenMpi | _Rejection] = {
+        "wheel": _wheel(host_classes, version, requirements),
+        "distribution": _distribution(host_classes, version, requirements),
+        "source": _source(host_classes, version, requirements),
+    }
+    chosen = _choose(candidates, host_classes, requirements)
+    notes = []
     if "openmpi" in requirements.kept:
         notes += [
-            f"Open MPI {chosen.version}, which an earlier run took, is known bad: {said}; --upgrade resolves again"
-            for said in _known_bad(chosen.version, requirements)
+            f"Open MPI {chosen.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
+            for problem in _known_bad(chosen.version, requirements)
         ]
-    if isinstance(chosen, SourceBuild):
-        builders = openmpi_sources.builders(kinds, chosen.cuda)
-        made = {
-            kind: replace(each, builders=builders[kind], why=(*each.why, *toolkits.said(builders[kind])))
-            for kind, each in made.items()
-            if isinstance(each, SourceBuild)
-        }
-        unknown = sorted({able[0].host for able in builders.values() if able and able[0].why == toolkits.UNKNOWN})
-        if unknown:
-            notes.append(f"{some(unknown)}: Open MPI is built with the CUDA toolkit at {USUAL_TOOLKIT}; {toolkits.UNKNOWN}")
-    return made, notes
+    if not isinstance(chosen, SourceBuild):
+        return dict.fromkeys(host_classes, chosen), notes
+    builders_of = _builders(host_classes, chosen.cuda)
+    unknown = sorted({able[0].host for able in builders_of.values() if able and able[0].why == TOOLKIT_UNKNOWN})
+    if unknown:
+        notes.append(f"{joined(unknown)}: Open MPI is built with the CUDA toolkit at {DEFAULT_TOOLKIT}; {TOOLKIT_UNKNOWN}")
+    return {host_class: _build_for(host_class, chosen, builders_of[host_class]) for host_class in host_classes}, notes
 
 
-def _chosen(kinds: Kinds, requirements: Requirements) -> OpenMpi:
-    version = _asked_version(kinds, requirements)
-    distribution = _distribution(kinds, requirements)
-    wheel = _wheel(kinds, version, requirements)
-    source = _source(kinds, version, requirements)
-    candidates: dict[str, OpenMpi | _Misfit] = {"wheel": wheel, "distribution": distribution, "source": source}
-    if isinstance(distribution, SystemPackages) and version and key(distribution.version) != key(version):
-        candidates["distribution"] = _Misfit(_first(kinds), f"{version} was asked for")
-    elif requirements.openmpi_tarball or requirements.openmpi_cuda or requirements.openmpi_verbs:
-        candidates["distribution"] = _Misfit(_first(kinds), "a build of its own was asked for")
-    if requirements.openmpi != "auto":
-        chosen = candidates[requirements.openmpi]
-        if isinstance(chosen, _Misfit):
-            raise Blocked(chosen.host, chosen.reason, _attempts(kinds, requirements, chosen.host))
-        return replace(chosen, rejected=_lost(candidates, requirements.openmpi, f"--openmpi {requirements.openmpi} was asked for"))
-    for name, found in candidates.items():
-        if not isinstance(found, _Misfit):
-            return replace(found, rejected=_lost(candidates, name, f"the {name} comes first"))
-    misfit = next(found for found in (source, wheel, distribution) if isinstance(found, _Misfit))
-    raise Blocked(misfit.host, misfit.reason, _attempts(kinds, requirements, misfit.host))
+def _choose(candidates: Mapping[str, OpenMpi | _Rejection], host_classes: HostClasses, requirements: Requirements) -> OpenMpi:
+    """The requested source, else the first that has one for all hosts."""
+    requested = requirements.openmpi
+    for source, candidate in candidates.items():
+        if requested in ("auto", source) and not isinstance(candidate, _Rejection):
+            reason = f"the {source} comes first" if requested == "auto" else f"--openmpi {requested} was requested"
+            return replace(candidate, rejected=_rejected(candidates, candidate, reason))
+    tried = ("source", "wheel", "distribution") if requested == "auto" else (requested,)
+    rejection = next(each for each in map(candidates.__getitem__, tried) if isinstance(each, _Rejection))
+    raise Conflict(rejection.host, rejection.reason, _proposals(host_classes, requirements, rejection.host))
+
+
+def _rejected(candidates: Mapping[str, OpenMpi | _Rejection], chosen: OpenMpi, reason: str) -> tuple[Rejected, ...]:
+    rejected = []
+    for source, candidate in candidates.items():
+        if isinstance(candidate, _Rejection):
+            rejected.append(Rejected(_LABELS[source], candidate.reason))
+        elif candidate is not chosen:
+            cause = reason
+            if source == "distribution" and key(candidate.version) < key(chosen.version):
+                cause = f"the {chosen.source} is newer"
+            elif source == "source" and chosen.source == "wheel":
+                cause = "the wheel is the same version and needs no ten minutes of building"
+            rejected.append(Rejected(f"{candidate.package} {candidate.version}", cause))
+    return tuple(rejected)
+
+
+# --- the version -------------------------------------------------------------------------------------------------------------------------
 
 
 def tarball_version(name: str) -> str | None:
-    """The version that a tarball's name says, ``openmpi-4.1.8.tar.gz``; None when it is none of Open MPI's."""
+    """The version in a tarball's name, ``openmpi-4.1.8.tar.gz``; None if it is not one of Open MPI's."""
     found = _TARBALL.fullmatch(name)
     return found["version"] if found else None
 
 
 def known_checksum(name: str) -> str | None:
-    """The SHA-256 of the official tarball of that name; None where the catalogue has none."""
+    """The SHA-256 of the official tarball of that name; None if the catalogue has none."""
     entry = catalog.openmpi().tarball.sha256.get(tarball_version(name) or "")
     return entry.value if entry and name.endswith(f".tar.{entry.ending}") else None
 
 
-def _asked_version(kinds: Kinds, requirements: Requirements) -> str | None:
-    """The version that the user named, by itself or in a tarball's name. Raises Blocked for one that must not be used."""
+def _requested_version(host_classes: HostClasses, requirements: Requirements) -> str | None:
+    """The requested version, by itself or in a tarball's name. Raises Conflict for one that must not be used."""
     version = requirements.openmpi_version or (tarball_version(requirements.openmpi_tarball) if requirements.openmpi_tarball else None)
     if version is None:
         return None
-    named = [option for option, asked in _versions_asked(requirements) if asked]
     default = catalog.openmpi().tarball.default
-    way = ask(f"leave {' and '.join(named)} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
+    options = " and ".join(_version_options(requirements))
+    without = change_requirements(f"leave {options} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
-        other = ask(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
-        raise Blocked(_first(kinds), f"Open MPI {version} was asked for; only 4.x starts jobs the way this does", (way, other))
+        other = change_requirements(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
+        raise Conflict(_first(host_classes), f"Open MPI {version} was requested; only 4.x starts jobs the way this does", (without, other))
     bad = _known_bad(version, requirements)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
-        allowed = ask("--allow-bad takes it all the same", allow_bad=True)
-        given = ask(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name)
-        without_cuda = [ask("leave --openmpi-cuda out", openmpi_cuda=False)] if requirements.openmpi_cuda else []
-        raise Blocked(_first(kinds), f"Open MPI {version} is known bad: {bad[0]}", (way, *without_cuda, allowed, given))
+        proposals = [
+            without,
+            *([change_requirements("leave --openmpi-cuda out", openmpi_cuda=False)] if requirements.openmpi_cuda else []),
+            change_requirements("--allow-bad takes it all the same", allow_bad=True),
+            change_requirements(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name),
+        ]
+        raise Conflict(_first(host_classes), f"Open MPI {version} is known bad: {bad[0]}", proposals)
     return version
 
 
+def _version_options(requirements: Requirements) -> list[str]:
+    """The options that name a version."""
+    options = {"--openmpi-version": requirements.openmpi_version, "--openmpi-tarball": requirements.openmpi_tarball}
+    return [option for option, value in options.items() if value]
+
+
 def _known_bad(version: str, requirements: Requirements) -> list[str]:
-    """What is known against a version, for what it is wanted for."""
+    """The known problems of a version, for its requested use."""
     known = catalog.openmpi()
     return catalog.troubles(version, [*known.known_bad, *(known.known_bad_with_cuda if requirements.openmpi_cuda else ())])
 
 
-def _wheel(kinds: Kinds, version: str | None, requirements: Requirements) -> Wheel | _Misfit:
+def _known_weak(version: str) -> list[str]:
+    return [f"known problem, fixed only in newer ones: {problem}" for problem in catalog.troubles(version, catalog.openmpi().known_weak)]
+
+
+# --- the sources -------------------------------------------------------------------------------------------------------------------------
+
+
+def _wheel(host_classes: HostClasses, version: str | None, requirements: Requirements) -> Wheel | _Rejection:
     wheel = catalog.openmpi().wheel
-    lacking = [names[0] for kind, names in kinds.items() if kind.arch not in wheel.architectures]
-    if lacking:
-        arch = next(kind.arch for kind in kinds if kind.arch not in wheel.architectures)
-        return _Misfit(min(lacking), f"no Open MPI wheel for {arch}")
-    without = sorted(name for kind, names in kinds.items() if wheel.version not in _wheels(kind, wheel) for name in names)
-    if without:
-        return _Misfit(without[0], f"the index that pip asks on {some(without)} has no Open MPI wheel {wheel.version}")
+    for host_class, names in _by_host(host_classes):
+        if host_class.arch not in wheel.architectures:
+            return _Rejection(names[0], f"no Open MPI wheel for {host_class.arch}")
+    reason = None
     if version is not None and key(version) != key(wheel.version):
-        return _Misfit(_first(kinds), f"the wheel is {wheel.version}, {version} was asked for")
-    if requirements.openmpi_cuda:
-        return _Misfit(_first(kinds), "the wheel is built without CUDA, which was asked for")
-    if requirements.openmpi_verbs:
-        return _Misfit(_first(kinds), "the wheel is built without verbs, which were asked for")
-    if requirements.openmpi_tarball:
-        return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} was given")
-    why = ("the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release",)
-    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", why)
+        reason = f"the wheel is {wheel.version}, {version} was requested"
+    elif requirements.openmpi_cuda:
+        reason = "the wheel is built without CUDA, which was requested"
+    elif requirements.openmpi_verbs:
+        reason = "the wheel is built without verbs, which were requested"
+    elif requirements.openmpi_tarball:
+        reason = f"{requirements.openmpi_tarball} was given"
+    if reason:
+        return _Rejection(_first(host_classes), reason)
+    why = "the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release"
+    return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", (why,))
 
 
-def _wheels(kind: Machine, wheel: catalog.models.OpenmpiWheel) -> tuple[str, ...]:
-    """The versions of the wheel: what the host says counts, without its word the catalogue."""
-    offered = kind.wheels_offered(wheel.package)
-    return (wheel.version,) if offered is None else offered
-
-
-def _distribution(kinds: Kinds, requirements: Requirements) -> SystemPackages | _Misfit:
-    """The distribution's 4.x if all hosts have the same good one. What a host's own package index says wins over the catalogue."""
+def _distribution(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SystemPackages | _Rejection:
+    """The distribution's 4.x if all hosts have the same good one. A host's own package index takes precedence over the catalogue."""
     known = catalog.openmpi().distribution
+    if requirements.openmpi_tarball or requirements.openmpi_cuda or requirements.openmpi_verbs:
+        return _Rejection(_first(host_classes), "a build of its own was requested")
     found: dict[str, str] = {}
-    for kind, names in sorted(kinds.items(), key=lambda each: each[1][0]):
-        if kind.family in known.unfit:
-            return _Misfit(names[0], known.unfit[kind.family])
-        package = known.package[kind.family]
-        version = _offered(kind) or _listed(kind)
-        if not kind.root:
-            return _Misfit(names[0], f"{names[0]}: only root can install the distribution's")
-        if version is None:
-            return _Misfit(names[0], f"{kind.system}: no 4.x known there")
-        if key(version)[0] != 4:
-            return _Misfit(names[0], f"{kind.system} has Open MPI {version}, not a 4.x")
-        found[names[0]] = version
-    name = list(found)[-1]
+    for host_class, names in _by_host(host_classes):
+        host = names[0]
+        if host_class.family in known.unfit:
+            return _Rejection(host, known.unfit[host_class.family])
+        if not host_class.root:
+            return _Rejection(host, f"{host}: only root can install the distribution's")
+        package = known.package[host_class.family]
+        offered = next((".".join(map(str, key(each))) for each in host_class.offered(package)), None)
+        available = offered or host_class.of_system(known.versions) or host_class.of_system(known.not_4x)
+        if available is None:
+            return _Rejection(host, f"{host_class.system}: no 4.x known there")
+        if key(available)[0] != 4:
+            return _Rejection(host, f"{host_class.system} has Open MPI {available}, not a 4.x")
+        found[host] = available
+    common = found[host]
     if len(set(found.values())) > 1:
-        listed = ", ".join(f"{host} has {version}" for host, version in list(found.items())[:4])
-        return _Misfit(name, f"the distributions differ: {listed}")
-    version = found[name]
-    bad = _known_bad(version, requirements)
-    if bad and not (requirements.openmpi_version == version and requirements.allows_bad("openmpi")):
-        return _Misfit(name, f"the distribution's {version} is known bad: {bad[0]}")
-    why = [f"every host's distribution has the same {version}"]
-    why += [f"known trouble, fixed only in newer ones: {said}" for said in catalog.troubles(version, catalog.openmpi().known_weak)]
-    return SystemPackages(version, package, "distribution", tuple(why))
+        listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
+        return _Rejection(host, f"the distributions differ: {listed}")
+    bad = _known_bad(common, requirements)
+    if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
+        return _Rejection(host, f"the distribution's {common} is known bad: {bad[0]}")
+    if version and key(version) != key(common):
+        return _Rejection(_first(host_classes), f"{version} was requested")
+    why = (f"every host's distribution has the same {common}", *_known_weak(common))
+    return SystemPackages(common, package, "distribution", why)
 
 
-def _offered(kind: Machine) -> str | None:
-    """The version of the distribution's package, by the host's own package index."""
-    package = catalog.openmpi().distribution.package.get(kind.family, "")
-    return next((".".join(map(str, key(each))) for each in kind.offered(package)), None)
-
-
-def _listed(kind: Machine) -> str | None:
-    """The same, by the catalogue."""
-    known = catalog.openmpi().distribution
-    version: str | None = kind.of_system(known.versions) or kind.of_system(known.not_4x)
-    return version
-
-
-def _differences(kinds: Kinds) -> Iterator[str]:
-    """Where the hosts' own package indexes and the catalogue differ."""
-    for kind, names in kinds.items():
-        offered, listed = _offered(kind), _listed(kind)
-        if offered and listed and key(offered) != key(listed):
-            yield f"{some(names)}: its package index offers Open MPI {offered}, the catalogue says {listed}: what the host says counts"
-        wheel = catalog.openmpi().wheel
-        if wheel.version not in _wheels(kind, wheel):
-            yield (
-                f"{some(names)}: its package index for Python does not offer Open MPI {wheel.version}, as the catalogue says: "
-                "what the host says counts"
-            )
-
-
-def _source(kinds: Kinds, version: str | None, requirements: Requirements) -> SourceBuild | _Misfit:
+def _source(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SourceBuild | _Rejection:
     known = catalog.openmpi().tarball
     version = version or known.default
-    why = [f"built once per distribution and architecture: {_distinct(kinds)} of them here"]
+    systems = {(host_class.system, host_class.arch) for host_class in host_classes}
+    why = [f"built once per distribution and architecture: {len(systems)} of them here"]
     options = known.options + (known.verbs if requirements.openmpi_verbs else known.no_verbs)
-    cuda = None
+    cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
     if requirements.openmpi_cuda:
-        cuda = _cuda(kinds)
         if cuda is None:
-            return _Misfit(_first(kinds), "--openmpi-cuda was asked for, but no host has a GPU with a driver")
-        options += tuple(known.cuda)
+            return _Rejection(_first(host_classes), "--openmpi-cuda was requested, but no host has a GPU with a driver")
+        options += known.cuda
         why.append(_FOR_GPUS)
-    without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
+    without_make, without_toolkit = _unable_to_build(host_classes, cuda)
     if without_make:
-        return _Misfit(without_make[0], f"it is built with make, which is not on {some(without_make)}, and only root could install it")
+        reason = f"it is built with make, which is not on {joined(without_make)}, and only root could install it"
+        return _Rejection(without_make[0], reason)
     if without_toolkit:
-        said = f"--openmpi-cuda was asked for, and there is no CUDA toolkit on {some(without_toolkit)} (in {toolkits.LOOKED_AT})"
-        return _Misfit(without_toolkit[0], said)
-    why += [f"known trouble, fixed only in newer ones: {said}" for said in catalog.troubles(version, catalog.openmpi().known_weak)]
-    if requirements.openmpi_tarball:
-        if tarball_version(requirements.openmpi_tarball) != version:
-            return _Misfit(_first(kinds), f"{requirements.openmpi_tarball} is not Open MPI {version}, which was asked for")
-        why.append("from the file that was given")
-        return SourceBuild(
-            version,
-            requirements.openmpi_tarball,
-            "source",
-            tuple(why),
-            sha256=requirements.openmpi_tarball_sha256,
-            cuda=cuda,
-            options=options,
-        )
-    checksum = known.sha256.get(version)
-    if checksum is None:
-        there = ", ".join(sorted(known.sha256, key=key))
-        return _Misfit(_first(kinds), f"no checksum of Open MPI {version}'s tarball is known (there are those of {there})")
-    url = known.url.format(series=minor(version), version=version, ending=checksum.ending)
-    return SourceBuild(version, url.rsplit("/", 1)[-1], "source", tuple(why), url=url, sha256=checksum.value, cuda=cuda, options=options)
+        reason = f"--openmpi-cuda was requested, and there is no CUDA toolkit on {joined(without_toolkit)} (in {TOOLKIT_PLACES})"
+        return _Rejection(without_toolkit[0], reason)
+    why += _known_weak(version)
+    tarball, url, sha256 = requirements.openmpi_tarball, None, requirements.openmpi_tarball_sha256
+    if tarball:
+        if tarball_version(tarball) != version:
+            return _Rejection(_first(host_classes), f"{tarball} is not Open MPI {version}, which was requested")
+        why.append("from the given file")
+    else:
+        official = known.sha256.get(version)
+        if official is None:
+            available = ", ".join(sorted(known.sha256, key=key))
+            reason = f"no checksum of Open MPI {version}'s tarball is known (there are those of {available})"
+            return _Rejection(_first(host_classes), reason)
+        url, sha256 = known.url.format(series=minor(version), version=version, ending=official.ending), official.value
+        tarball = url.rsplit("/", 1)[-1]
+    return SourceBuild(version, tarball, "source", tuple(why), url=url, sha256=sha256, cuda=cuda, options=options)
 
 
-def _lost(candidates: Mapping[str, OpenMpi | _Misfit], chosen: str, reason: str) -> tuple[Rejected, ...]:
-    lost = []
-    for name, found in candidates.items():
-        if name == chosen:
-            continue
-        if isinstance(found, _Misfit):
-            label = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}[name]
-            lost.append(Rejected(label, found.reason))
-        else:
-            lost.append(Rejected(f"{found.package} {found.version}", _worse(name, found, candidates[chosen], reason)))
-    return tuple(lost)
+# --- building from source ----------------------------------------------------------------------------------------------------------------
 
 
-def _worse(name: str, lost: OpenMpi, chosen: OpenMpi | _Misfit, reason: str) -> str:
-    if not isinstance(chosen, _Misfit) and name == "distribution" and key(lost.version) < key(chosen.version):
-        return f"the {chosen.source} is newer"
-    if isinstance(chosen, Wheel) and name == "source":
-        return "the wheel is the same version and needs no ten minutes of building"
-    return reason
+def _build_for(host_class: HostClass, build: SourceBuild, able: tuple[Builder, ...]) -> SourceBuild:
+    """The build of one host class: without support for GPU memory if it has no GPU."""
+    if build.cuda and host_class.cuda is None:
+        options = tuple(word for word in build.options if word not in catalog.openmpi().tarball.cuda)
+        why = tuple(each if each != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for each in build.why)
+        build = replace(build, cuda=None, options=options, why=why)
+    return replace(build, builders=able, why=(*build.why, *describe_toolkits(able)))
 
 
-def _versions_asked(requirements: Requirements) -> tuple[tuple[str, str | None], ...]:
-    return ("--openmpi-version", requirements.openmpi_version), ("--openmpi-tarball", requirements.openmpi_tarball)
+def _builders(host_classes: HostClasses, cuda: str | None) -> dict[HostClass, tuple[Builder, ...]]:
+    """For every host class a few hosts that can build it; empty if every host can."""
+    found = {}
+    for sharing in _sharing_a_build(host_classes, cuda):
+        able = builders(sharing, lambda host_class: _build_toolkit(host_class, cuda))
+        every_host = all(_build_toolkit(host_class, cuda) for host_class in sharing) and not any(each.toolkit for each in able)
+        found.update(dict.fromkeys(sharing, () if every_host else able))
+    return found
 
 
-def _attempts(kinds: Kinds, requirements: Requirements, host: str) -> Iterator[Attempt]:
-    """Cheapest first: another source, an option less, a file, hosts less, work on the hosts."""
+def _unable_to_build(host_classes: HostClasses, cuda: str | None) -> tuple[list[str], list[str]]:
+    """(hosts without make, hosts without a CUDA toolkit) if no host can build it for them."""
+    without_make: list[str] = []
+    without_toolkit: list[str] = []
+    for sharing in _sharing_a_build(host_classes, cuda):
+        if not any(_build_toolkit(host_class, cuda) for host_class in sharing):
+            for host_class, names in sharing.items():
+                (without_toolkit if host_class.has_make else without_make).extend(names)
+    return sorted(without_make), sorted(without_toolkit)
+
+
+def _sharing_a_build(host_classes: HostClasses, cuda: str | None) -> Iterable[HostClasses]:
+    """Host classes that get the same build."""
+    groups: dict[Hashable, dict[HostClass, list[str]]] = {}
+    for each, names in host_classes.items():
+        groups.setdefault((each.build_platform, cuda and each.cuda is not None), {})[each] = names
+    return groups.values()
+
+
+def _build_toolkit(host_class: HostClass, cuda: str | None) -> tuple[str | None, str] | None:
+    """(folder of the CUDA toolkit to build with, or None without GPUs; why that one). None if this class cannot build.
+
+    The toolkit is the one whose ``cuda.h`` fits best: the newest that is no newer than ``cuda``, else the oldest, then an unknown one.
+    """
+    if not host_class.has_make:
+        return None
+    if cuda is None or host_class.cuda is None:
+        return None, ""
+    if host_class.toolkits is None:
+        return DEFAULT_TOOLKIT, TOOLKIT_UNKNOWN
+    found = [each for each in host_class.toolkits if each.headers]
+    if not found:
+        return None
+
+    def cost(toolkit: Toolkit) -> tuple[bool, bool, tuple[int, ...]]:
+        version = key(toolkit.version or "0")
+        newer = version > key(cuda)
+        return toolkit.version is None, newer, version if newer else tuple(-part for part in version)
+
+    chosen = min(found, key=cost)
+    version = f"CUDA {chosen.version}" if chosen.version else "unknown CUDA"
+    return chosen.path, f"{chosen.found}, of {version}, the one that fits CUDA {cuda} best"
+
+
+# --- conflicts ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _proposals(host_classes: HostClasses, requirements: Requirements, host: str) -> Iterator[Proposal]:
+    """Cheapest first: another source, fewer options, a file, fewer hosts, work on the hosts."""
     if requirements.openmpi != "auto":
         for name in ("wheel", "distribution", "source"):
-            yield ask(f"--openmpi {name}", openmpi=name)
-    for option, given in _versions_asked(requirements):
-        if given:
-            yield ask(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
+            yield change_requirements(f"--openmpi {name}", openmpi=name)
+    for option in _version_options(requirements):
+        yield change_requirements(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
     if requirements.openmpi_cuda:
-        yield ask("leave --openmpi-cuda out", openmpi_cuda=False)
+        yield change_requirements("leave --openmpi-cuda out", openmpi_cuda=False)
     if requirements.openmpi_verbs:
-        yield ask("leave --openmpi-verbs out", openmpi_verbs=False)
+        yield change_requirements("leave --openmpi-verbs out", openmpi_verbs=False)
     if requirements.openmpi_version and not requirements.openmpi_tarball:
         name = f"openmpi-{requirements.openmpi_version}.tar.gz"
-        yield ask(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
-    yield leave_out(next(names for names in kinds.values() if host in names))
-    yield from _able_to_build(kinds, requirements)
-    if requirements.openmpi == "distribution":
-        yield Attempt("bring all hosts to one distribution release")
-
-
-def _able_to_build(kinds: Kinds, requirements: Requirements) -> Iterator[Attempt]:
-    """What hosts lack that are to build it."""
-    cuda = _cuda(kinds) if requirements.openmpi_cuda else None
-    without_make, without_toolkit = openmpi_sources.lacking(kinds, cuda)
+        yield change_requirements(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
+    yield exclude(next(names for names in host_classes.values() if host in names))
+    cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
+    without_make, without_toolkit = _unable_to_build(host_classes, cuda)
     if without_make:
-        yield become(f"install make on {some(without_make)}", lambda kind: replace(kind, make=True))
+        yield change_hosts(f"install make on {joined(without_make)}", lambda host_class: replace(host_class, has_make=True))
     if without_toolkit:
-        text = f"install a CUDA toolkit on {some(without_toolkit)}"
-        yield become(
-            text, lambda kind: kind if _has_headers(kind) or kind.cuda is None else replace(kind, toolkits=(Toolkit(USUAL_TOOLKIT, cuda),))
-        )
+        yield change_hosts(f"install a CUDA toolkit on {joined(without_toolkit)}", lambda host_class: _with_toolkit(host_class, cuda))
+    if requirements.openmpi == "distribution":
+        yield Proposal("upgrade all hosts to the same distribution release")
 
 
-def _has_headers(kind: Machine) -> bool:
-    return any(toolkit.headers for toolkit in kind.toolkits or ())
+def _with_toolkit(host_class: HostClass, cuda: str | None) -> HostClass:
+    """The same class with a CUDA toolkit, if it has GPUs and no toolkit."""
+    if host_class.cuda is None or any(toolkit.headers for toolkit in host_class.toolkits or ()):
+        return host_class
+    return replace(host_class, toolkits=(Toolkit(DEFAULT_TOOLKIT, cuda),))
 
 
-def _cuda(kinds: Kinds) -> str | None:
-    """The lowest CUDA of the hosts' drivers; None where no host has a GPU with a driver."""
-    return min((kind.cuda for kind in kinds if kind.cuda), key=key, default=None)
+def _lowest_cuda(host_classes: HostClasses) -> str | None:
+    """The lowest CUDA of the hosts' drivers; None if no host has a GPU with a driver."""
+    return min((host_class.cuda for host_class in host_classes if host_class.cuda), key=key, default=None)
 
 
-def _distinct(kinds: Kinds) -> int:
-    return len({(kind.system, kind.arch) for kind in kinds})
+def _by_host(host_classes: HostClasses) -> list[tuple[HostClass, list[str]]]:
+    return sorted(host_classes.items(), key=lambda each: each[1][0])
 
 
-def _first(kinds: Kinds) -> str:
-    return min(names[0] for names in kinds.values())
+def _first(host_classes: HostClasses) -> str:
+    return min(names[0] for names in host_classes.values())
+
+
+# --- hwloc -------------------------------------------------------------------------------------------------------------------------------
+
+
+def hwloc(host_class: HostClass, openmpi: OpenMpi) -> SystemPackages | Preinstalled:
+    """The hwloc inside Open MPI (``bundled``). An installed one that breaks Open MPI is removed (``remove``; ``leave`` without root)."""
+    known = catalog.hwloc()
+    installed = host_class.installed_hwloc
+    bad = next(((name, version, entry) for name, version in installed for entry in known.known_bad if entry.covers(version)), None)
+    if bad:
+        name, version, entry = bad
+        packages = " ".join(other for other, found in installed if entry.covers(found))
+        why = [f"{name} {version}: {entry.why} ({entry.source})", f"Open MPI {openmpi.version} has the hwloc that it needs"]
+        if not host_class.root:
+            why.append("only root could remove it; if it causes trouble, ask an administrator")
+        return Preinstalled(version, packages, "remove" if host_class.root else "leave", tuple(why))
+    if openmpi.source == "distribution":
+        linked = host_class.of_system(known.distribution.versions) or ""
+        return SystemPackages(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
+    why = [f"inside Open MPI {openmpi.version}: the same on every host, whatever the distribution has"]
+    unused = tuple(Rejected(f"{name} {found}", "it is installed and stays, but Open MPI here does not use it") for name, found in installed)
+    return Preinstalled(known.embedded.versions.get(minor(openmpi.version), ""), openmpi.package, "bundled", tuple(why), unused)

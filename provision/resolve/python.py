@@ -1,79 +1,91 @@
-"""Python: one for all hosts where there is one that all can have; else each keeps its own."""
+"""Python: one version for all hosts if all can have it, else each its own; and the wheels of the environment besides PyTorch and MPI."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from provision import catalog
-from provision.base.versions import key, minor
+from provision.base.versions import key
 from provision.plan.model import Preinstalled, Rejected, SystemPackages, Wheel
-from provision.resolve.machine import Interpreter, Machine
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 
 
-def possible(kinds: Mapping[Machine, list[str]], liked: Collection[str]) -> Iterator[dict[Machine, Interpreter]]:
-    """Every way to give each kind of host an interpreter, best first.
-
-    All their own; the newest that all can have; each its own; each its own where that is one of ``liked`` (3.11, …), else another that is.
-    """
-    own = {kind: kind.python for kind in kinds}
-    agree = len({_minor(python) for python in own.values()}) == 1
+def candidates(host_classes: HostClasses, preferred: Collection[str]) -> Iterator[dict[HostClass, Interpreter]]:
+    """Every choice of an interpreter for each host class, best first: the hosts' own if they agree; a version that all can have, for which
+    the fewest hosts change, the newest first; each its own; each its own if it is one of ``preferred`` (3.11, …), else another of these."""
+    own = {host_class: host_class.python for host_class in host_classes}
+    versions = {python.minor for python in own.values()}
+    agree = len(versions) == 1
     if agree:
         yield own
-    available = {kind: {_minor(each): each for each in (*reversed(kind.others), kind.python)} for kind in kinds}
-    common = set.intersection(*(set(found) for found in available.values())) - ({_minor(kind.python) for kind in kinds} if agree else set())
+    available = {each: {python.minor: python for python in (*reversed(each.other_pythons), each.python)} for each in host_classes}
+    common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.by_python)
 
     def cost(version: str) -> tuple[int, tuple[int, ...]]:
-        moved = sum(len(names) for kind, names in kinds.items() if _minor(kind.python) != version)
-        return moved, tuple(-part for part in key(version))
+        changed = sum(len(names) for host_class, names in host_classes.items() if host_class.python.minor != version)
+        return changed, tuple(-part for part in key(version))
 
-    for version in sorted((version for version in common if version in _numpy()), key=cost):
-        yield {kind: found[version] for kind, found in available.items()}
+    for version in sorted(common - (versions if agree else set()), key=cost):
+        yield {host_class: found[version] for host_class, found in available.items()}
     if not agree:
         yield own
-        yield {
-            kind: kind.python
-            if _minor(kind.python) in liked
-            else max((each for each in kind.others if _minor(each) in liked), key=_newest, default=kind.python)
-            for kind in kinds
-        }
+        yield {host_class: _preferred(host_class, preferred) for host_class in host_classes}
 
 
-def misfit(python: Interpreter) -> str | None:
+def _preferred(host_class: HostClass, preferred: Collection[str]) -> Interpreter:
+    if host_class.python.minor in preferred:
+        return host_class.python
+    others = (each for each in host_class.other_pythons if each.minor in preferred)
+    return max(others, key=lambda each: key(each.version), default=host_class.python)
+
+
+def rejection(python: Interpreter) -> str | None:
     """Why this interpreter cannot be used, whatever else is chosen."""
     if not python.version:
         return "nothing is known of its Python, and the catalogue has none for its distribution"
-    if minor(python.version) not in _numpy():
-        return f"the catalogue has no NumPy for Python {minor(python.version)}"
+    if python.minor not in catalog.python_packages().numpy.by_python:
+        return f"the catalogue has no NumPy for Python {python.minor}"
     return None
 
 
-def python(kind: Machine, chosen: Interpreter, *, shared: bool) -> SystemPackages | Preinstalled:
-    """The interpreter as a component; ``shared`` says that all hosts have the same."""
+def component(host_class: HostClass, chosen: Interpreter, *, shared: bool) -> SystemPackages | Preinstalled:
+    """The interpreter as a component; ``shared``: all hosts have the same version."""
     why = [chosen.why or "not the host's own Python, but one that all can have"]
     if chosen.packages:
         why.append(f"the distribution has it: {', '.join(chosen.packages)}")
     why.append("the same on every host" if shared else "the hosts have no Python in common")
-    reason = "not needed: the host's own fits" if chosen == kind.python else "not on every host"
-    lost = tuple(Rejected(f"Python {each.version} ({each.path})", reason) for each in (kind.python, *kind.others) if each != chosen)
+    cause = "not needed: the host's own fits" if chosen == host_class.python else "not on every host"
+    others = (each for each in (host_class.python, *host_class.other_pythons) if each != chosen)
+    rejected = tuple(Rejected(f"Python {each.version} ({each.path})", cause) for each in others)
     if chosen.packages:
-        return SystemPackages(chosen.version, chosen.path, "distribution", tuple(why), lost, packages=chosen.packages)
-    return Preinstalled(chosen.version, chosen.path, "host", tuple(why), lost)
+        return SystemPackages(chosen.version, chosen.path, "distribution", tuple(why), rejected, packages=chosen.packages)
+    return Preinstalled(chosen.version, chosen.path, "host", tuple(why), rejected)
 
 
-def numpy(chosen: Interpreter) -> Wheel:
-    """NumPy for that interpreter."""
-    version = _numpy()[minor(chosen.version)]
-    return Wheel(version, f"numpy=={version}", "wheel", (f"the catalogue's release for Python {minor(chosen.version)}",))
+def numpy(python: Interpreter) -> Wheel:
+    """The catalogue's NumPy for an interpreter."""
+    return _wheel("numpy", catalog.python_packages().numpy.by_python[python.minor], f"the catalogue's release for Python {python.minor}")
 
 
-def _newest(python: Interpreter) -> tuple[int, ...]:
-    return key(python.version)
+def mpi4py() -> Wheel:
+    """One release for every host."""
+    version = catalog.python_packages().mpi4py.version
+    return _wheel("mpi4py", version, "speaks the ABI of every Open MPI 4.x; finds the library at run time")
 
 
-def _minor(python: Interpreter) -> str:
-    return minor(python.version) if python.version else ""
+def cloudpickle() -> Wheel:
+    """One release for every host."""
+    return _wheel("cloudpickle", catalog.python_packages().cloudpickle.version, "serialises the functions of Runner")
 
 
-def _numpy() -> dict[str, str]:
-    versions: dict[str, str] = catalog.python_packages().numpy.by_python
-    return versions
+def cmake(host_class: HostClass) -> Wheel:
+    """One release for every host: there is a wheel for each architecture that has wheels of Open MPI and PyTorch."""
+    packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])
+    rejected = (Rejected(packaged, "it differs from distribution to distribution"),)
+    wheel = _wheel("cmake", catalog.python_packages().cmake.version, "the same on every host; the last 3.x still builds old projects")
+    return replace(wheel, rejected=rejected)
+
+
+def _wheel(name: str, version: str, why: str) -> Wheel:
+    return Wheel(version, f"{name}=={version}", "wheel", (why,))

@@ -1,78 +1,166 @@
-"""Which remedies for a conflict work: each is tried before it is offered."""
+"""Conflicts and their remedies. Each remedy is tried on the resolver before it is offered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from provision import catalog
 from provision.base.problems import Problem, Remedy
+from provision.base.text import joined
+from provision.base.versions import key
 from provision.plan.requirements import Requirements
-from provision.resolve.blocked import Attempt, Blocked, Kinds, leave_out, remaining
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for
 
-MOST = 2  # as many are offered: the cheapest
-
-# What is blocked (a component of all hosts, a kind of host, …) → how.
-Trouble = Mapping[Hashable, Blocked]
+MOST_REMEDIES = 2  # are offered for a conflict: the cheapest
 
 
-def _is_left(before: Blocked, now: Blocked | None) -> bool:
-    return now is not None and (now.host, now.what) == (before.host, before.what)
+@dataclass(frozen=True)
+class Proposal(Remedy):
+    """A remedy that may resolve a conflict.
+
+    Attributes:
+        apply: the resolver's input after it; None if nobody can know.
+        group: of several in a group only the first that works is offered.
+        excluded: the hosts that it leaves out.
+        fields: the fields of ``Requirements`` that it changes.
+    """
+
+    apply: Callable[[HostClasses, Requirements], tuple[HostClasses, Requirements]] | None = None
+    group: str = ""
+    excluded: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+
+    def remedy(self, addition: str = "") -> Remedy:
+        """The remedy as the user reads it."""
+        return Remedy(self.text + addition, self.about)
+
+
+class Conflict(Exception):
+    """Raised when nothing fits: the host that blocks, what is wrong, and ``proposals`` in the order of their cost, which are read once."""
+
+    def __init__(self, host: str, what: str, proposals: Iterable[Proposal]) -> None:
+        super().__init__(what)
+        self.host, self.what, self.proposals = host, what, proposals
+
+
+Conflicts = Mapping[Hashable, Conflict]  # by what has the conflict: a component, a host class, …
+
+
+def change_requirements(text: str, **fields: Any) -> Proposal:
+    """Other requirements: the fields of ``Requirements`` that change."""
+    return Proposal(text, "options", lambda host_classes, before: (host_classes, replace(before, **fields)), fields=tuple(fields))
+
+
+def exclude(names: Sequence[str]) -> Proposal:
+    """The plan without these hosts."""
+    limit = ",".join(f"!{name}" for name in names)
+    how = "remove them from the inventory, or use --limit" if len(names) > 3 else f"--limit '{limit}'"
+    text = f"leave {joined(names)} out: {how}"
+    return Proposal(text, apply=lambda host_classes, asked: (remaining(host_classes, names), asked), excluded=tuple(names))
+
+
+def remaining(host_classes: HostClasses, excluded: Collection[str]) -> HostClasses:
+    """The host classes without the excluded hosts."""
+    left = {host_class: [name for name in names if name not in excluded] for host_class, names in host_classes.items()}
+    return {host_class: names for host_class, names in left.items() if names}
+
+
+def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str = "") -> Proposal:
+    """A change of the hosts: every class becomes the result of ``change``."""
+
+    def apply(host_classes: HostClasses, requirements: Requirements) -> tuple[HostClasses, Requirements]:
+        changed: dict[HostClass, list[str]] = {}
+        for host_class, names in host_classes.items():
+            changed.setdefault(change(host_class), []).extend(names)
+        return changed, requirements
+
+    return Proposal(text, apply=apply, group=group)
+
+
+def change_class(text: str, before: HostClass, after: HostClass, group: str = "") -> Proposal:
+    """A change of the hosts of one class."""
+    return change_hosts(text, lambda host_class: after if host_class == before else host_class, group)
+
+
+def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
+    """Every newer driver, the oldest first."""
+    drivers = catalog.cuda().toolkits.drivers
+    for cuda in sorted(drivers, key=key):
+        if host_class.cuda is None or key(cuda) > key(host_class.cuda):
+            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda})"
+            yield change_class(text, host_class, with_driver_for(host_class, cuda), "driver")
+
+
+def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collection[str]) -> Iterator[Proposal]:
+    """Every one of these Pythons, the newest first."""
+    for version in sorted(versions, key=key, reverse=True):
+        path = f"/usr/bin/python{version}"
+        text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={path}"
+        yield change_class(text, host_class, replace(host_class, python=Interpreter(version, path), other_pythons=()), "python")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The question that met trouble, and what answers another one: the trouble that it meets."""
+    """A resolver's input, its conflicts, and ``resolve``, which returns the conflicts of another input."""
 
-    kinds: Kinds
+    host_classes: HostClasses
     requirements: Requirements
-    trouble: Trouble
-    again: Callable[[Kinds, Requirements], Trouble]
+    conflicts: Conflicts
+    resolve: Callable[[HostClasses, Requirements], Conflicts]
 
-    def conflicts(self) -> list[Problem]:
-        """All trouble as problems, each with its cheapest remedies that work."""
-        return [blocked.problem(self._remedies(what, blocked)) for what, blocked in self.trouble.items()]
-
-    def _remedies(self, what: Hashable, blocked: Blocked) -> tuple[Remedy, ...]:
-        """Those that end in a plan; where there is none, those that do away with this conflict, if only to meet that of the next host. Then
-        what cannot be tried. None asks for something else than what an earlier run has decided: the user has not asked for that."""
-        whole: dict[str, Remedy] = {}
-        part: dict[str, Remedy] = {}
-        step: dict[str, Remedy] = {}
-        untried = []
-        for attempt in blocked.attempts:
-            sort = attempt.sort or attempt.text
-            if self.requirements.are_kept(attempt.asks):
-                continue
-            if attempt.then is None:
-                untried.append(attempt.remedy())
-            elif sort not in whole and len(whole) < MOST:
-                enough = self._with_all_that_must_go(attempt, what)
-                left = self._left(enough)
-                if not left:
-                    whole[sort] = enough.remedy()
-                elif set(left) <= set(self.trouble) and not _is_left(blocked, left.get(what)):
-                    (step if what in left else part).setdefault(sort, enough.remedy(" (not enough by itself)"))
-        return tuple([*(whole or part or step).values(), *untried][:MOST])
-
-    def _left(self, attempt: Attempt) -> Trouble:
-        """The trouble that is left after an attempt; without any host it is all of it."""
-        kinds, requirements = attempt.then(self.kinds, self.requirements) if attempt.then else (self.kinds, self.requirements)
-        return self.again(kinds, requirements) if kinds else self.trouble
-
-    def _with_all_that_must_go(self, attempt: Attempt, what: Hashable) -> Attempt:
-        """Behind the first host that blocks there may be others: they are left out with it, if that leaves any with a plan."""
-        if not attempt.without:
-            return attempt
-        return (
-            self._grown(attempt, lambda left: next(iter(left.values()), None))
-            or self._grown(attempt, lambda left: left.get(what))
-            or attempt
+    def problems(self) -> tuple[Problem, ...]:
+        """The conflicts as problems, each with its cheapest remedies that work."""
+        return tuple(
+            Problem("error", conflict.what, host=conflict.host, remedies=self._remedies(subject, conflict))
+            for subject, conflict in self.conflicts.items()
         )
 
-    def _grown(self, attempt: Attempt, still_blocked: Callable[[Trouble], Blocked | None]) -> Attempt | None:
-        while left := remaining(self.kinds, attempt.without):
-            blocked = still_blocked(self._left(attempt))
-            if blocked is None:
-                return attempt
-            attempt = leave_out([*attempt.without, *next(names for names in left.values() if blocked.host in names)])
+    def _remedies(self, subject: Hashable, conflict: Conflict) -> tuple[Remedy, ...]:
+        """Remedies that lead to a plan; without any, those that resolve this conflict; without any, those that move it to another host.
+        Then remedies that cannot be tried. A component that an earlier run chose is not the user's requirement, so none changes it."""
+        complete: dict[str, Remedy] = {}
+        partial: dict[str, Remedy] = {}
+        moving: dict[str, Remedy] = {}
+        untried = []
+        for proposal in conflict.proposals:
+            group = proposal.group or proposal.text
+            if self.requirements.are_kept(proposal.fields):
+                continue
+            if proposal.apply is None:
+                untried.append(proposal.remedy())
+            elif group not in complete and len(complete) < MOST_REMEDIES:
+                extended = self._with_further_exclusions(proposal, subject)
+                left = self._conflicts_after(extended)
+                same = left.get(subject)
+                if not left:
+                    complete[group] = extended.remedy()
+                elif set(left) <= set(self.conflicts) and (same is None or (same.host, same.what) != (conflict.host, conflict.what)):
+                    (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
+        return tuple([*(complete or partial or moving).values(), *untried][:MOST_REMEDIES])
+
+    def _conflicts_after(self, proposal: Proposal) -> Conflicts:
+        """The conflicts that are left after a remedy; without any host left, all of them."""
+        if proposal.apply is None:
+            return self.conflicts
+        host_classes, requirements = proposal.apply(self.host_classes, self.requirements)
+        return self.resolve(host_classes, requirements) if host_classes else self.conflicts
+
+    def _with_further_exclusions(self, proposal: Proposal, subject: Hashable) -> Proposal:
+        """Hosts may have the same conflict as the first one: they are excluded with it if that leaves any with a plan."""
+        if not proposal.excluded:
+            return proposal
+        return (
+            self._extended(proposal, lambda left: next(iter(left.values()), None))
+            or self._extended(proposal, lambda left: left.get(subject))
+            or proposal
+        )
+
+    def _extended(self, proposal: Proposal, conflict_in: Callable[[Conflicts], Conflict | None]) -> Proposal | None:
+        while left := remaining(self.host_classes, proposal.excluded):
+            conflict = conflict_in(self._conflicts_after(proposal))
+            if conflict is None:
+                return proposal
+            proposal = exclude([*proposal.excluded, *next(names for names in left.values() if conflict.host in names)])
         return None

@@ -1,7 +1,6 @@
-"""Throw-away hosts on this machine: containers with sshd that look to the rest of the project like any other Linux host.
+"""Throw-away hosts on this machine: containers with sshd that look to the rest of the toolkit like any other Linux host.
 
-``up`` makes them, ``status`` tells how they are, ``down`` removes every trace. Nothing else in the project talks to the engine on
-behalf of the sandbox, and the sandbox installs nothing that a bare host would not have.
+``up`` makes them, ``status`` describes them, ``down`` removes every trace. They have nothing that a bare host would not have.
 """
 
 from provision.containers.container_engine import engine_available

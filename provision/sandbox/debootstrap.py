@@ -1,35 +1,46 @@
-"""Debian from its mirror instead of from an image registry: runs debootstrap once and keeps the result as a tar.
+"""Debian from its mirror where the image cannot be pulled: debootstrap runs once, and the cache keeps the result as a tar.
 
-The run lives in namespaces of its own: when the controller dies, by whatever signal, the kernel ends it and drops its mounts.
+The run is in namespaces of its own: when the controller dies, by whatever signal, the kernel ends it and drops its mounts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 
 from provision.base import paths, process_locks
 from provision.base.errors import ProvisionError
 from provision.containers.controller_settings import Settings
-from provision.sandbox import hostfiles, names
+from provision.sandbox import names
 
+#: Debian's image tag -> the suite that debootstrap makes instead.
+SUITES = {"12": "bookworm", "bookworm": "bookworm", "13": "trixie", "trixie": "trixie"}
 #: A slow mirror takes minutes, a dead one fails by itself: the lock is waited for at least as long as another run may need.
 LOCK_SECONDS = 1800
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 #: The kernel ends unshare with its parent, and with unshare everything in its namespaces; their mounts go with them.
 _NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def kept(suite: str) -> Path:
-    """Where the suite's tar is kept, whether or not it is there."""
-    return paths.cache() / "sandbox" / f"debian-{suite}-{platform.machine()}.tar"
+def suite_of(base: str) -> str | None:
+    """The Debian suite of a base image; None when debootstrap cannot make it."""
+    repository, _, tag = base.removeprefix("library/").partition(":")
+    return SUITES.get(tag.removesuffix("-slim")) if repository == "debian" else None
 
 
-def lacking() -> str | None:
+def tar(suite: str, packages: Sequence[str] = ()) -> Path:
+    """Where the suite's tar is kept, whether or not it exists."""
+    extra = f"-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}" if packages else ""
+    return paths.cache() / "sandbox" / f"debian-{suite}-{platform.machine()}{extra}.tar"
+
+
+def missing() -> str | None:
     """What keeps debootstrap from running here, as half a sentence; None when nothing does."""
     if os.geteuid() != 0:
         return "debootstrap needs root"
@@ -37,75 +48,67 @@ def lacking() -> str | None:
         if shutil.which(tool) is None:
             return f"{tool} is not installed (package {package})"
     if not KEYRING.exists():
-        return f"{KEYRING} is not there to check Debian's signature (package debian-archive-keyring)"
+        return f"{KEYRING} is missing, which verifies Debian's signature (package debian-archive-keyring)"
     return None
 
 
-def make(suite: str, settings: Settings, say: Callable[[str], None]) -> Path:
-    """The suite's tar, made now unless it is kept already. Two processes never make the same one at once.
+def make(suite: str, settings: Settings, say: Callable[[str], None], packages: Sequence[str] = ()) -> Path:
+    """The suite's tar, made now unless the cache has it. Two processes never make the same one at once.
 
     Args:
         suite: such as ``bookworm``.
         settings: the controller's: its mirror and its proxies.
-        say: told in one line what takes long.
+        say: called with one line before what takes long.
+        packages: what to install besides Debian's minimum.
 
     Raises:
         ProvisionError: debootstrap failed; its last lines say why.
     """
-    with process_locks.acquired(names.lock(f"debootstrap-{suite}"), LOCK_SECONDS) as mine:
-        if not mine:
+    kept = tar(suite, packages)
+    with process_locks.acquired(names.lock(f"debootstrap-{suite}"), LOCK_SECONDS) as lock:
+        if not lock:
             raise ProvisionError(
                 f"Another process has been making Debian {suite} for {LOCK_SECONDS // 60} minutes.", hint="End it, then try again."
             )
-        if not kept(suite).exists():
+        if not kept.exists():
             say(f"making Debian {suite} with debootstrap; this takes a minute or two, once")
-            _clear(suite)
+            work = _partial() / suite
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
             try:
-                _run(suite, settings)
+                _run(suite, work, settings, packages)
+                (work / "base.tar").replace(kept)
             finally:
-                _clear(suite)
-    return kept(suite)
+                shutil.rmtree(work, ignore_errors=True)
+    return kept
 
 
-def remove_orphans() -> list[str]:
-    """Removes what a run left that was killed; leaves alone what another process is making now.
-
-    Returns:
-        What was removed.
-    """
+def remove_partial() -> list[str]:
+    """Remove what killed runs left; leave alone what another process is making now. Returns what was removed."""
     removed = []
-    for tree in sorted(_partial().glob("*")):
-        with process_locks.acquired(names.lock(f"debootstrap-{tree.name}")) as mine:
-            if mine and tree.exists():
-                _clear(tree.name)
-                removed.append(f"unfinished base {tree.name}")
-    if _partial().is_dir() and not any(_partial().iterdir()):
-        _partial().rmdir()
+    for work in sorted(_partial().glob("*")):
+        with process_locks.acquired(names.lock(f"debootstrap-{work.name}")) as lock:
+            if lock and work.exists():
+                shutil.rmtree(work, ignore_errors=True)
+                removed.append(f"unfinished base {work.name}")
     return removed
 
 
-def _run(suite: str, settings: Settings) -> None:
-    work = _partial() / suite
-    work.mkdir(parents=True)
-    kept(suite).parent.mkdir(parents=True, exist_ok=True)
+def _run(suite: str, work: Path, settings: Settings, packages: Sequence[str]) -> None:
     mirror = settings.mirror.archive if settings.mirror and settings.distribution == "debian" else ""
-    proxies = settings.proxies or {}
-    apt = settings.apt or {}
-    # debootstrap fetches with wget, which knows nothing of a proxy that only apt is told of.
-    environ = dict(os.environ) | {
-        f"{scheme}_proxy": url
-        for scheme in ("http", "https")
-        if (url := proxies.get(f"{scheme}_proxy") or apt.get(f"Acquire::{scheme}::Proxy"))
-    }
+    proxies, apt = settings.proxies or {}, settings.apt or {}
+    # debootstrap fetches with wget, which does not know a proxy that only apt's configuration names.
+    proxy_of = {scheme: proxies.get(f"{scheme}_proxy") or apt.get(f"Acquire::{scheme}::Proxy") for scheme in ("http", "https")}
+    script = resources.files("provision.sandbox").joinpath("host", "debootstrap.sh").read_text(encoding="utf-8")
     process = subprocess.Popen(
-        [*_NAMESPACES, "sh", "-c", hostfiles.script("debootstrap.sh"), "debootstrap", suite, str(work), str(KEYRING), mirror],
+        [*_NAMESPACES, "sh", "-c", script, "debootstrap", suite, str(work), str(KEYRING), ",".join(packages), mirror],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=environ,
-        start_new_session=True,  # a terminal's Ctrl-C is for the controller, who ends this run in its own way
+        env=os.environ | {f"{scheme}_proxy": url for scheme, url in proxy_of.items() if url},
+        start_new_session=True,  # a terminal's Ctrl-C is for the controller, which ends this run itself
     )
     try:
         output, _ = process.communicate()
@@ -114,15 +117,9 @@ def _run(suite: str, settings: Settings) -> None:
         process.wait()
     if process.returncode != 0:
         tail = " / ".join(line for line in output.splitlines()[-4:] if line.strip())
-        full = "no space left on device" in output.lower()
-        hint = f"Free some space where {paths.cache()} is." if full else "See that apt's mirror answers (`apt-get update`), then try again."
-        raise ProvisionError("The disk is full." if full else f"debootstrap failed: {tail}", where=f"making Debian {suite}", hint=hint)
-    (work / "base.tar").replace(kept(suite))
+        hint = f"Check that apt's mirror answers (`apt-get update`) and that {paths.cache()} has space left, then try again."
+        raise ProvisionError(f"debootstrap failed: {tail}", where=f"making Debian {suite}", hint=hint)
 
 
 def _partial() -> Path:
     return paths.cache() / "sandbox" / "partial"
-
-
-def _clear(suite: str) -> None:
-    shutil.rmtree(_partial() / suite, ignore_errors=True)

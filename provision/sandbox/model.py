@@ -1,4 +1,4 @@
-"""What a sandbox is, as data. No behaviour, no engine."""
+"""A sandbox as data, and the inventory that describes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SandboxHost:
         name: its host name, ``node1`` and on.
         address: its IPv4 address on the sandbox's own network; empty while it is stopped.
         container: the container's name.
-        base: the base the user asked for, such as ``debian:12``.
+        base: the base image as the user named it, such as ``debian:12``.
         state: the engine's word for it: ``running``, ``exited``, ``paused`` …
     """
 
@@ -33,12 +33,12 @@ class Sandbox:
     """A set of throw-away hosts and the files that reach them.
 
     Attributes:
-        name: the sandbox's name; several may live side by side.
+        name: the sandbox's name; several can exist side by side.
         hosts: in the order of their numbers.
-        inventory: the inventory file, made for the user to look at.
+        inventory: the inventory file.
         user: the ordinary user on every host; root takes the same key.
         key: the private key (mode 0600).
-        known_hosts: the hosts' public keys, read through the engine and so true from the first connection.
+        known_hosts: the hosts' public keys, read through the engine and so trusted from the first connection.
         become_password: file with ``user``'s password for sudo (mode 0600); None unless sudo asks for one.
     """
 
@@ -54,3 +54,31 @@ class Sandbox:
     def running(self) -> bool:
         """True when there is at least one host and none of them is stopped."""
         return bool(self.hosts) and all(host.state == "running" for host in self.hosts)
+
+    def ssh_options(self) -> list[str]:
+        """Arguments for ``ssh`` besides user, key and host: only the sandbox's own keys count, on both ends."""
+        known = f'"{self.known_hosts}"' if " " in str(self.known_hosts) else str(self.known_hosts)  # ssh splits the value at blanks
+        options = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes"]
+        return [word for option in options for word in ("-o", option)]
+
+    def inventory_text(self, slots: int) -> str:
+        """An Ansible inventory in INI form, commented for the person who opens it. ``slots``: ranks per host."""
+        width = max(len(host.name) for host in self.hosts)
+        hosts = "\n".join(f"{host.name:<{width}}  ansible_host={host.address}  slots={slots}" for host in self.hosts)
+        become = f"\n# {self.user}'s sudo asks for the password in {self.become_password}\n" if self.become_password else ""
+        return f"""\
+# Throw-away hosts of the sandbox '{self.name}', made by `provision sandbox up`. `provision sandbox down` removes them.
+# One line per host: its name, its address, and how many ranks it may run (slots).
+{hosts}
+
+# How to log in. The hosts' keys are known beforehand, so an impostor is refused. User root takes the same key.
+[all:vars]
+ansible_user={self.user}
+ansible_ssh_private_key_file={self.key}
+ansible_ssh_common_args='{" ".join(_quoted(option) for option in self.ssh_options())}'
+ansible_python_interpreter=/usr/bin/python3
+{become}"""
+
+
+def _quoted(argument: str) -> str:
+    return argument if " " not in argument else '"' + argument.replace('"', '\\"') + '"'

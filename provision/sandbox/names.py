@@ -1,42 +1,59 @@
-"""What the sandbox's things are called. ``down`` finds them all by these names and labels alone, so nothing is made without them."""
+"""Names and labels of everything that a sandbox consists of. Removal finds things by these alone, so nothing is made without them."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from provision.base import paths
 from provision.base.errors import UsageError
+from provision.containers import image_names
 
 USER = "trainer"
 
 #: On every container, network and image of a sandbox; the value is the sandbox's name.
 LABEL = "org.provision.sandbox"
-ROLE = f"{LABEL}.role"  # on containers: "host", or "builder" for the one an image is made in
+ROLE = f"{LABEL}.role"  # "host" on the containers of a sandbox; a user's container of the same image does not have it
 HOST = f"{LABEL}.host"
 BASE = f"{LABEL}.base"
 SUDO = f"{LABEL}.sudo"
-PULLS = f"{LABEL}.pulls"  # on the network: images that were not here before, which `down` may therefore remove
-FOLDER = f"{LABEL}.folder"  # on the network: where the keys are, for a `down` that runs with another PROVISION_HOME
 
-#: Images that the sandbox makes lie under this name. A user's image built on one of them inherits its labels but not its name.
+#: Repository of the images that are made here. A user's image that is built on one inherits its labels but not its name.
 REPOSITORY = "provision-sandbox"
+
+DEFAULT_BASE = "debian:12"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 
 
-def checked(name: str) -> str:
-    """The name itself, if it can stand in the names of containers, images and folders.
-
-    Raises:
-        UsageError: it cannot.
-    """
+def check(name: str) -> None:
+    """Raise UsageError unless the name can be part of the names of containers, images and folders."""
     if not _NAME.fullmatch(name) or ".." in name or name[-1] in "._-":
         raise UsageError(
             f"'{name}' cannot name a sandbox.", hint="Use at most 40 of a-z, 0-9, '-', '_' and '.', with a letter or digit at both ends."
         )
-    return name
+
+
+def base_images(count: int, base: str | Sequence[str] | None) -> list[str]:
+    """The base image of each host: host i gets the i-th base, beginning again where there are fewer bases than hosts.
+
+    Args:
+        count: number of hosts, at least 1.
+        base: one image, several, or None for ``DEFAULT_BASE``.
+
+    Raises:
+        UsageError: no hosts, more bases than hosts, or a base that is not the name of an image.
+    """
+    if count < 1:
+        raise UsageError(f"A sandbox needs at least one host, not {count}.", hint="Say how many: provision sandbox up -n 2")
+    requested = [base] if isinstance(base, str) else list(base or [DEFAULT_BASE])
+    if len(requested) > count:
+        hint = f"Start as many hosts: provision sandbox up -n {len(requested)}"
+        raise UsageError(f"{len(requested)} bases for {count} host(s).", hint=hint)
+    checked = [image_names.checked(one) for one in requested]
+    return [checked[i % len(checked)] for i in range(count)]
 
 
 def network(sandbox: str) -> str:
@@ -47,13 +64,10 @@ def container(sandbox: str, host: str) -> str:
     return f"provision-{sandbox}-{host}"
 
 
-def builder(sandbox: str, base: str) -> str:
-    return f"provision-{sandbox}-build-{_slug(base)}"
-
-
-def image_tag(sandbox: str, kind: str, base: str) -> str:
-    """The tag, without repository, of the sandbox's own image of one base. Two sandboxes never share a tag."""
-    return f"{kind}-{sandbox}-{_slug(base)}"
+def image_tag(sandbox: str, base: str) -> str:
+    """The tag, without repository, of the image that a sandbox imports for a base. Two sandboxes never share a tag."""
+    readable = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[-40:].strip("-")
+    return f"base-{sandbox}-{readable}-{hashlib.sha256(base.encode()).hexdigest()[:6]}"  # "a/b" and "a:b" must differ
 
 
 def folder(sandbox: str) -> Path:
@@ -64,8 +78,3 @@ def folder(sandbox: str) -> Path:
 def lock(what: str) -> Path:
     """The file of the lock on one sandbox, or on one base that is being made."""
     return paths.cache() / "locks" / f"{what}.lock"
-
-
-def _slug(base: str) -> str:
-    readable = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[-40:].strip("-")
-    return f"{readable}-{hashlib.sha256(base.encode()).hexdigest()[:6]}"  # "a/b" and "a:b" must not meet

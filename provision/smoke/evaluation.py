@@ -1,42 +1,112 @@
-"""Judges the training job that ends every run: did every listed host and rank take part, and is what they trained right?
+"""The verdict on the training job that ends every run: did every host and rank take part, and is what they trained right? Pure.
 
-Pure: reads the report that hostside/train_mnist.py wrote, starts and fetches nothing. It believes no verdict of the job's own; each is
-drawn again from the ranks' digests and the accuracies.
+It believes no verdict of the job's own: each is derived again from the ranks' digests and the accuracies.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-REPORT_SCHEMA = 1
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
+
+Verdict = tuple[str | None, list[str]]  # a summary for people, and why the job did not succeed: a sentence each, none when it did
 
 
-def judge(report: Mapping[str, Any], *, expected_hosts: Mapping[str, str], expected_np: int, bar: float) -> list[str]:
-    """Why the job did not succeed, a sentence each; empty when it did.
+class Participant(BaseModel):
+    """One rank, as it describes itself."""
+
+    rank: NonNegativeInt
+    host: str
+    local_rank: NonNegativeInt
+    parameter_digest: str
+
+
+class Epoch(BaseModel):
+    """One pass through the training images."""
+
+    epoch: int
+    test_accuracy_percent: float
+
+
+class TrainingReport(BaseModel):
+    """What rank 0 of hostside/train_mnist.py writes, as far as it is read here."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    dataset: str
+    np: int
+    hosts: dict[str, list[int]]
+    participants: list[Participant]
+    epochs: list[Epoch] = Field(min_length=1)
+    bar_percent: float
+    images_per_second: float
+    one_rank_images_per_second: float | None
+    speedup: float | None
+    efficiency: float | None
+    notes: list[str] = []
+
+
+class CheckHost(BaseModel):
+    """One host of the engine's own check."""
+
+    host: str
+
+
+class CheckReport(BaseModel):
+    """What ``python -m collective_core.check --report`` writes, as far as it is read here."""
+
+    size: int
+    hosts: list[CheckHost]
+    failures: list[str]
+    transport: str
+
+
+def evaluate_training(document: Mapping[str, Any], hosts: Mapping[str, str], np: int, bar: float) -> Verdict:
+    """The verdict on a training job.
 
     Args:
-        report: what rank 0 wrote.
-        expected_hosts: name in the inventory → host name that the host calls itself.
-        expected_np: number of ranks that were asked for.
+        document: the job's report.
+        hosts: name in the inventory → host name that the host itself uses.
+        np: number of ranks that were started.
         bar: test accuracy in percent that the last epoch must have reached.
     """
-    if report.get("schema") != REPORT_SCHEMA:
-        return [f"the training job's report has schema {report.get('schema')!r}, this version reads {REPORT_SCHEMA}"]
     try:
-        participants = sorted(report["participants"], key=lambda one: int(one["rank"]))
-        return [
-            *_missing_ranks([int(one["rank"]) for one in participants], expected_np),
-            *_missing_hosts(participants, expected_hosts),
-            *_differing_parameters(participants),
-            *_too_inaccurate(report["epochs"], bar),
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        return [f"the training job's report cannot be understood: {type(error).__name__} {error}"]
+        report = TrainingReport.model_validate(document)
+    except ValidationError as error:
+        return None, [f"the training job's report cannot be read: {_first(error)}"]
+    ranks = sorted(report.participants, key=lambda one: one.rank)
+    last = report.epochs[-1]
+    faults = [*_wrong_ranks([one.rank for one in ranks], np), *_wrong_hosts(ranks, hosts), *_differing_parameters(ranks)]
+    if not last.test_accuracy_percent >= bar:  # also catches NaN
+        faults.append(f"test accuracy after epoch {last.epoch} is {last.test_accuracy_percent:.2f} %, the bar is {bar:g} %")
+    return _summary(report), faults
 
 
-def _missing_ranks(ranks: Sequence[int], expected: int) -> Iterable[str]:
+def evaluate_check(document: Mapping[str, Any], hosts: Mapping[str, str], np: int) -> Verdict:
+    """The verdict on the engine's own check, with arguments as of `evaluate_training`."""
+    try:
+        report = CheckReport.model_validate(document)
+    except ValidationError as error:
+        return None, [f"the engine check's report cannot be read: {_first(error)}"]
+    faults = [f"the engine is wrong: {failure}" for failure in report.failures]
+    if report.size != np:
+        faults.append(f"{_plural(np, 'rank')} should have taken part, but {report.size} did")
+    seen = {each.host for each in report.hosts}
+    faults += [f"{name} did not take part: no rank ran there" for name, hostname in hosts.items() if hostname not in seen]
+    if len(report.hosts) < len(hosts):
+        faults.append(f"{_plural(len(hosts), 'host')} should have taken part, but {len(report.hosts)} did")
+    result = "all collectives are right" if not report.failures else f"{len(report.failures)} collectives are WRONG"
+    over = "" if report.transport == "none" else f" over {report.transport}"
+    return f"engine check: {_plural(report.size, 'rank')} on {_plural(len(report.hosts), 'host')}{over}: {result}", faults
+
+
+def _first(error: ValidationError) -> str:
+    wrong = error.errors()[0]
+    return f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+
+
+def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[str]:
     if missing := sorted(set(range(expected)) - set(ranks)):
         yield f"{_plural(expected, 'rank')} should have trained, but rank {_list(missing)} did not take part"
     if surplus := sorted(set(ranks) - set(range(expected))):
@@ -45,67 +115,39 @@ def _missing_ranks(ranks: Sequence[int], expected: int) -> Iterable[str]:
         yield f"rank {_list(doubled)} is in the report more than once"
 
 
-def _missing_hosts(participants: Sequence[Mapping[str, Any]], expected: Mapping[str, str]) -> Iterable[str]:
-    # Hosts that call themselves the same can still be counted: each has one rank with local rank 0.
-    seen = Counter(str(one["host"]) for one in participants if int(one["local_rank"]) == 0)
-    for one in participants:
-        seen.setdefault(str(one["host"]), 1)
-    names: dict[str, list[str]] = {}
+def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> Iterator[str]:
+    seen = {one.host for one in ranks}
     for name, hostname in expected.items():
-        names.setdefault(hostname, []).append(name)
-    for hostname, of_inventory in names.items():
         if hostname not in seen:
-            for name in of_inventory:
-                yield f"{_called(name, hostname)} did not take part: no rank ran there"
-        elif seen[hostname] < len(of_inventory):
-            yield (
-                f"{_list(of_inventory)} all call themselves {hostname}, and ranks ran on {seen[hostname]} of these {len(of_inventory)}; "
-                "give each host a name of its own"
-            )
-    for hostname in sorted(set(seen) - set(names)):
-        ranks = [int(one["rank"]) for one in participants if one["host"] == hostname]
-        yield f"rank {_list(ranks)} ran on {hostname}, which is no host of this run"
+            yield f"{name if name == hostname else f'{name} ({hostname})'} did not take part: no rank ran there"
+    for hostname in sorted(seen - {*expected.values()}):
+        yield f"rank {_list([one.rank for one in ranks if one.host == hostname])} ran on {hostname}, which is no host of this run"
+    # Hosts with the same host name are told apart by their ranks with local rank 0.
+    if sum(one.local_rank == 0 for one in ranks) < len(expected) and seen == {*expected.values()}:
+        yield f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"
 
 
-def _differing_parameters(participants: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[str]:
     by_digest: dict[str, list[int]] = {}
-    for one in participants:
-        by_digest.setdefault(str(one["parameter_digest"]), []).append(int(one["rank"]))
+    for one in ranks:
+        by_digest.setdefault(one.parameter_digest, []).append(one.rank)
     if len(by_digest) > 1:
-        groups = "; ".join(f"{digest[:12]} on rank {_list(ranks)}" for digest, ranks in by_digest.items())
+        groups = "; ".join(f"{digest[:12]} on rank {_list(same)}" for digest, same in by_digest.items())
         yield f"the parameters are not the same on all ranks at the end: {groups}"
 
 
-def _too_inaccurate(epochs: Sequence[Mapping[str, Any]], bar: float) -> Iterable[str]:
-    if not epochs:
-        yield "no epoch was trained"
-        return
-    reached, epoch = float(epochs[-1]["test_accuracy_percent"]), int(epochs[-1]["epoch"])
-    if not reached >= bar:  # also catches NaN
-        yield f"test accuracy after epoch {epoch} is {reached:.2f} %, the bar is {bar:g} %"
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """The job in a few lines: data, ranks, accuracy, sameness, speed, and what limited it."""
-    epochs = report["epochs"]
-    bar = f" (bar {report['bar_percent']:g} %)" if report["bar_percent"] > 0 else " (no bar for so few epochs)"
-    same = "bit-identical on all ranks" if report["parameters_identical"] else "not the same on all ranks"
-    speed = f"{report['images_per_second']:,.0f} images/s"
-    if report["speedup"] is not None:  # one rank has nothing to be faster than
+def _summary(report: TrainingReport) -> str:
+    bar = f"bar {report.bar_percent:g} %" if report.bar_percent > 0 else "no bar for so few epochs"
+    same = "bit-identical on all ranks" if len({one.parameter_digest for one in report.participants}) == 1 else "not the same on all ranks"
+    speed = f"{report.images_per_second:,.0f} images/s"
+    if report.speedup is not None and report.efficiency is not None:  # one rank has nothing to be faster than
         speed += (
-            f"; one rank alone {report['one_rank_images_per_second']:,.0f}: "
-            f"speed-up {report['speedup']:.2f}, parallel efficiency {100 * report['efficiency']:.0f} %"
+            f"; one rank alone {report.one_rank_images_per_second:,.0f}: "
+            f"speed-up {report.speedup:.2f}, parallel efficiency {100 * report.efficiency:.0f} %"
         )
-    lines = [
-        f"{report['dataset']}: {_plural(report['np'], 'rank')} on {_plural(len(report['hosts']), 'host')}, "
-        f"{_plural(len(epochs), 'epoch')}: test accuracy {report['test_accuracy_percent']:.2f} %{bar}, parameters {same}",
-        speed,
-    ]
-    return "\n".join([*lines, *(str(note) for note in report.get("notes", ()))])
-
-
-def _called(name: str, hostname: str) -> str:
-    return name if name == hostname else f"{name} ({hostname})"
+    size = f"{_plural(report.np, 'rank')} on {_plural(len(report.hosts), 'host')}, {_plural(len(report.epochs), 'epoch')}"
+    result = f"test accuracy {report.epochs[-1].test_accuracy_percent:.2f} % ({bar}), parameters {same}"
+    return "\n".join([f"{report.dataset}: {size}: {result}", speed, *report.notes])
 
 
 def _plural(count: int, noun: str) -> str:
@@ -118,25 +160,3 @@ def _list(items: Sequence[object]) -> str:
     if len(words) > 12:
         words = [*words[:10], f"{len(words) - 10} more"]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def judge_check(report: Mapping[str, Any], expected_hosts: Mapping[str, str], expected_np: int) -> list[str]:
-    """Why the engine's own check (``collective_core.check --report``) did not succeed; empty when it did."""
-    faults = [f"the engine is wrong: {failure}" for failure in report["failures"]]
-    if report["size"] != expected_np:
-        faults.append(f"{_plural(expected_np, 'rank')} should have taken part, but {report['size']} did")
-    seen = Counter(str(host["host"]) for host in report["hosts"])
-    for name, called in expected_hosts.items():
-        if not seen[called]:
-            faults.append(f"{name} did not take part: no rank ran there")
-    if len(report["hosts"]) < len(expected_hosts):
-        faults.append(f"{_plural(len(expected_hosts), 'host')} should have taken part, but {len(report['hosts'])} did")
-    return faults
-
-
-def check_summary(report: Mapping[str, Any]) -> str:
-    """One line for people about the engine's own check."""
-    hosts = _plural(len(report["hosts"]), "host")
-    verdict = "all collectives are right" if not report["failures"] else f"{len(report['failures'])} collectives are WRONG"
-    over = "" if report["transport"] == "none" else f" over {report['transport']}"
-    return f"engine check: {_plural(report['size'], 'rank')} on {hosts}{over}: {verdict}"

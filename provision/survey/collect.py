@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from provision import catalog, facts
 from provision.base import resources
@@ -16,7 +16,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.facts import Facts, Unsurveyed
 from provision.inventory import Host
-from provision.inventory.values import wrong_prefix
+from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import Event
 from provision.remote.session import Session
@@ -43,12 +43,8 @@ class Survey:
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 
-def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Survey:
-    """Survey all hosts of the session's inventory. Changes nothing on them.
-
-    Args:
-        index: which hosts ask the index of their pip what wheels it has: all, or those where no run has come to its end.
-    """
+def look(session: Session) -> Survey:
+    """Survey all hosts of the session's inventory. Changes nothing on them."""
     received: dict[str, tuple[str, float]] = {}
     refused: dict[str, Event] = {}
 
@@ -64,7 +60,7 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
         resources.folder("playbooks") / "survey.yml",
         "Survey",
         extra_vars={
-            "provision_survey_command": _command(index),
+            "provision_survey_command": _command(),
             "provision_try_become": asked,
             "provision_with_password": with_password,
         },
@@ -78,7 +74,7 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
     survey.problems += facts.against_inventory(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
-    session.rooted = {name for name, found in survey.hosts.items() if found.user.can_become}
+    session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     session.write("facts.json", survey.as_dict())
     return survey
 
@@ -125,7 +121,7 @@ def prefix_of(host: Host, found: Facts) -> str:
     if host.prefix:
         return host.prefix
     at_home = f"{(found.user.home or '').rstrip('/')}/{HOME_PREFIX}"
-    return DEFAULT_PREFIX if found.user.can_become or wrong_prefix(at_home) else at_home
+    return DEFAULT_PREFIX if found.user.can_become or prefix_error(at_home) else at_home
 
 
 def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
@@ -145,8 +141,8 @@ def command_on_host(script: str, variable: str, options: Mapping[str, Any], miss
     return f"/bin/sh -c {shlex.quote(command)}"
 
 
-def _command(index: str | None) -> str:
-    options = {"prefix": "@prefix@", "root": "@root@", **({"index": index} if index else {})}
+def _command() -> str:
+    options = {"prefix": "@prefix@", "root": "@root@"}
     absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
     return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", options, absent)
 

@@ -20,12 +20,11 @@ from provision.facts import Facts
 from provision.inventory import Host, Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
-from provision.remote import shell
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import collect
 
-_MARK = "===PROVISION-MANIFEST==="  # a login may print something first
-_NO_PYTHON, _NO_ENGINE, _SSH_ITSELF = 71, 72, 255  # exit codes
+_NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
 #: A folder that only has the engine's name, as a checkout has, is no package: it has no origin.
 _FIND = f'import sys, importlib.util as u; sys.exit(0 if getattr(u.find_spec("collective_core"), "origin", None) else {_NO_ENGINE})'
 _TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -c {shlex.quote(_FIND)}'
@@ -35,7 +34,7 @@ class NothingInstalled(ProvisionError):
     """No run of ours has come to its end on a host."""
 
 
-def find(session: Session, python: str | None, timeout: float = shell.TIMEOUT_S) -> Plan | str:
+def find(session: Session, python: str | None, timeout: float = ssh.TIMEOUT_S) -> Plan | str:
     """What a job can run with: the plan of what is installed, or the path of a Python that has the engine.
 
     That is ``python`` where it is given; where nothing is installed and all hosts are this machine, that of its active environment.
@@ -71,14 +70,14 @@ def _has_engine(python: str) -> bool:
     return subprocess.run([python, "-c", _FIND], capture_output=True, cwd="/", check=False).returncode == 0
 
 
-def look(session: Session, timeout: float = shell.TIMEOUT_S) -> Plan:
+def look(session: Session, timeout: float = ssh.TIMEOUT_S) -> Plan:
     """What is installed on the session's hosts, by one command each and without a survey.
 
     Raises:
         NothingInstalled: there is nothing on a host.
         ProvisionError: a host cannot be reached, does not answer in ``timeout`` seconds, or does not hold what a job needs.
     """
-    answers = shell.ask(session, {host.name: _script(host) for host in session.inventory.hosts}, timeout=timeout)
+    answers = ssh.run(session, {host.name: _script(host) for host in session.inventory.hosts}, timeout=timeout)
     again = f"provision up {session.inventory.argument}"
     for host in session.inventory.hosts:
         _complain(host, answers[host.name], again)
@@ -89,10 +88,10 @@ def look(session: Session, timeout: float = shell.TIMEOUT_S) -> Plan:
     return plan(session.inventory, found)
 
 
-def check(session: Session, python: str, timeout: float = shell.TIMEOUT_S) -> None:
+def check(session: Session, python: str, timeout: float = ssh.TIMEOUT_S) -> None:
     """Whether ``python`` has the engine on all hosts. Raises ProvisionError as `look` does."""
     script = f"python={shlex.quote(python)}; {_TEST}"
-    answers = shell.ask(session, {host.name: script for host in session.inventory.hosts}, timeout=timeout)
+    answers = ssh.run(session, {host.name: script for host in session.inventory.hosts}, timeout=timeout)
     for host in session.inventory.hosts:
         _complain(host, answers[host.name], f"install the engine there, from the sources: {python} -m pip install ./collective_core")
 
@@ -101,11 +100,11 @@ def _script(host: Host) -> str:
     """Prints the manifest. With and without root it is elsewhere; where there are both, the later installation counts."""
     places = [f"{folder}/manifest.json" for folder in ([host.prefix] if host.prefix else [DEFAULT_PREFIX, HOME_PREFIX])]
     newest = f"$(ls -t {shlex.join(places)} 2>/dev/null | head -n 1)"
-    show = f'cd; echo; echo {_MARK}; manifest="{newest}"; [ -n "$manifest" ] || exit 0; cat "$manifest"'
+    show = f'cd; echo; echo {ssh.ANSWER}; manifest="{newest}"; [ -n "$manifest" ] || exit 0; cat "$manifest"'
     return f"{show}; python=${{manifest%/manifest.json}}/venv/bin/python; {_TEST}"
 
 
-def _complain(host: Host, answer: shell.Answer, hint: str) -> None:
+def _complain(host: Host, answer: ssh.Answer, hint: str) -> None:
     python = answer.err.strip().rpartition("\n")[2]  # as the test says it
     if answer.code is None:
         raise ProvisionError("it did not answer in time", where=host.name, hint="try it by hand: ssh " + host.address)
@@ -113,7 +112,7 @@ def _complain(host: Host, answer: shell.Answer, hint: str) -> None:
         raise ProvisionError(f"there is no Python at {python}", where=host.name, hint=hint)
     if answer.code == _NO_ENGINE:
         raise ProvisionError(f"the engine is not installed for {python}", where=host.name, hint=hint)
-    if answer.code not in (0, _SSH_ITSELF):
+    if answer.code not in (0, ssh.UNREACHABLE):
         said = answer.err.strip() or "it said nothing"
         raise ProvisionError(f"looking at it ended with exit code {answer.code}: {said}", where=host.name, hint=hint)
     if answer.code != 0:
@@ -121,8 +120,8 @@ def _complain(host: Host, answer: shell.Answer, hint: str) -> None:
         raise ProvisionError(problem.what, where=host.name, hint=problem.hint)
 
 
-def _read(answer: shell.Answer) -> Any:
-    text = answer.out.partition(_MARK)[2].strip()
+def _read(answer: ssh.Answer) -> Any:
+    text = answer.body
     try:
         return json.loads(text) if text else None
     except ValueError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from provision import facts
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
-from provision.base.text import some
+from provision.base.text import joined
 from provision.facts import Facts
 from provision.inventory import Inventory, by_name, last_run
 
@@ -40,4 +40,4 @@ def read(path: Path, inventory: Inventory | None, limit: str | None = None) -> t
     for name, each in known.items():
         if odd := facts.untested(each.os):
             untested.setdefault(odd, []).append(name)
-    return inventory, known, [*problems, *(Problem("warning", odd, host=some(names)) for odd, names in untested.items())]
+    return inventory, known, [*problems, *(Problem("warning", odd, host=joined(names)) for odd, names in untested.items())]

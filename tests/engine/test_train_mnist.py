@@ -1,17 +1,15 @@
-"""The smoke job on real handwritten digits, two ranks under the real mpirun, with the command line that `provision` composes.
+"""The smoke job on real handwritten digits, two ranks under the real mpirun.
 
 It must pass as it is, and must fail when the engine, the data or a rank is sabotaged: a smoke test that cannot fail proves nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 import re
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -26,11 +24,6 @@ from loading import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "provision/hostside/train_mnist.py"
-sys.path.insert(0, str(REPOSITORY))
-
-from provision.launch import mpirun  # noqa: E402 (this forwarded_variables holds the engine, not the toolkit)
-from provision.smoke import evaluation  # noqa: E402
-
 # Runs the training script after the sentence of sabotage given first.
 SABOTEUR = """
 import runpy, sys
@@ -42,25 +35,24 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 TIME_LIMIT_S = 240  # the job itself takes about ten seconds; a busy machine may take many times that
 
 
-def python_of_the_toolkit() -> str:
-    """The toolkit's own code unpacks the digits; the engine's environment has not what it needs."""
-    toolkit = REPOSITORY / ".venv/bin/python"
-    assert toolkit.exists(), "the toolkit's environment is needed here: make setup"
-    return str(toolkit)
+def toolkit(program: str, *words: str) -> Any:
+    """What a program prints as JSON in the toolkit's environment: the engine's does not have what the toolkit needs."""
+    python = REPOSITORY / ".venv/bin/python"
+    assert python.exists(), "the toolkit's environment is needed here: make setup"
+    done = subprocess.run([str(python), "-c", program, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """{"folder", "flags", "bar"} of the shipped digits for two ranks."""
-    cache = tmp_path_factory.mktemp("cache")
     program = (
         "import json, sys; from pathlib import Path; from provision.smoke import mnist; "
         "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
-        "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_percent}))"
+        "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_for(2)}))"
     )
-    done = subprocess.run([python_of_the_toolkit(), "-c", program, str(cache)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return toolkit(program, str(tmp_path_factory.mktemp("cache")))
 
 
 @dataclass
@@ -82,22 +74,9 @@ def train(tmp_path: Path, digits: dict[str, Any]):
         if sabotage is not None:
             (tmp_path / "sabotage.py").write_text(SABOTEUR)
             script = [str(tmp_path / "sabotage.py"), sabotage, *script]
-        hosts = [("localhost", np)]
-        (tmp_path / "hostfile").write_text(mpirun.hostfile_text(hosts))
-        bin_folder = Path(sys.executable).parent
-        argv = mpirun.command(
-            mpirun=str(bin_folder / "mpirun"),
-            prefix=str(bin_folder.parent),
-            hosts=hosts,
-            hostfile=str(tmp_path / "hostfile"),
-            np=np,
-            networks=[],
-            ssh_config="",
-            environment={},
-            program=[sys.executable, *script],
-            as_root=os.geteuid() == 0,
-            oversubscribe=True,
-        )
+        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        mpirun = [str(Path(sys.executable).parent / "mpirun"), *as_root, "--oversubscribe", "--bind-to", "none", "--tag-output"]
+        argv = [*mpirun, "-np", str(np), sys.executable, *script]
         begin = time.monotonic()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as `provision` runs it
         done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S)
@@ -113,31 +92,31 @@ def train(tmp_path: Path, digits: dict[str, Any]):
 
 
 def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
+    """Why the toolkit would not count it."""
     assert outcome.report is not None, outcome.output
-    return evaluation.judge(outcome.report, expected_hosts={"localhost": socket.gethostname()}, expected_np=np, bar=bar)
+    program = (
+        "import json, sys; from provision.smoke import evaluation; report, host, np, bar = map(json.loads, sys.argv[1:]); "
+        "print(json.dumps(evaluation.evaluate_training(report, {'localhost': host}, np, bar)[1]))"
+    )
+    return toolkit(program, *map(json.dumps, (outcome.report, socket.gethostname(), np, bar)))
 
 
 def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str, Any]) -> None:
-    outcome = train("--checkpoint=checkpoint.pt", "--log-interval=5")
+    outcome = train("--log-interval=5")
     assert outcome.code == 0, outcome.output
     assert judged(outcome, digits["bar"]) == []
     report = outcome.report
     assert report["dataset"] == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
-    assert (report["np"], report["train_images"], report["test_images"], len(report["epochs"])) == (2, 1442, 355, 40)
+    assert (report["np"], report["train_images"], report["test_images"], len(report["epochs"])) == (2, 1442, 355, 16)
     assert [(one["rank"], one["local_rank"]) for one in report["participants"]] == [(0, 0), (1, 1)]
-    assert report["learning_rate"] == pytest.approx(0.02)
+    assert report["learning_rate"] == pytest.approx(0.1)
     assert report["speedup"] == pytest.approx(report["images_per_second"] / report["one_rank_images_per_second"], rel=0.01)
     assert report["efficiency"] == pytest.approx(report["speedup"] / 2, rel=0.01)
     assert report["epochs"][-1]["loss"] < 0.5 < 2.0 < report["epochs"][0]["loss"]
     assert "rank 0 alone" in report["how_measured"]
     assert re.search(r"\[1,0\]<stdout>: ?Train Epoch: 1 \[320/721 \(42%\)\]\tLoss: \d\.\d+", outcome.output)
     assert "[1,1]<stdout>" not in outcome.output, "only rank 0 speaks"
-    assert "bit-identical on all ranks" in outcome.output
-    # The checkpoint is whole, rank 0's, and nothing half-written lies beside it.
-    saved = torch.load(outcome.folder / "checkpoint.pt", weights_only=True)
-    assert saved["epoch"] == 40
-    assert saved["model"]["fc2.weight"].shape == (10, 50)
-    assert sorted(path.name for path in outcome.folder.iterdir()) == ["checkpoint.pt", "hostfile", "report.json"]
+    assert report["parameters_identical"] is True
 
 
 @pytest.mark.slow
@@ -155,14 +134,6 @@ def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     assert outcome.code == 0, outcome.output
     assert judged(outcome, digits["bar"], np=1) == []
     assert (outcome.report["speedup"], outcome.report["efficiency"]) == (None, None), "there is nothing to be faster than"
-    assert "speed-up" not in outcome.output + evaluation.summary(outcome.report)
-
-
-@pytest.mark.slow
-def test_four_ranks_with_half_precision_gradients_stay_identical(train, digits: dict[str, Any]) -> None:
-    outcome = train("--fp16-allreduce", np=4)
-    assert outcome.code == 0, outcome.output
-    assert judged(outcome, digits["bar"], np=4) == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +148,6 @@ def test_the_job_fails_when_the_ranks_drift_apart(sabotage: str, train, digits: 
     assert outcome.report["passed_bar"] is True
     (sentence,) = judged(outcome, 0)
     assert sentence.startswith("the parameters are not the same on all ranks")
-    assert "DIFFER between ranks" in outcome.output
 
 
 @pytest.mark.slow
@@ -205,16 +175,10 @@ def test_a_rank_that_fails_ends_the_job_and_its_own_error_is_shown(train) -> Non
     assert outcome.seconds < TIME_LIMIT_S / 2
 
 
-def test_bad_data_is_said_on_the_host_that_has_it(train, digits: dict[str, Any], tmp_path: Path) -> None:
+def test_missing_data_is_said_on_the_host_that_lacks_them(train, tmp_path: Path) -> None:
     outcome = train(data=tmp_path / "nowhere")
     assert outcome.code == 2
-    assert f"{socket.gethostname()}: --data-dir: {tmp_path}/nowhere/train-images-idx3-ubyte(.gz) is missing" in outcome.output
-
-
-def test_adasum_is_refused_with_a_reason(train) -> None:
-    outcome = train("--use-adasum")
-    assert outcome.code == 2
-    assert "this version of the engine has Average and Sum" in outcome.output
+    assert f"{socket.gethostname()}: --data-dir: [Errno 2] No such file or directory: '{tmp_path}/nowhere/train-images" in outcome.output
 
 
 # ------------------------------------------------------------------------------------------------------ parts, in process
@@ -226,10 +190,10 @@ def script():
 
 
 def test_measuring_one_rank_uses_up_no_random_numbers(script) -> None:
-    args = SimpleNamespace(lr=0.01, momentum=0.5, batch_size=8)
+    args = SimpleNamespace(lr=0.01, batch_size=8)
     images, labels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64)
     model, before = script.Net(), torch.get_rng_state()
-    assert script.one_rank_rate(args, model, images, labels, contextlib.nullcontext, measure=False) is None
+    assert script.one_rank_rate(args, model, images, labels, measure=False) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -245,35 +209,6 @@ def test_shards_are_equally_long_and_together_hold_every_image(count: int, size:
 def test_each_epoch_is_shuffled_anew_but_alike_on_all_ranks(script) -> None:
     assert script.shard(100, 1, 42, 0, 2).tolist() == script.shard(100, 1, 42, 0, 2).tolist()
     assert script.shard(100, 1, 42, 0, 2).tolist() != script.shard(100, 2, 42, 0, 2).tolist()
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (struct.pack(">4I", 0x803, 2, 2, 2) + bytes(7), "the file has 7"),
-        (struct.pack(">4I", 0x803, 2, 2, 2) + bytes(9), "the file has 9"),
-        (struct.pack(">4I", 0x803, 0, 2, 2), "header says 0"),
-        (struct.pack(">2I", 0x801, 8) + bytes(8), "not an IDX file"),
-        (b"\0\0\x08", "not an IDX file"),
-    ],
-)
-def test_idx_files_are_read_strictly(content: bytes, reason: str, script, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(script.DataError, match=reason):
-        script.read_idx(str(tmp_path), "x", 3)
-    (tmp_path / "x").unlink()
-    (tmp_path / "x.gz").write_bytes(gzip.compress(content)[:-3])
-    with pytest.raises(script.DataError, match="cannot be read"):
-        script.read_idx(str(tmp_path), "x", 3)
-
-
-def test_two_forms_of_one_file_are_not_guessed_between(script, tmp_path: Path) -> None:
-    content = struct.pack(">4I", 0x803, 1, 2, 2) + bytes(range(4))
-    (tmp_path / "x").write_bytes(content)
-    assert script.read_idx(str(tmp_path), "x", 3).tolist() == [[[0, 1], [2, 3]]]
-    (tmp_path / "x.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(script.DataError, match="which one is meant"):
-        script.read_idx(str(tmp_path), "x", 3)
 
 
 def test_ranks_that_share_a_machine_are_told_what_that_costs(script) -> None:

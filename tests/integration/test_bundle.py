@@ -53,7 +53,7 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
     assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
 
 
-def test_hosts_without_a_way_out_are_installed_and_proven_from_the_bundle(closed, bundle):
+def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(closed, bundle):
     document = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
     assert {host["state"] for host in document["hosts"]} == {"ready"}
     assert document["smoke"]["size"] == 2
@@ -65,7 +65,7 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     assert not (Path(again["folder"]) / "site").exists()
 
 
-def test_what_was_changed_behind_our_back_is_noticed_and_fixed(closed, bundle):
+def test_drift_is_detected_and_fixed(closed, bundle):
     one, two = closed.hosts
     root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
     engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")

@@ -18,7 +18,7 @@ def cluster(ready_sandbox) -> Sandbox:
     return ready_sandbox("controllers")
 
 
-def test_a_second_controller_is_told_who_holds_the_hosts(cluster):
+def test_second_controller_is_told_who_has_the_lock(cluster):
     with running("smoke", str(cluster.inventory), "--epochs", "1") as first:
         first.wait_for("Survey")
         second = provision("up", str(cluster.inventory))
@@ -41,7 +41,7 @@ def test_a_controller_on_another_machine_is_named_too(cluster):
     assert root(cluster.hosts[0], "ls /run/provision.lock* 2>/dev/null || true") == ""
 
 
-def test_a_controller_that_is_killed_while_installing_does_not_lock_the_next_one_out(cluster):
+def test_killed_installation_does_not_lock_out_the_next(cluster):
     with running("up", str(cluster.inventory), "--no-smoke", "--full") as run:
         run.wait_for("python: Install Python packages")
         children = [int(child) for child in Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()]

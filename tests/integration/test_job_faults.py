@@ -45,7 +45,7 @@ def pairs_at_work(cluster: Sandbox, work: Path, count: int) -> Iterator[dict[tup
         yield runs
 
 
-def test_ranks_and_launchers_that_are_stopped_end_the_job_and_are_named(cluster, work):
+def test_stopped_ranks_and_launchers_are_named(cluster, work):
     """With SIGSTOP: the process lives, its connections too, and nothing goes on. The default of COLLECTIVE_TIMEOUT is half an hour."""
     one, two = cluster.hosts
     launchers = ("mpi", "own")
@@ -68,7 +68,7 @@ def apart(other: SandboxHost, do: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["paused", "cut off"])
-def test_a_host_that_falls_silent_ends_the_job_and_is_named_by_both_launchers(cluster, work, how):
+def test_silent_host_is_named(cluster, work, how):
     one, two = cluster.hosts
     with pairs_at_work(cluster, work, 1) as runs:
         container(two).pause() if how == "paused" else as_machine(two, "net", apart(one, "A"))
@@ -102,7 +102,7 @@ print("ended after step", train(hvd.elastic.ObjectState(step=0, alone=0)), flush
 """
 
 
-def test_a_host_that_goes_down_in_the_middle_ends_a_job_and_is_named_and_an_elastic_job_goes_on(cluster, work):
+def test_host_that_goes_down_is_named_and_an_elastic_job_continues(cluster, work):
     (work / "elastic.py").write_text(ELASTIC)
     two = cluster.hosts[1]
     elastic_job = running("run", "-np", "4", "--min-np", "2", "--hosts", str(cluster.inventory), "python", "elastic.py")
@@ -156,7 +156,7 @@ for step in range(step + 1, step + 1 + int(sys.argv[2])):
 """
 
 
-def test_a_network_that_is_cut_ends_an_impatient_job_and_another_goes_on(cluster, work):
+def test_cut_network_ends_only_the_job_with_a_short_timeout(cluster, work):
     """Twenty seconds, by the kernel's nftables; meanwhile a job on one host meets a full disk."""
     (work / "endures.py").write_text(ENDURES)
     (work / "waits.py").write_text(WAITS)

@@ -44,7 +44,7 @@ def homes(cluster) -> set[str]:
     return seen(cluster, INSIDE)
 
 
-def test_a_host_without_a_compiler_is_told_so_and_nothing_is_changed(cluster, homes):
+def test_host_without_a_compiler_is_refused_unchanged(cluster, homes):
     outside = seen(cluster, OUTSIDE)
     result = provision("up", str(cluster.inventory), "--limit", "node2", *LEAN)
     assert result.returncode == 1
@@ -55,7 +55,7 @@ def test_a_host_without_a_compiler_is_told_so_and_nothing_is_changed(cluster, ho
     assert sorted(seen(cluster, INSIDE) ^ homes) == []
 
 
-def test_the_plan_says_what_is_given_up(cluster):
+def test_plan_names_what_is_left_out(cluster):
     host = cluster.hosts[1]
     administrator(host, f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
     shown = good(provision("plan", str(cluster.inventory), *LEAN)).stdout
@@ -63,7 +63,7 @@ def test_the_plan_says_what_is_given_up(cluster):
     assert "node1 and node2: without root everything goes into" in shown
 
 
-def test_it_ends_in_a_job_over_all_ranks_and_touches_nothing_but_the_home(cluster, homes):
+def test_installation_trains_and_touches_only_the_home(cluster, homes):
     before = seen(cluster, OUTSIDE)
     document = report(good(provision("up", str(cluster.inventory), *LEAN, "--json")))
     assert [host["state"] for host in document["hosts"]] == ["ready", "ready"]
@@ -90,7 +90,7 @@ def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     assert [(host["state"], host["changed"]) for host in full["hosts"]] == [("unchanged", 0)]
 
 
-def test_beside_a_host_with_root_both_need_one_prefix(cluster):
+def test_hosts_with_and_without_root_need_one_prefix(cluster):
     one = cluster.hosts[0]
     administrator(one, "echo 'trainer ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/trainer && chmod 440 /etc/sudoers.d/trainer")
     try:

@@ -41,7 +41,7 @@ def work(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
-def test_a_program_of_the_users_is_brought_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
+def test_a_program_is_copied_and_launched(cluster, work, tmp_path, monkeypatch, launcher):
     monkeypatch.setenv("WORD", "not on a command line")
     (work / "neighbour.py").touch()
     root(cluster.hosts[1], "rm -rf ~trainer/provision-run")  # what the other launcher's ranks have left
@@ -150,7 +150,7 @@ def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how
         ("mpi", signal.SIGINT),
     ],
 )
-def test_the_end_of_the_controller_ends_the_job_everywhere(cluster, work, launcher, number):
+def test_job_ends_everywhere_with_its_controller(cluster, work, launcher, number):
     with at_work(cluster, work, launcher) as run:
         run.process.send_signal(number)
         wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=5)  # what is promised
@@ -178,12 +178,12 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
 VICTIMS = {
     "mpirun": (0, "venv/bin/mpirun", "the launcher on node1"),
     "orted": (1, "venv/bin/orted", "node2"),
-    "job": (0, "job.py.*exec", "the connection to node1 has ended, or what ran the job there was killed"),
+    "job": (0, "job.py.*exec", "the connection to node1 has ended, or the job's process there was killed"),
 }
 
 
 @pytest.mark.parametrize("victim", ["orted", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpirun", "job"))])
-def test_what_launches_is_killed_and_leaves_nothing(cluster, work, victim):
+def test_killed_launcher_leaves_nothing(cluster, work, victim):
     number, pattern, says = VICTIMS[victim]
     with at_work(cluster, work, "mpi") as run:
         assert len(folders_of_jobs(cluster)) == 4  # one in each place on each host, and Open MPI's within them

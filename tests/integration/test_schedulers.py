@@ -51,7 +51,7 @@ def launcher_host(cluster, tmp_path_factory) -> Sandbox:
 PLACED = [f"rank {rank} sums to 4, pear, node{1 + rank // 2}" for rank in range(4)]
 
 
-def test_in_an_allocation_of_slurm_ranks_are_where_it_says(launcher_host, ssh):
+def test_ranks_are_placed_by_slurm(launcher_host, ssh):
     """Real slurmctld and slurmd; the job is a batch script that runs on the first node."""
     slurm.start(launcher_host)
     one = launcher_host.hosts[0]
@@ -68,7 +68,7 @@ def test_in_an_allocation_of_slurm_ranks_are_where_it_says(launcher_host, ssh):
         slurm.stop(launcher_host)
 
 
-def test_in_the_launcher_of_an_mpi_job_ranks_are_on_its_workers(launcher_host, ssh):
+def test_ranks_are_on_the_workers_of_an_mpi_job(launcher_host, ssh):
     """What Kubernetes' MPI operator gives a launcher: its variables and hostfile, names as its service has them, ssh without questions."""
     workers = [f"train-worker-{at}.train.team.svc" for at in range(2)]
     names = "".join(f"{host.address} {name}\n" for host, name in zip(launcher_host.hosts, workers, strict=True))

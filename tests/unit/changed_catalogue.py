@@ -14,10 +14,9 @@ from provision.catalog.models import FILES
 
 def change(monkeypatch: pytest.MonkeyPatch, name: str, changes: Mapping[str, Any]) -> None:
     """Merge ``changes`` over the catalogue's file ``name``."""
-    read = catalog.load
-    known = read(name).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    known = catalog.load(name).model_dump(mode="json", by_alias=True, exclude_unset=True)
     changed = FILES[name].model_validate_json(json.dumps(merged(known, changes)))
-    monkeypatch.setattr(catalog, "load", lambda asked: changed if asked == name else read(asked))
+    monkeypatch.setattr(catalog, name, lambda: changed)
 
 
 def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

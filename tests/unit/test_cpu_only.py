@@ -12,8 +12,8 @@ from invented_hosts import gpu
 
 from provision.cli import options
 from provision.commands import planning
-from provision.doctor import remediation
-from provision.doctor.host_checks import Look
+from provision.doctor import fixes
+from provision.doctor.host_checks import Examination
 from provision.install import installer
 from provision.plan.model import Plan
 from provision.plan.options import Options
@@ -42,7 +42,7 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     manifests = json.loads(json.dumps(installer.manifests(first, inventory, known)))
     later = {**known, "a": gpu("12.4", installed={"manifest": manifests["a"], "packages": {}})}
     assert builds(planned(later, asked)) == for_cpus
-    assert builds(planned(later, remediation._as_installed(Look(later, [], ["a", "b"])))) == for_cpus
+    assert builds(planned(later, fixes._as_installed(Examination(later, [], ["a", "b"])))) == for_cpus
     assert builds(planned(later, replace(asked, upgrade=True))) == for_cpus
     assert builds(planned(later, replace(asked, cpu=False))) == with_cuda
     assert installer.manifests(planned(later, asked), inventory, later)["a"]["host"]["engine"] == manifests["a"]["host"]["engine"]

@@ -18,7 +18,7 @@ README = ROOT / "README.md"
 REFERENCE = [README, *sorted((ROOT / "docs").glob("*.md"))]
 WITH_LINKS = [*REFERENCE, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "collective_core/README.md"))]
 COMMANDS: Any = typer.main.get_command(app)
-DEFAULTS = {"provision": "up", "doctor": "look"}  # `provision HOSTS`, `provision doctor HOSTS`
+DEFAULTS = {"provision": "up", "doctor": "check"}  # `provision HOSTS`, `provision doctor HOSTS`
 
 
 def name_of(file: Path) -> str:

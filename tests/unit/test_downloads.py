@@ -1,4 +1,4 @@
-"""What enters the cache: only what is whole and has its checksum. The server is a real one, on the loopback interface."""
+"""Downloads: only complete files with the right checksum enter the cache. The server is real, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(site: str) -> None:
     ("name", "reason"),
     [("404", "HTTP 404"), ("503", "HTTP 503"), ("other", "SHA-256"), ("short", "SHA-256"), ("gone", "refused")],
 )
-def test_what_is_not_the_file_is_one_clear_error_and_leaves_nothing(name: str, reason: str, site: str, cache: Path) -> None:
+def test_a_wrong_file_is_one_error_and_leaves_nothing(name: str, reason: str, site: str, cache: Path) -> None:
     url = "http://127.0.0.1:1/gone" if name == "gone" else f"{site}/{name}"
     with pytest.raises(ProvisionError) as caught:
         downloads.fetch(url, SHA256, **KNOWN_AS)
@@ -89,24 +89,24 @@ def test_what_is_not_the_file_is_one_clear_error_and_leaves_nothing(name: str, r
     assert kept(cache) == []
 
 
-def test_a_cache_that_cannot_be_written_is_said(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "file"))
     with pytest.raises(ProvisionError, match="cannot keep the sources"):
         downloads.fetch(f"{site}/good.tar.gz", SHA256, **KNOWN_AS)
 
 
-def test_an_address_that_is_none(cache: Path) -> None:
+def test_an_invalid_url(cache: Path) -> None:
     with pytest.raises(ProvisionError, match="not an http or https address"):
         downloads.fetch("file:///etc/passwd", SHA256, **KNOWN_AS)
 
 
-def test_a_file_of_the_users_own_is_checked_too(tmp_path: Path) -> None:
+def test_a_file_of_the_user_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "openmpi.tar.gz"
     path.write_bytes(CONTENT)
-    assert downloads.given(path, SHA256, what="the tarball") == path
-    assert downloads.given(path, None, what="the tarball") == path
+    assert downloads.check_user_file(path, SHA256, what="the tarball") == path
+    assert downloads.check_user_file(path, None, what="the tarball") == path
     with pytest.raises(UsageError, match=f"expected {'0' * 12}"):
-        downloads.given(path, "0" * 64, what="the tarball")
+        downloads.check_user_file(path, "0" * 64, what="the tarball")
     with pytest.raises(UsageError, match="No such file"):
-        downloads.given(tmp_path / "missing", None, what="the tarball")
+        downloads.check_user_file(tmp_path / "missing", None, what="the tarball")

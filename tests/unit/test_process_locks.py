@@ -1,4 +1,4 @@
-"""One process at a time per lock, and one controller per host; the second is told who holds it."""
+"""Locks between processes and between controllers; the second one learns who has the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provision.remote import host_locks
 A, B = ("10.0.0.1", 22), ("10.0.0.2", 22)
 
 
-def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_has_the_lock(tmp_path: Path) -> None:
     with (
         host_locks.hosts(tmp_path, [A, B], "provision up"),
         pytest.raises(ProvisionError) as raised,
@@ -30,7 +30,7 @@ def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
     assert raised.value.where == "10.0.0.2"
 
 
-def test_a_refused_holder_keeps_none_of_the_others(tmp_path: Path) -> None:
+def test_a_refused_process_keeps_no_other_lock(tmp_path: Path) -> None:
     with host_locks.hosts(tmp_path, [B], "one"):
         with pytest.raises(ProvisionError), host_locks.hosts(tmp_path, [A, B], "two"):
             pass
@@ -38,7 +38,7 @@ def test_a_refused_holder_keeps_none_of_the_others(tmp_path: Path) -> None:
             pass
 
 
-def test_other_hosts_and_a_second_time_are_free(tmp_path: Path) -> None:
+def test_locks_are_per_host_and_released(tmp_path: Path) -> None:
     with host_locks.hosts(tmp_path, [A], "one"), host_locks.hosts(tmp_path, [B], "two"):
         pass
     with host_locks.hosts(tmp_path, [A, B], "three"):
@@ -48,7 +48,7 @@ def test_other_hosts_and_a_second_time_are_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "5", '"x"', '{"pid": "1; rm -rf /"}', '{"since": 1e300}', '{"since": "x"}', "[" * 9000, "no JSON", "\udcff"]
 )
-def test_what_another_user_wrote_into_a_lock_is_no_advice(tmp_path: Path, text: str) -> None:
+def test_text_of_another_user_in_a_lock_is_not_shown_as_a_hint(tmp_path: Path, text: str) -> None:
     with host_locks.hosts(tmp_path, [A], "provision up"):
         lock = next(tmp_path.iterdir())
         owner = {"pid": 1, "user": "u", "host": "h", "since": 0, "purpose": "p"}
@@ -59,7 +59,7 @@ def test_what_another_user_wrote_into_a_lock_is_no_advice(tmp_path: Path, text: 
     assert (raised.value.what, raised.value.hint) == ("locked: another run of provision works on it", "wait until it has ended")
 
 
-def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     program = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive(tmp_path: Path) -> None:
     x, y = tmp_path / "locks/x.lock", tmp_path / "locks/y.lock"
     with process_locks.acquired(x) as first, process_locks.acquired(x) as second, process_locks.acquired(y) as other:
         assert first
@@ -83,7 +83,7 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
         assert again
 
 
-def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("a file")
     with pytest.raises(ProvisionError) as raised, process_locks.acquired(tmp_path / "locks/x.lock"):
         pass

@@ -60,5 +60,5 @@ def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypat
         folder.mkdir(parents=True)
         (folder / "report.json").write_text(content, encoding="utf-8")
         os.utime(folder / "report.json", (number, number))
-    assert last_run.newest_in_vain() == EARLIER["inventory"]
+    assert last_run.newest_failed_inventory() == EARLIER["inventory"]
     assert last_run.newest_inventory() is None

@@ -1,4 +1,4 @@
-"""The resolver: what it finds out about hosts, what it refuses, and that it says why. No machine is needed: facts are invented."""
+"""The resolver: system, network, hwloc and Python of a host, and the conflicts of unsupported hosts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_interface_without_an_address_is_a_conflict() -> None:
         ({"libhwloc15": "2.0.0-1", "libhwloc-plugins": "2.0.0-1"}, "libhwloc-plugins libhwloc15"),
     ],
 )
-def test_only_a_bad_hwloc_goes_and_only_what_is_installed(packages: dict[str, str], removed: str | None) -> None:
+def test_only_an_installed_bad_hwloc_is_removed(packages: dict[str, str], removed: str | None) -> None:
     hwloc = plan_for({"a": host(packages=packages)}).hosts["a"].hwloc
     assert (hwloc.package if hwloc.source == "remove" else None) == removed
 
@@ -90,20 +90,20 @@ def test_the_inventorys_interface_wins_and_a_wrong_one_is_a_conflict() -> None:
     assert "eth1" in plan_for(facts_of_a, a=HostRequirements(interface="eth1")).conflicts[0].what
 
 
-def test_docker0_and_loopback_are_never_taken() -> None:
+def test_docker0_and_loopback_are_never_chosen() -> None:
     hosts = {"a": host(interfaces=[DOCKER, LOOPBACK]), "b": host("10.0.0.2")}
     assert plan_for(hosts).conflicts[0].host == "a"
     assert plan_for({"a": hosts["a"]}).hosts["a"].network.interface == "lo"  # alone, it needs no network
 
 
-def test_gpus_without_a_driver_are_a_conflict_unless_the_cpu_build_is_meant() -> None:
+def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
     dark = changed(host(), {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
     assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
     assert [way.partition(" ")[0] for way in remedies(conflict)] == ["install", "--cpu:"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
-    assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was asked for; --no-cpu takes it back",)
+    assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was requested; --no-cpu reverts it",)
     assert plan_for({"b": host()}).notes == ()
 
 
@@ -120,7 +120,7 @@ def test_a_driver_without_a_gpu_gets_no_nccl() -> None:
     assert plan_for({"a": bare}).hosts["a"].nccl is None
 
 
-def test_a_driver_of_which_only_the_version_is_known() -> None:
+def test_cuda_follows_from_the_drivers_version() -> None:
     known = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "455.23.05"}}
     made = plan_for({"a": facts.normalise(known)})
     assert made.hosts["a"].nccl.cuda == "11.0"
@@ -142,13 +142,13 @@ def test_a_release_that_is_too_old_is_refused() -> None:
     assert remedies(made.conflicts[0])[0] == "leave a out: --limit '!a'"
 
 
-def test_what_nobody_said_is_not_told_as_if_somebody_had() -> None:
+def test_reasons_tell_missing_facts_from_known_ones() -> None:
     bare = facts.normalise({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
     made = plan_for({"a": bare}).hosts["a"]
     assert made.network.why == "the only host, and nothing is known of its network"
     assert "its facts name none" in made.python.why[0]
     asked = changed(bare, {"python": {"version": "3.10.12", "asked_for": {"path": "/usr/bin/python3.11", "version": "3.11.9"}}})
-    assert plan_for({"a": asked}).hosts["a"].python.why[0] == "asked for in the inventory"
+    assert plan_for({"a": asked}).hosts["a"].python.why[0] == "requested in the inventory"
 
 
 def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -> None:

@@ -13,7 +13,7 @@ from invented_hosts import changed, remedies
 
 from provision import catalog, facts
 from provision.base.versions import key
-from provision.plan import cluster_lock
+from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -49,14 +49,8 @@ likely = st.lists(recent, min_size=1, max_size=6)
 NCCLS = ["2.21.5-1+cuda12.4", "2.21.5-1+cuda12.2", "2.21.5-1+cuda13.1", "2.26.2-1+cuda12.2", "2.27.5-1+cuda12.9", "2.99.1-1+cuda12.4"]
 PYTHONS = list(catalog.python_packages().numpy.by_python)
 offers = st.one_of(st.just([]), st.lists(st.sampled_from(NCCLS), unique=True, max_size=4))
-WHEELS = [(package, version) for package, versions in catalog.nccl().wheels.builds.items() for version in (*versions, "2.99.1")]
-wheels = st.one_of(
-    st.none(), st.none(), st.sets(st.sampled_from(WHEELS)), st.sets(st.sampled_from(WHEELS), max_size=3).map(set(WHEELS).difference)
-)
 looks = st.lists(
-    st.tuples(offers, st.sampled_from([None, "4.1.4-3", "4.1.6-7"]), st.sampled_from([True, True, False]), offers, wheels),
-    min_size=6,
-    max_size=6,
+    st.tuples(offers, st.sampled_from([None, "4.1.4-3", "4.1.6-7"]), st.sampled_from([True, True, False]), offers), min_size=6, max_size=6
 )
 
 
@@ -77,7 +71,7 @@ def known(kinds: list[Any]) -> dict[str, facts.Facts]:
 def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None = None) -> dict[str, facts.Facts]:
     """The hosts with what their own package indexes say, and without root on some; ``after`` a plan was installed: some offer more then."""
     made = {}
-    for (name, host), (now, openmpi, root, then, wheel) in zip(hosts.items(), seen, strict=False):
+    for (name, host), (now, openmpi, root, then) in zip(hosts.items(), seen, strict=False):
         package = {"debian": "libnccl2", "rhel": "libnccl"}[host.os.family]
         nccl = after.hosts[name].nccl_packages if after else None
         more = [*then, *([nccl.packages[0].removeprefix(package)[1:]] if nccl else [])] if after else []
@@ -85,11 +79,7 @@ def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None
         candidates = {**({package: offered} if offered else {}), **({"openmpi-bin": [openmpi]} if openmpi else {})}
         if candidates:  # then it says which other Pythons the distribution has, too
             candidates |= {f"python{version}": [version] for version in PYTHONS}
-        indexed: dict[str, list[str]] = {}
-        if wheel is not None and after is None:  # pip's index is asked before the first installation
-            indexed = {package: [version for each, version in wheel if each == package] for package, _version in WHEELS}
-        offers = {"candidates": candidates, "wheel_candidates": indexed}
-        made[name] = changed(host, {**offers, "user": {"name": "trainer", "can_become": root}})
+        made[name] = changed(host, {"candidates": candidates, "user": {"name": "trainer", "can_become": root}})
     return made
 
 
@@ -149,7 +139,6 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         else:
             package, _, version = one.nccl.package.partition("==")
             assert data.wheels.builds[package][version] == one.nccl.cuda
-            assert version in hosts[name].wheel_candidates.get(package, [version])
 
 
 def check_explained(plan: Plan) -> None:
@@ -239,12 +228,10 @@ def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(
     if plan.conflicts:
         return
     everyone: Any = SimpleNamespace(everyone=())
-    locked = cluster_lock.of_plan(plan, {}, None, everyone)
+    locked = lock.Lock.from_plan(plan, {}, None, everyone)
     builds = locked.builds(hosts)
     requirements = {name: HostRequirements(builds=builds[name]) for name in hosts}
-    again = cluster_lock.applied(
-        resolve(looked_at(hosts, seen, after=plan), cluster_lock.fill_in(Requirements(), locked), requirements), locked
-    )
+    again, _files = locked.apply(resolve(looked_at(hosts, seen, after=plan), locked.fill_in(Requirements()), requirements))
     assert again.conflicts == ()
     assert essence(again) == essence(plan)
 

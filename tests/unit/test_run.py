@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import sys
 import tarfile
 from dataclasses import replace
@@ -17,13 +18,14 @@ from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
 from provision.inventory import Inventory
-from provision.launch import forwarded_variables, jobs, mpirun, program, program_files, target_hosts
-from provision.launch.program import RunOptions
+from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
+from provision.launch.jobs import Job, JobResult, Verdict
+from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
-from provision.remote import shell, ssh
+from provision.launch.target_hosts import HostOptions
+from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.remote.ssh import Job, JobResult, Verdict
 from provision.survey import installed
 
 
@@ -32,25 +34,25 @@ def choose(hosts: str | None, entries: list[target_hosts.Entry], np: int | None 
 
 
 def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
-    assert target_hosts.of_list("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
+    assert target_hosts.parse_list("a:2,10.0.0.7:1,c") == [("a", 2), ("10.0.0.7", 1), ("c", 1)]
     (tmp_path / "hosts").write_text("# ours\na slots=2\n\nb  # one\n")
-    assert target_hosts.of_file(tmp_path / "hosts") == [("a", 2), ("b", 1)]
+    assert target_hosts.read_hostfile(tmp_path / "hosts") == [("a", 2), ("b", 1)]
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
-def test_entries_that_cannot_be_meant(text: str) -> None:
+def test_invalid_entries_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:SLOTS"):
-        target_hosts.of_list(text)
+        target_hosts.parse_list(text)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a slots=2 max_slots=3\n", r":1"), ("a\nb two\n", r":2"), ("# none\n", "names no host")])
-def test_a_hostfile_that_cannot_be_meant_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_hostfile_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError, match=says):
-        target_hosts.of_file(tmp_path / "hosts")
+        target_hosts.read_hostfile(tmp_path / "hosts")
 
 
-def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_select_hosts_of_the_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     (tmp_path / "hosts.ini").write_text("a ansible_host=10.0.0.1 slots=4\nb ansible_host=10.0.0.2 slots=4\n")
     named = str(tmp_path / "hosts.ini")
@@ -64,7 +66,7 @@ def test_the_inventorys_hosts_with_the_slots_that_were_named(tmp_path: Path, mon
         choose(None, [])
 
 
-def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     said: list[str] = []
     (only,) = target_hosts.choose(None, [], 4, said.append).hosts
@@ -86,7 +88,7 @@ def test_without_hosts_it_is_the_last_run_or_this_machine_and_said(tmp_path: Pat
     assert said == []
 
 
-def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_hosts_do_not_need_the_last_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
@@ -99,7 +101,7 @@ def test_a_last_inventory_that_is_gone_does_not_matter_to_hosts_that_are_named(t
     assert [(host.name, host.address, host.slots) for host in hosts] == [("a", "10.0.0.1", 1), ("x", "x", 2)]
 
 
-def test_without_an_installation_this_machines_own_environment_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machines_environment_is_used_without_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     here, far = (replace(inventories.load(name).hosts[0], prefix=str(tmp_path / "none")) for name in ("localhost", "far"))
@@ -116,7 +118,7 @@ def test_without_an_installation_this_machines_own_environment_will_do(tmp_path:
         (tmp_path / "modules/collective_core/__init__.py").touch()
         assert installed.find(session, None) == str(python)
         monkeypatch.setattr(session, "inventory", replace(session.inventory, hosts=(here, far)))
-        monkeypatch.setattr(shell, "ask", lambda *_, **__: {name: shell.Answer(0, "", "") for name in ("localhost", "far")})
+        monkeypatch.setattr(ssh, "run", lambda *_, **__: {name: ssh.Answer(0, "", "") for name in ("localhost", "far")})
         with pytest.raises(ProvisionError, match="nothing is installed here yet"):
             installed.find(session, None)
     finally:
@@ -132,32 +134,31 @@ SLURM = [
 
 @pytest.mark.parametrize(("nodes", "tasks", "found"), SLURM)
 def test_hosts_and_slots_of_a_slurm_allocation(nodes: str, tasks: str, found: list[tuple[str, int]]) -> None:
-    assert target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks}) == found
-    assert target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes}) == [(name, 1) for name, _ in found]
-    assert target_hosts.of_slurm({"SLURM_TASKS_PER_NODE": tasks}) == []
+    assert target_hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks}) == found
+    assert target_hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes}) == [(name, 1) for name, _ in found]
+    assert target_hosts.slurm_hosts({"SLURM_TASKS_PER_NODE": tasks}) == []
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("n[1-", "1"), ("n[a-b]", "1"), ("n[1-2]", "x"), ("n[1-2]", "4"), ("a,,b", "1(x3)")])
-def test_an_allocation_that_cannot_be_read_is_said(nodes: str, tasks: str) -> None:
+def test_invalid_slurm_allocation_is_refused(nodes: str, tasks: str) -> None:
     with pytest.raises(UsageError, match="SLURM_"):
-        target_hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
+        target_hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
-def test_a_script_says_which_hosts_there_are(tmp_path: Path) -> None:
+def test_discovery_script_names_hosts(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text("#!/bin/sh\necho a:2\necho\necho b\n")
     with pytest.raises(UsageError, match="it cannot be run"):
-        target_hosts.of_script(script)
+        target_hosts.run_discovery_script(script)
     script.chmod(0o755)
-    assert target_hosts.of_script(script) == [("a", 2), ("b", 1)]
-    job = jobs.own_job(
-        jobs.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], ["python", "t.py"], elastic=jobs.Elastic(2, 1, 4, script)
-    )
+    assert target_hosts.run_discovery_script(script) == [("a", 2), ("b", 1)]
+    elastic = RunOptions(("python", "t.py"), elastic=Elastic(2, 1, 4, script))
+    job = launchers.own_job(launchers.Environment("/usr/bin/python3"), [("a", 2), ("b", 1)], elastic)
     assert job.argv[job.argv.index("--host-discovery-script") + 1] == "{job}/discovery"
     assert job.files["discovery"] == script.read_text()
     script.write_text("#!/bin/sh\necho the cloud is away >&2\nexit 4\n")
     with pytest.raises(UsageError, match="exit code 4 and named 0 hosts: the cloud is away"):
-        target_hosts.of_script(script)
+        target_hosts.run_discovery_script(script)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +169,13 @@ def test_the_workers_of_an_mpi_job_on_kubernetes(tmp_path: Path, variable: str, 
     names = [f"train-worker-{number}.train.team.svc" for number in range(2)]
     (tmp_path / "hostfile").write_text("".join(line.format(name) for name in names))
     environment = {variable: str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
-    assert target_hosts.of_launcher(environment) == [(name, 2) for name in names]
-    assert target_hosts.of_launcher({**environment, "SLURM_JOB_NODELIST": "a"}) == [("a", 1)]
-    assert target_hosts.of_launcher({}) == []
+    assert target_hosts.operator_hosts(environment) == [(name, 2) for name in names]
+    assert target_hosts.operator_hosts({}) == []
     with pytest.raises(UsageError, match="cannot read it"):
-        target_hosts.of_launcher({variable: str(tmp_path / "gone"), "K_MPI_JOB_ROLE": "launcher"})
-    assert target_hosts.of_launcher({variable: str(tmp_path / "hostfile")}) == [], "somebody's own hostfile"
+        target_hosts.operator_hosts({variable: str(tmp_path / "gone"), "K_MPI_JOB_ROLE": "launcher"})
+    assert target_hosts.operator_hosts({variable: str(tmp_path / "hostfile")}) == [], "somebody's own hostfile"
     with pytest.raises(UsageError, match="/etc/mpi/hostfile: cannot read it"):
-        target_hosts.of_launcher({variable: "/etc/mpi/hostfile"})
+        target_hosts.operator_hosts({variable: "/etc/mpi/hostfile"})
 
 
 def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,29 +184,36 @@ def test_a_host_of_the_cluster_reaches_the_others_with_its_own_key(tmp_path: Pat
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/provision_config").write_text("# ours\nHost node1 10.0.0.1\n    HostName 10.0.0.1\nHost *\n    User ann\n")
     one, other = choose(None, [("node1", 2), ("elsewhere", 1)]).hosts
-    assert ssh.ssh_argv(one)[-3:] == ["-F", f"{tmp_path}/.ssh/provision_config", "node1"]
-    assert "-F" not in ssh.ssh_argv(other)
+    assert shlex.join(["-F", f"{tmp_path}/.ssh/provision_config"]) in shlex.join(ssh.login(one, "true")[0])
+    assert "-F" not in ssh.login(other, "true")[0]
 
 
-def test_ranks_fill_one_host_after_the_other() -> None:
-    hosts = [("a", 2), ("b", 2), ("c", 1)]
-    assert mpirun.fill(hosts, None) == hosts
-    assert mpirun.fill(hosts, 3) == [("a", 2), ("b", 1)]
-    with pytest.raises(UsageError, match="6 ranks, but the 3 host"):
-        mpirun.fill(hosts, 6)
+class Shown(Progress):
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def line(self, text: str, style: str | None = None) -> None:  # noqa: ARG002
+        self.lines.append(text)
+
+    def output(self, tag: str, text: str, style: str) -> None:  # noqa: ARG002
+        self.lines.append(tag + text)
+
+    errors = output
 
 
-def heard(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
-    shown: list[str] = []
-    ranks = [lambda tag, text, _style: shown.append(tag + text)] * 2
-    output = RankOutput(lambda text, _style: shown.append(text), *ranks, **more)
+def show(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
+    shown = Shown()
+    output = RankOutput(shown, **more)
     for line in lines:
         output(line)
     output.close()
-    return output, shown
+    return output, shown.lines
 
 
-CONSEQUENCE = [
+SYMPTOM = [
     "[1,0]<stderr>:Traceback (most recent call last):",
     '[1,0]<stderr>:  File "train.py", line 8, in <module>',
     "[1,0]<stderr>:collective_core.errors.CollectiveError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)",
@@ -219,18 +226,18 @@ CAUSE = [
 ]
 
 
-def test_the_cause_comes_before_what_follows_from_it() -> None:
-    for lines in (CONSEQUENCE + CAUSE, CAUSE + CONSEQUENCE):
-        output, shown = heard(lines)
+def test_cause_is_shown_and_not_its_symptom() -> None:
+    for lines in (SYMPTOM + CAUSE, CAUSE + SYMPTOM):
+        output, shown = show(lines)
         found = output.first_failure()
         assert found is not None
         assert (found[0], found[1][-1]) == (1, "ValueError: a bad batch")
         assert '[1]   File "train.py", line 7, in <module>' in shown
         assert "[0] epoch 1" in shown
-    only = heard(CONSEQUENCE)[0].first_failure()
+    only = show(SYMPTOM)[0].first_failure()
     assert only is not None
     assert only[0] == 0
-    assert heard(["[1,0]<stdout>:all well"])[0].first_failure() is None
+    assert show(["[1,0]<stdout>:all well"])[0].first_failure() is None
 
 
 @pytest.mark.parametrize(
@@ -241,67 +248,63 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
         (Verdict("launcher", "", code=-9), "the launcher on a was ended by SIGKILL"),
         (Verdict("stopped", "10.0.0.2", rank=1, seconds=45, pid=7), "rank 1 on b (10.0.0.2) has been stopped by a signal for 45 s (pid 7"),
         (Verdict("stopped", "", seconds=45, pid=7, name="mpirun"), "mpirun on a has been stopped by a signal for 45 s (pid 7; "),
-        (Verdict("silent", "10.0.0.2", seconds=45), "b (10.0.0.2) has not been heard of for 45 s"),
-        (Verdict("refused", "10.0.0.2", said=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
-        (Verdict("controller", "", seconds=60), "a has not heard of `provision` for 60 s: it was stopped (Ctrl-Z)"),
-        (Verdict("unreachable", "10.0.0.2", said=("No route to host",)), "from the first host: No route to host"),
+        (Verdict("silent", "10.0.0.2", seconds=45), "b (10.0.0.2) has not answered for 45 s"),
+        (Verdict("refused", "10.0.0.2", output=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
+        (Verdict("controller", "", seconds=60), "a has not heard from `provision` for 60 s: it was stopped (Ctrl-Z)"),
+        (Verdict("unreachable", "10.0.0.2", output=("No route to host",)), "from the first host: No route to host"),
     ],
 )
-def test_what_ended_a_job_is_told_by_facts_and_not_by_the_traceback_of_another_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, last: str
-) -> None:
+def test_verdict_is_shown_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, last: str) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
-    said: list[str] = []
-    shown = Progress()
-    monkeypatch.setattr(shown, "line", lambda text, _style=None: said.append(text))
-    session = Session(inventories.load("localhost"), shown, {})
-    job = Job([], names={"": "a", "10.0.0.2": "b"})
+    shown = Shown()
+    job = Job([], host="a", names={"10.0.0.2": "b"})
 
-    def ended(*_: Any, on_line: Any, **__: Any) -> JobResult:
-        for line in CONSEQUENCE:
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+        for line in SYMPTOM:
             on_line(line)
         return JobResult(1, None, False, verdict)
 
-    monkeypatch.setattr(ssh, "run_job", ended)
-    assert program.follow(session, "localhost", job, "python", [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
-    assert last in said[-1]
+    monkeypatch.setattr(jobs, "run", ended)
+    with Session(inventories.load("localhost"), shown, {}) as session:
+        assert program.follow(session, job, [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
+    assert last in shown.lines[-1]
 
 
 def test_a_line_that_a_rank_writes_in_pieces_is_one_line() -> None:
     """As mpirun 4.1.8 brings ``print("rank", 1)`` of two ranks that do not buffer."""
     pieces = ["[1,1]<stdout>:rank[1,1]<stdout>: [1,0]<stdout>:rank[1,1]<stdout>:1[1,1]<stdout>:", "[1,0]<stdout>: [1,0]<stdout>:0"]
-    assert heard([*pieces, "[1,1]<stdout>:no end[1,0]<stdout>:last"])[1] == ["[1] rank 1", "[0] rank 0", "[0] last", "[1] no end"]
+    assert show([*pieces, "[1,1]<stdout>:no end[1,0]<stdout>:last"])[1] == ["[1] rank 1", "[0] rank 0", "[0] last", "[1] no end"]
 
 
-def test_our_own_launchers_word_counts_more_than_what_follows_from_a_death() -> None:
-    output, shown = heard([*CONSEQUENCE, "collective_core.launch: rank 1 on b was ended by SIGKILL"])
+def test_verdict_of_the_engines_launcher_wins_over_symptoms() -> None:
+    output, shown = show([*SYMPTOM, "collective_core.launch: rank 1 on b was ended by SIGKILL"])
     assert output.first_failure() is None
     assert output.verdict == "rank 1 on b was ended by SIGKILL"
     assert shown[-1] == "collective_core.launch: rank 1 on b was ended by SIGKILL"
-    assert heard([*CONSEQUENCE, *CAUSE, "collective_core.launch: rank 1 on b ended with exit code 1"])[0].first_failure() is not None
+    assert show([*SYMPTOM, *CAUSE, "collective_core.launch: rank 1 on b ended with exit code 1"])[0].first_failure() is not None
 
 
 def test_names_of_many_ranks_files_sort_by_rank(tmp_path: Path) -> None:
-    heard(["[1,7]<stdout>:here"], folder=tmp_path, ranks=12)
+    show(["[1,7]<stdout>:here"], folder=tmp_path, ranks=12)
     assert (tmp_path / "rank.07/stdout").read_text() == "here\n"
 
 
 def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
-    _, shown = heard([*CAUSE, "mpirun's own words"], folder=tmp_path, quiet=True)
-    assert shown == ["[0] epoch 1", "mpirun's own words"]
+    _, shown = show([*CAUSE, "a message of mpirun"], folder=tmp_path, quiet=True)
+    assert shown == ["[0] epoch 1", "a message of mpirun"]
     assert (tmp_path / "rank.0/stdout").read_text() == "epoch 1\n"
     assert (tmp_path / "rank.1/stderr").read_text().splitlines()[-1] == "ValueError: a bad batch"
 
 
-def test_an_elastic_job_goes_through_our_own_launcher() -> None:
-    assert jobs.Elastic(4, 2, None).words() == ["-np", "4", "--min-np", "2"]
+def test_elastic_job_uses_the_engines_launcher() -> None:
+    assert Elastic(4, 2, None).arguments() == ["-np", "4", "--min-np", "2"]
     chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
-    assert (chosen.launcher, chosen.elastic) == ("own", jobs.Elastic(4, 2, 8))
+    assert (chosen.launcher, chosen.elastic) == ("own", Elastic(4, 2, 8))
     assert run_options(["python", "train.py"], np=4).elastic is None
     with pytest.raises(UsageError, match="--oversubscribe: an elastic job"):
         run_options(["python", "train.py"], np=4, min_np=2, oversubscribe=True)
     for wrong in ({"np": 4, "min_np": 5}, {"np": 4, "max_np": 3}, {"min_np": 4, "max_np": 3}):
-        with pytest.raises(UsageError, match="they must rise"):
+        with pytest.raises(UsageError, match="wrong order"):
             run_options(["true"], **wrong)
     with pytest.raises(UsageError, match="mpirun ends a job when a rank dies"):
         run_options(["true"], min_np=2, mpi=True)
@@ -319,12 +322,12 @@ def folder_with_modules(folder: Path) -> Path:
     return folder / "project"
 
 
-def members(packed: program_files.Packed) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(packed.archive)) as archive:
+def members(packed: program_files.Archive) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
         return sorted(member.name for member in archive if member.isfile())
 
 
-def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_next_to_the_program_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = folder_with_modules(tmp_path)
     monkeypatch.chdir(tmp_path)
     packed = program_files.pack(["python", "project/train.py", "--lr", "1"], [project / "data", project / "helper.py"])
@@ -340,7 +343,7 @@ def test_modules_beside_the_program_go_with_it(tmp_path: Path, monkeypatch: pyte
         program_files.pack(["python", "train.py"], [])
 
 
-def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_named_comes_first(tmp_path: Path) -> None:
+def test_links_keep_their_names_and_named_files_win(tmp_path: Path) -> None:
     project = folder_with_modules(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -353,7 +356,7 @@ def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_na
     packed = program_files.pack([str(elsewhere / "python3"), str(project / "start.py")], [elsewhere / "helper.py"])
     assert packed.command[1] == "start.py", "the interpreter is not the program"
     assert members(packed) == ["helper.py", "models/__init__.py", "models/deep/layers.py", "start.py", "train.py", "utils.py"]
-    with tarfile.open(fileobj=io.BytesIO(packed.archive)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
         found = {name: archive.extractfile(name).read().decode() for name in ("helper.py", "start.py")}  # type: ignore[union-attr]
     assert found == {"helper.py": "mine = True\n", "start.py": "import utils\n"}
 
@@ -367,7 +370,7 @@ def test_links_arrive_under_the_names_by_which_they_are_imported_and_what_was_na
         (["hostname"], False),
     ],
 )
-def test_a_program_that_is_not_here_is_named_before_anything_is_brought(
+def test_missing_program_is_named_before_anything_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refused: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -375,7 +378,7 @@ def test_a_program_that_is_not_here_is_named_before_anything_is_brought(
         program_files.pack(command, [])
 
 
-def test_variables_that_travel_without_being_named() -> None:
+def test_variables_that_ranks_get_by_default() -> None:
     known = {"HOROVOD_TIMELINE": "t", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "PYTHONPATH": "lib", "CUDA_LAUNCH_BLOCKING": "1"}
     here = {
         "HOME": "/h",
@@ -389,16 +392,16 @@ def test_variables_that_travel_without_being_named() -> None:
     secret = {"COLLECTIVE_SECRET": "s", "WANDB_API_KEY": "s", "HF_TOKEN": "s", "TORCH_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s"}
     secret |= {"SSHPASS": "s", "MYSQL_PWD": "s", "GITHUB_PAT": "s", "SENTRY_DSN": "s", "HTTPS_PROXY": "http://me:word@proxy.example:1"}
     shell = {**known, **here, **secret, "MY_SETTING": "x", "BASH_FUNC_f%%": "() { :; }"}
-    assert forwarded_variables.chosen(shell, "known") == known
-    assert forwarded_variables.chosen({**shell, "TOKENIZERS_PARALLELISM": "0"}, "all") == {
+    assert forwarded_variables.select(shell, "known") == known
+    assert forwarded_variables.select({**shell, "TOKENIZERS_PARALLELISM": "0"}, "all") == {
         **known,
         "MY_SETTING": "x",
         "TOKENIZERS_PARALLELISM": "0",
     }
-    assert forwarded_variables.chosen(shell, "none") == {}
+    assert forwarded_variables.select(shell, "none") == {}
 
 
-def test_what_is_said_on_the_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLLECTIVE_NETWORK", "eth9")
     monkeypatch.setenv("COLLECTIVE_FUSION_MB", "1")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -423,13 +426,27 @@ def test_horovodruns_long_form_of_hosts_is_no_inventory(tmp_path: Path) -> None:
     assert not target_hosts.is_list(None, 4)
 
 
-def test_ssh_port_and_key_are_of_all_hosts_that_ssh_reaches() -> None:
-    here, far = target_hosts.reached_by(choose(None, [("localhost", 1), ("far", 1)]), 2222, Path("/keys/mine")).hosts
-    assert ssh.ssh_argv(far)[-5:] == ["-i", "/keys/mine", "-p", "2222", "far"]
+def select(environment: dict[str, str], **given: Any) -> Inventory:
+    options = HostOptions(**{**dict.fromkeys(HostOptions.__dataclass_fields__), **given})
+    return target_hosts.select(options, None, None, environment, lambda _: None)
+
+
+def test_ssh_port_and_key_apply_to_hosts_reached_by_ssh() -> None:
+    here, far = select({}, host="localhost:1,far:1", ssh_port=2222, ssh_identity_file=Path("/keys/mine")).hosts
+    assert "-i /keys/mine -p 2222 -o BatchMode=yes far true" in shlex.join(ssh.login(far, "true")[0])
     assert (here.port, here.key_file) == (None, None)
+
+
+def test_the_options_win_over_slurm_and_slurm_over_kubernetes(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("worker slots=2\n")
+    operator = {"HYDRA_HOST_FILE": str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
+    slurm = {**operator, "SLURM_JOB_NODELIST": "node"}
+    for environment, given, name in ((operator, {}, "worker"), (slurm, {}, "node"), (slurm, {"host": "a"}, "a")):
+        assert [host.name for host in select(environment, **given).hosts] == [name]
+    with pytest.raises(UsageError, match="-H and --hostfile say the same thing"):
+        select({}, host="a", hostfile=tmp_path / "hostfile")
 
 
 def test_a_rank_of_torchrun_is_not_a_launcher() -> None:
     with pytest.raises(UsageError, match="start the program itself with torchrun"):
-        target_hosts.refuse_ranks({"TORCHELASTIC_RUN_ID": "none"})
-    target_hosts.refuse_ranks({"RANK": "0"})
+        select({"TORCHELASTIC_RUN_ID": "none"}, host="a")

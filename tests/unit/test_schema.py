@@ -1,4 +1,4 @@
-"""`provision schema`: what it prints is a JSON Schema, real documents hold to it, and broken ones do not."""
+"""`provision schema`: it prints JSON Schemas that real documents match and broken ones do not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_document_that_is_listed_has_a_schema(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name.removeprefix("catalogue ") for name in documents() if name.startswith("catalogue ")])
-def test_the_catalogue_holds_to_its_printed_schema(name: str) -> None:
+def test_the_catalogue_matches_its_schema(name: str) -> None:
     text = resources.files("provision.catalog").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     data = json.loads(json.dumps(yaml.safe_load(text), default=str))
     schema = schema_of("catalogue", name)
@@ -66,7 +66,7 @@ def test_what_the_model_refuses_the_schema_refuses(path: list[Any], value: Any) 
         jsonschema.validate(data, schema_of("catalogue", "nccl"))
 
 
-def test_a_report_holds_to_its_printed_schema() -> None:
+def test_a_report_matches_its_schema() -> None:
     schema = schema_of("report")
     jsonschema.validate(EARLIER, schema)
     with pytest.raises(jsonschema.ValidationError, match="'run_id' is a required property"):
@@ -74,7 +74,7 @@ def test_a_report_holds_to_its_printed_schema() -> None:
 
 
 @pytest.mark.parametrize(("name", "meant"), [("reprot", "`report`"), ("catalogue ncll", "`catalogue nccl`")])
-def test_a_misspelt_name_is_wrong_usage_that_names_the_right_one(name: str, meant: str) -> None:
+def test_a_misspelt_name_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"there is no document `{name}`; did you mean {meant}") as caught:
         printed(*name.split())
     assert caught.value.hint == "provision schema lists them"
@@ -83,7 +83,7 @@ def test_a_misspelt_name_is_wrong_usage_that_names_the_right_one(name: str, mean
 DATA = Path(__file__).parent.parent / "data"
 
 
-def test_facts_and_plans_hold_to_their_printed_schemas() -> None:
+def test_facts_and_plans_match_their_schemas() -> None:
     facts = DATA / "lint-facts.json"
     jsonschema.validate(json.loads(facts.read_text(encoding="utf-8")), schema_of("facts"))
     with pytest.raises(jsonschema.ValidationError, match="os"):
@@ -97,5 +97,5 @@ def test_facts_and_plans_hold_to_their_printed_schemas() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "earlier").glob("*lock*")), ids=lambda path: path.name)
-def test_locks_of_earlier_versions_hold_to_the_printed_schema(path: Path) -> None:
+def test_locks_of_earlier_versions_match_the_schema(path: Path) -> None:
     jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema_of("lock"))

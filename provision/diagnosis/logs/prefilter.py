@@ -1,64 +1,174 @@
-"""Finds the few lines of a log that are worth a look, at hundreds of megabytes a second.
+"""Finds the few lines of a log that any pattern can match, at hundreds of megabytes a second.
 
-Logs repeat themselves: with digits taken out, the lines of a training loop are all the same line. So a block is reduced (lower case, no
-digits), split, and only reduced lines that were never seen before are searched, for the words that patterns need, all at once. A line's
-verdict is kept, within bounds.
+Logs repeat themselves: without digits, the lines of a training loop are all the same line. So a block is reduced (lower case, no
+digits) and split, and only reduced lines that were never seen before are searched, for the words that patterns need, all at once. What
+was found in a line is kept, within bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-from provision.diagnosis.patterns import Words
+import re2
+
+from provision.diagnosis.patterns import Pattern, latin1_options
+
+if sys.version_info >= (3, 11):
+    from re import _parser as parser  # type: ignore[attr-defined]
+else:  # pragma: no cover
+    import sre_parse as parser
+
+SHORTEST_WORD = 4
+COMMON_LETTERS = frozenset(" etaoinrslcdmp")
+# Words of ordinary log lines; a pattern that has no other literal text needs two of them next to each other.
+COMMON_WORDS = frozenset((Path(__file__).parent / "common_words.txt").read_text(encoding="utf-8").split())
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _DIGITS = b"0123456789"
-_KEPT_LINES = 100_000  # reduced lines whose verdict is kept: some 20 MB
+_KEPT_LINES = 100_000  # reduced lines of which it is known what words they hold: some 20 MB
 _KEPT_BYTES = 20 << 20
+
+_Words = frozenset[str]
+
+
+def reduced(text: bytes) -> bytes:
+    """The text in lower case and without digits."""
+    return text.translate(_LOWER, _DIGITS)
+
+
+class WordSearch:
+    """Searches texts for many words at once. It keeps no state."""
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self._words = sorted(set(words))
+        self._any = re2.compile(b"|".join(map(re2.escape, self._words)), latin1_options())
+        self._set = re2.Set.SearchSet(latin1_options())
+        for word in self._words:
+            self._set.Add(re2.escape(word))
+        self._set.Compile()
+
+    def first(self, text: bytes, begin: int) -> Any:
+        """The first word from ``begin`` on, as Python's match, or None."""
+        return self._any.search(text, begin)
+
+    def all(self, text: bytes) -> tuple[bytes, ...]:
+        """All words in a text, also those within others, in alphabetical order."""
+        return tuple(self._words[number] for number in sorted(self._set.Match(text) or ()))
 
 
 class Prefilter:
-    """Lines with any of the words, and which words these are."""
+    """The lines that hold words of patterns, and which words these are."""
 
-    def __init__(self, words: Iterable[bytes]) -> None:
-        self._words = Words(words)
-        self._seen: set[bytes] = set()
-        self._seen_bytes = 0
+    def __init__(self, search: WordSearch) -> None:
+        self._search = search
+        self._without: set[bytes] = set()  # reduced lines that hold no word
+        self._without_bytes = 0
         self._words_of: dict[bytes, tuple[bytes, ...]] = {}
 
-    def reduced(self, block: bytes) -> list[bytes]:
-        """The lines of a block in lower case and without digits."""
-        return block.translate(_LOWER, _DIGITS).split(b"\n")
-
-    def candidates(self, lines: list[bytes]) -> Iterable[tuple[int, tuple[bytes, ...]]]:
-        """Indexes of the (reduced) lines that hold words, with these; a line that is forgotten meanwhile comes no more."""
-        new = set(lines).difference(self._seen).difference(self._words_of)
+    def candidates(self, lines: Sequence[bytes]) -> Iterable[tuple[int, tuple[bytes, ...]]]:
+        """Index and words of each (reduced) line that holds a word; a line that is forgotten meanwhile is left out from then on."""
+        new = set(lines).difference(self._without).difference(self._words_of)
         if new:
-            self._look_at(new)
+            self._learn(new)
         if self._words_of.keys().isdisjoint(lines):
             return ()
         known = self._words_of
         return ((index, known[line]) for index, line in enumerate(lines) if line in known)
 
     def forget(self, line: bytes) -> None:
-        """The line is no candidate any more, wherever it comes again."""
+        """The (reduced) line is no longer a candidate, wherever it is repeated."""
         self._words_of.pop(line, None)
-        self._seen.add(line)
+        self._without.add(line)
 
-    def _look_at(self, new: set[bytes]) -> None:
-        if len(self._seen) > _KEPT_LINES or self._seen_bytes > _KEPT_BYTES:
-            self._seen.clear()
-            self._seen_bytes = 0
+    def _learn(self, new: set[bytes]) -> None:
+        if len(self._without) > _KEPT_LINES or self._without_bytes > _KEPT_BYTES:
+            self._without.clear()
+            self._without_bytes = 0
         if len(self._words_of) > _KEPT_LINES:
             self._words_of.clear()
         joined = b"\n".join(new)
         candidates, end = {}, -1
-        while word := self._words.first(joined, end + 1):  # once a line: it may be long, and full of words
+        while word := self._search.first(joined, end + 1):  # once a line: it may be long, and full of words
             begin = joined.rfind(b"\n", 0, word.start()) + 1
             end = joined.find(b"\n", word.end())
             end = end if end >= 0 else len(joined)
             line = joined[begin:end]
-            candidates[line] = self._words.within(line)
+            candidates[line] = self._search.all(line)
         self._words_of.update(candidates)
-        self._seen |= new - candidates.keys()
-        self._seen_bytes += len(joined)
+        self._without |= new - candidates.keys()
+        self._without_bytes += len(joined)
+
+
+# --- the words that a pattern needs -----------------------------------------------------------------------------------------------------
+
+
+def required_words(pattern: Pattern) -> list[_Words]:
+    """Sets of words: of each set, one word is in every text that matches. The first set is in the fewest texts that do not.
+
+    The pattern is parsed by Python's parser of regular expressions, which knows all that RE2 does.
+
+    Raises:
+        ValueError: the pattern has no part that is literal enough.
+    """
+    candidates = _candidates(parser.parse(pattern.source))
+    best = _best(candidates)
+    if best is None:
+        raise ValueError(f"the pattern has no literal word of {SHORTEST_WORD} letters or more: {pattern.source}")
+    return [best, *(words for words in candidates if words != best and not any(" " in word for word in words))]
+
+
+def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
+    """All such sets of words, in the order of the pattern."""
+    found: list[_Words] = []
+    literal = ""
+
+    def end_literal() -> None:
+        nonlocal literal
+        found.extend(_words_of(literal))
+        literal = ""
+
+    for operation, value in tree:
+        name = str(operation)
+        if name == "LITERAL":
+            literal += chr(value)
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and _is_space(value[2]):
+            literal += " "
+        else:
+            end_literal()
+            if name == "SUBPATTERN":
+                found.extend(_candidates(value[3]))
+            elif name == "BRANCH":
+                branches = [_best(_candidates(branch)) for branch in value[1]]
+                if all(branches):
+                    found.append(frozenset().union(*(branch for branch in branches if branch)))
+            elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
+                found.extend(_candidates(value[2]))
+    end_literal()
+    return found
+
+
+def _is_space(tree: Sequence[tuple[Any, Any]]) -> bool:
+    return len(tree) == 1 and "CATEGORY_SPACE" in str(tree[0])
+
+
+def _words_of(literal: str) -> Iterable[_Words]:
+    """Each word of a literal text, and the whole text, for logs that do not break it into lines."""
+    plain = "".join(letter for letter in literal.lower() if not letter.isdigit())
+    for word in {*plain.split(), plain.strip()}:
+        if len(word) >= SHORTEST_WORD:
+            yield frozenset({word})
+
+
+def _best(candidates: Sequence[_Words]) -> _Words | None:
+    return max(candidates, key=lambda words: min(_rarity(word) for word in words), default=None)
+
+
+def _rarity(word: str) -> float:
+    """How few lines hold the word. One word is better than several: programs and people break lines differently."""
+    rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5
+    if " " in word:
+        return rare + (6.5 if len(word) > 8 else 3)
+    return 1 if word in COMMON_WORDS else rare + min(len(word), 10)

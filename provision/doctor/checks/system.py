@@ -1,10 +1,10 @@
-"""The system below: limits, disks, ssh, packages, ports, and what the kernel has said."""
+"""Checks of one host: limits, disks, ssh, ports and firewalls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ipaddress
 
-from provision.doctor.checks.model import Seen, check
+from provision.doctor.checks.registry import Observation, Observations, host_check
 from provision.facts import Facts
 from provision.facts.model import Limits
 
@@ -13,72 +13,67 @@ LITTLE_DISK_MB = 1024
 MASTER_PORT = 29500  # PyTorch's default
 
 
-@check("too-many-open-files", "warning")
-def _files(facts: Facts) -> Iterator[Seen]:
+@host_check("too-many-open-files", "warning")
+def _files(facts: Facts) -> Observations:
     limit = facts.limits.get("nofile", Limits()).soft
     if isinstance(limit, int) and limit < FEW_FILES:
-        yield Seen(f"ulimit -n is {limit} in a non-interactive shell", f"{FEW_FILES} or more")
+        yield Observation(f"ulimit -n is {limit} in a non-interactive shell", f"{FEW_FILES} or more")
 
 
-@check("disk-full", "warning")
-def _disk(facts: Facts) -> Iterator[Seen]:
-    told = set()
+@host_check("disk-full", "warning")
+def _disk(facts: Facts) -> Observations:
+    checked = set()
     for disk in (facts.disk.prefix, facts.disk.tmp, facts.disk.home):
         free, total = disk.free_mb, disk.total_mb
-        if free is not None and free < LITTLE_DISK_MB and (free, total) not in told:
-            told.add((free, total))
-            yield Seen(f"{disk.path} has {free:.0f} MB free", f"{LITTLE_DISK_MB} MB or more", (f"df -h {disk.path}",))
+        if free is not None and free < LITTLE_DISK_MB and (free, total) not in checked:
+            checked.add((free, total))
+            yield Observation(f"{disk.path} has {free:.0f} MB free", f"{LITTLE_DISK_MB} MB or more", (f"df -h {disk.path}",))
 
 
-@check("ompi-session-dir")
-def _tmp(facts: Facts) -> Iterator[Seen]:
+@host_check("ompi-session-dir")
+def _tmp(facts: Facts) -> Observations:
     mode = facts.signs.modes.get("/tmp")
     if mode and mode not in ("1777", "0777"):
-        yield Seen(f"/tmp has mode {mode}", "1777", ("sudo chmod 1777 /tmp",))
+        yield Observation(f"/tmp has mode {mode}", "1777", ("sudo chmod 1777 /tmp",))
 
 
-@check("ssh-permission-denied", "warning")
-def _ssh_modes(facts: Facts) -> Iterator[Seen]:
-    """sshd and ssh refuse keys that others could have changed or read."""
+@host_check("ssh-permission-denied", "warning")
+def _ssh_modes(facts: Facts) -> Observations:
+    """sshd and ssh refuse keys that other users can read or change."""
     for file in facts.ssh.files:
         path, mode = file.path, int(file.mode, 8)
         private = path.rpartition("/")[2].startswith("id_")
         if mode & (0o077 if private else 0o022):
-            wanted = (
-                "0600"
-                if private or path.endswith(("authorized_keys", "config", "known_hosts"))
-                else "0700"
-                if path.endswith(".ssh")
-                else "0755"
-            )
-            yield Seen(f"{path} has mode {file.mode}", wanted, (f"chmod {wanted} {path}",))
+            is_file = private or path.endswith(("authorized_keys", "config", "known_hosts"))
+            wanted = "0600" if is_file else "0700" if path.endswith(".ssh") else "0755"
+            yield Observation(f"{path} has mode {file.mode}", wanted, (f"chmod {wanted} {path}",))
 
 
-@check("master-port-in-use", "warning")
-def _port(facts: Facts) -> Iterator[Seen]:
+@host_check("master-port-in-use", "warning")
+def _port(facts: Facts) -> Observations:
     if MASTER_PORT in facts.signs.listening:
-        yield Seen(f"something listens on port {MASTER_PORT}, PyTorch's default", "nothing", (f"ss -ltnp 'sport = :{MASTER_PORT}'",))
+        yield Observation(
+            f"a program listens on port {MASTER_PORT}, PyTorch's default", "a free port", (f"ss -ltnp 'sport = :{MASTER_PORT}'",)
+        )
 
 
-@check("firewall-active")
-def _firewall(facts: Facts) -> Iterator[Seen]:
+@host_check("firewall-active")
+def _firewall(facts: Facts) -> Observations:
     active = [name for name, on in (("ufw", facts.security.ufw), ("firewalld", facts.security.firewalld)) if on]
     if active:
-        yield Seen(f"{' and '.join(active)} is active", "one that lets the other hosts through")
+        yield Observation(f"{' and '.join(active)} is active", "a firewall that lets the other hosts through")
 
 
-@check("btl-tcp-if-include-bad")
-def _if_include(facts: Facts) -> Iterator[Seen]:
+@host_check("btl-tcp-if-include-bad")
+def _if_include(facts: Facts) -> Observations:
     for source, settings in (("OMPI_MCA_", facts.environment.variables), ("", facts.signs.mca_params)):
         for name in ("btl_tcp_if_include", "oob_tcp_if_include"):
             for wanted in filter(None, settings.get(source + name, "").split(",")):
                 if not _has(facts, wanted):
-                    yield Seen(f"{name} names {wanted}, which this host does not have", "an interface or a subnet of this host")
+                    yield Observation(f"{name} is {wanted}, which this host does not have", "an interface or a subnet of this host")
 
 
 def _has(facts: Facts, wanted: str) -> bool:
-    import ipaddress
-
     interfaces = facts.network.interfaces
     if "/" not in wanted:
         return any(each.name == wanted for each in interfaces) or not interfaces

@@ -175,7 +175,3 @@ def number(text):
 def without_credentials(text):
     """`https://user:token@host/` becomes `https://***@host/`; secrets never leave the host."""
     return re.sub(r"(\w+://)[^/@\s]*@", r"\1***@", text)
-
-
-def version_tuple(text):
-    return tuple(int(part) for part in re.findall(r"\d+", text or ""))

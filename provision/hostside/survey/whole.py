@@ -1,6 +1,6 @@
 """The survey: looks at one host and prints what it is as ONE JSON document.
 
-It never writes, never fails as a whole, and connects to nothing, but for pip's index where the option `index` asks for it.
+It never writes, never fails as a whole, and connects to nothing.
 
 It is sent over SSH as one text (``python3 -c``), which `provision.base.resources` makes of this package's files: standard library only, and
 Python 3.6 and later. Its parts see each other's names by ``from .part import name``, and no two parts may use one name for two things.
@@ -12,7 +12,6 @@ Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     root       "no": do without root although it may be had; "password": a sudo password will be given
     venv       the virtual environment (default PREFIX/venv)
     python     an interpreter to look at besides the running one
-    index      "all" asks the index of the host's pip which wheels there are, "new" only where no run has come to its end
     patience   seconds any section may take (default 8; most hosts are done in half a second)
 """
 
@@ -28,7 +27,6 @@ from . import (  # noqa: F401 - they register their sections
     user,
     python,
     packages,
-    wheels,
     nvidia,
     libraries,
     toolchain,

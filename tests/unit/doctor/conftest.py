@@ -1,4 +1,4 @@
-"""The whole way of a log: scanned, judged."""
+"""Fixtures: the sample logs, and the findings in a log."""
 
 import io
 from collections.abc import Callable
@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from provision.diagnosis.findings import Finding
-from provision.diagnosis.logs import Scanner, judge
-from provision.diagnosis.signatures import all_signatures, harmless
+from provision.diagnosis.logs import Scanner, findings
 
 DATA = Path(__file__).parents[2] / "data" / "doctor"
 
@@ -26,9 +25,9 @@ def explain() -> Callable[..., list[Finding]]:
     """``explain(log, …)``: the findings of one or more logs together."""
 
     def call(*logs: str | bytes) -> list[Finding]:
-        scanner = Scanner(all_signatures().values(), harmless())
+        scanner = Scanner()
         for number, log in enumerate(logs):
             scanner.read(io.BytesIO(log if isinstance(log, bytes) else log.encode()), f"log{number}")
-        return judge(scanner, all_signatures())
+        return findings(scanner)
 
     return call

@@ -1,4 +1,4 @@
-"""Checks see what the facts of a host say, name only what the data knows, and never fall over facts that are missing or odd."""
+"""Checks of hosts: what they find in facts, which known errors they name, and that missing or odd facts never make them crash."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
+from provision.diagnosis.signatures import known_error
 from provision.doctor import checks
 from provision.doctor.checks import CHECKS
-from provision.doctor.checks.run import entry_of
 from provision.doctor.host_checks import with_logs
 from provision.facts import Facts
 from provision.facts import problems as problems_of
@@ -46,9 +46,9 @@ def test_a_host_that_holds_what_it_should_has_no_findings() -> None:
 
 def test_every_check_has_its_texts() -> None:
     for check in CHECKS:
-        entry = entry_of(check.id)
+        entry = known_error(check.id)
         assert entry.title
-        assert entry.plain.endswith(".")
+        assert entry.summary.endswith(".")
         assert entry.fix
 
 
@@ -104,7 +104,7 @@ def test_another_open_mpi_in_front_of_ours_is_seen() -> None:
     other = {"path": "/usr/bin/mpirun", "flavour": "openmpi", "version": "4.1.4", "on_path": True}
     (found,) = examine({"a": {**WELL, "mpi": {"found": [other], "first": "/usr/bin/mpirun", "orted": "/usr/bin/orted"}}})
     assert found.id == "mpi-lib-mixed"
-    assert "/usr/bin/mpirun" in found.seen
+    assert "/usr/bin/mpirun" in found.observed
     assert "4.1.8" in found.expected
 
 
@@ -113,7 +113,7 @@ def test_hosts_that_differ_are_named_against_what_most_have() -> None:
     usual = {"installed": {**INSTALLED, "packages": {"openmpi": "4.1.8", "torch": "2.2"}}, "linker": WELL["linker"]}
     found = examine({"a": usual, "b": odd, "c": usual})
     assert {(each.id, each.host) for each in found} == {("ompi-version-mismatch", "b"), ("torch-differs", "b")}
-    assert "4.0.3" in next(each.seen for each in found if each.id == "ompi-version-mismatch")
+    assert "4.0.3" in next(each.observed for each in found if each.id == "ompi-version-mismatch")
 
 
 def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
@@ -139,7 +139,7 @@ def test_a_log_and_a_probe_that_agree_are_one_finding(explain) -> None:
     assert len(together) == 2
     assert by_id["nccl-shm-too-small"].host == "a"
     assert by_id["nccl-shm-too-small"].evidence
-    assert "do not show it" in by_id["orted-not-found"].seen
+    assert "do not show it" in by_id["orted-not-found"].observed
 
 
 sections = st.dictionaries(

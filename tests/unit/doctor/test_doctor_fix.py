@@ -1,4 +1,4 @@
-"""What `doctor --fix` says became of each thing that it was to fix."""
+"""The results of `doctor --fix`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from provision.base import resources
-from provision.doctor.remediation import Remediation, became
+from provision.doctor.fixes import FixResult, results_on
 from provision.remote import ansible
 from provision.remote.ansible import Event
 
 
-def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path) -> None:
+def test_a_fix_that_fails_does_not_prevent_the_others(tmp_path: Path) -> None:
     """Under the real Ansible: the second of three fails."""
     source = resources.folder("playbooks")
     (tmp_path / "fix").mkdir()
@@ -25,24 +25,24 @@ def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path)
     (tmp_path / "hosts").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
     events: list[Event] = []
     names = ["one", "two", "three"]
-    extra = {"provision_rooted": [], "provision_fix": {"here": {"ids": names}}}
+    extra = {"provision_privileged": [], "provision_fix": {"here": {"ids": names}}}
     ansible.run(
         tmp_path / "fix.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
     )
     assert (tmp_path / "reached").exists()
-    assert became("here", names, events) == [
-        Remediation("here", "one", "done"),
-        Remediation("here", "two", "failed", "broken\nnon-zero return code"),
-        Remediation("here", "three", "done"),
+    assert results_on("here", names, events) == [
+        FixResult("here", "one", "done"),
+        FixResult("here", "two", "failed", "broken\nnon-zero return code"),
+        FixResult("here", "three", "done"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "why"), [("unreachable", "the connection ended"), ("failed", "no room")])
-def test_what_had_no_turn_is_said_to_be_not_tried(kind: str, why: str) -> None:
+def test_a_fix_that_never_started_is_not_tried(kind: str, why: str) -> None:
     def event(kind: str, name: str, text: str = "") -> Event:
         return Event(kind, "a", "", "t", {"msg": text}, path=f"/p/fix/{name}.yml:2")  # type: ignore[arg-type]
 
     events = [event("started", "one"), event("changed", "one"), event("started", "two"), event(kind, "two", why)]
-    assert became("a", ["one", "two", "three"], events) == [
-        Remediation("a", "one", "done"), Remediation("a", "two", "failed", why), Remediation("a", "three", "not tried", why)
+    assert results_on("a", ["one", "two", "three"], events) == [
+        FixResult("a", "one", "done"), FixResult("a", "two", "failed", why), FixResult("a", "three", "not tried", why)
     ]  # fmt: skip

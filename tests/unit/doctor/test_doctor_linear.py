@@ -1,4 +1,4 @@
-"""Every pattern of the doctor is matched by an engine whose time grows with the text and no faster, and logs written against it end."""
+"""Logs written against the doctor's patterns take linear time: every pattern is RE2's, and is searched once for many lines."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ import pytest
 import re2
 
 from provision.diagnosis.logs import Scanner, lines, prefilter
-from provision.diagnosis.logs.literals import required
-from provision.diagnosis.logs.unknown import MARKERS
-from provision.diagnosis.patterns import Pattern, Words
-from provision.diagnosis.signatures import all_signatures, harmless
-from provision.doctor import support_archive
+from provision.diagnosis.logs.prefilter import WordSearch, required_words
+from provision.diagnosis.patterns import Pattern
+from provision.diagnosis.signatures import all_signatures, error_shapes, harmless
+from provision.doctor import support_bundle
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
 
 
 def test_every_pattern_is_one_of_re2() -> None:
     known = [pattern for each in all_signatures().values() for pattern in (*each.patterns, *each.recovered_by)]
-    known += [*harmless(), *MARKERS.values()]
+    known += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
     assert len(known) > 300
     for pattern in known:
         assert isinstance(pattern, Pattern)
-        assert type(pattern._letters) is type(pattern._text) is re2._Regexp
+        assert type(pattern._latin1) is type(pattern._unicode) is re2._Regexp
         assert pattern.source.isascii()
         assert pattern.source.startswith("(?im)")
         assert not re.search(r"\\[AzZ]", pattern.source)  # a part of a log is searched as if it were a text of its own
 
 
-@pytest.mark.parametrize("module", [support_archive, lines, prefilter])
+@pytest.mark.parametrize("module", [support_bundle, lines, prefilter])
 def test_what_reads_logs_has_no_pattern_of_pythons_engine(module) -> None:
     values = [each for value in vars(module).values() for each in (value if isinstance(value, tuple) else (value,))]
     assert not [value for value in values if isinstance(value, re.Pattern)]
@@ -70,16 +69,16 @@ def test_a_pattern_is_searched_once_where_many_lines_ask_for_it(monkeypatch) -> 
     needed = []
     for count in (100, 1000):
         names = ["".join(letters) for letters in islice(product("ghijk", repeat=5), count)]
-        scanner = Scanner(all_signatures().values(), harmless())
+        scanner = Scanner()
         searches.clear()
         scanner.read(io.BytesIO("".join(f"NCCL WARN call to {name} failed: an error\n" for name in names).encode()), "log")
-        assert scanner.unknown["weak"].times == count
+        assert scanner.unknown["alarming-word"].times == count
         needed.append(len(searches))
     assert needed[0] == needed[1] < 100
 
 
 def test_the_words_of_dense_lines_are_those_that_stand_in_them() -> None:
-    known = sorted({word.encode() for pattern in harmless() for group in required(pattern) for word in group})
-    words = Words(known)
+    known = sorted({word.encode() for pattern in harmless() for group in required_words(pattern) for word in group})
+    search = WordSearch(known)
     for text in (b"", b"nothing", b"\xff" + b"".join(known), *(one + other[1:] for one in known for other in known if one[-1] == other[0])):
-        assert words.within(text) == tuple(word for word in known if word in text)
+        assert search.all(text) == tuple(word for word in known if word in text)

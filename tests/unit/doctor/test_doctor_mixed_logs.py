@@ -1,4 +1,4 @@
-"""200 logs made of parts: a cause, what follows from it, and noise, in the prefixes of several ranks. The cause must be named first."""
+"""200 logs made of parts: a cause, its symptoms, and noise, in the prefixes of several ranks. The cause must be named first."""
 
 import random
 
@@ -15,7 +15,7 @@ HEALTHY = [
     "kernel: mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE",
     "/usr/bin/ld: warning: creating DT_TEXTREL in a PIE",
 ]
-CONSEQUENCES = [
+SYMPTOMS = [
     "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.",
     "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated.",
     "ORTE was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* not finding the required libraries",
@@ -28,13 +28,13 @@ PREFIXES = ["[1,{r}]<stderr>:", "[rank{r}]:", "[{r}]<stderr>:", "2025-01-02 10:1
 
 
 def mixed(dice: random.Random, cause: str, harmless: list[list[str]]) -> str:
-    """Noise, the cause's log in one piece, then alarming noise and consequences; sometimes a consequence is flushed before its cause."""
+    """Noise, the cause's log in one piece, then alarming noise and symptoms; sometimes a symptom is flushed before its cause."""
     prefix = dice.choice(PREFIXES)
 
     def healthy() -> list[list[str]]:
         return [[dice.choice(HEALTHY).format(a=dice.randrange(24), b=dice.randrange(100, 9999))] for _ in range(dice.randrange(5, 40))]
 
-    after = [part.splitlines() for part in dice.sample(CONSEQUENCES, dice.randrange(1, 4))]
+    after = [part.splitlines() for part in dice.sample(SYMPTOMS, dice.randrange(1, 4))]
     early = [after.pop()] if len(after) > 1 and dice.random() < 0.3 else []
     later = healthy() + after + dice.sample(harmless, 3)
     dice.shuffle(later)
@@ -44,14 +44,14 @@ def mixed(dice: random.Random, cause: str, harmless: list[list[str]]) -> str:
 
 
 def test_the_cause_is_named_first_in_95_of_100_mixed_logs(explain, load) -> None:
-    """Causes are what can be one: an error of its own that is no consequence of just any other."""
+    """Causes are what can be one: errors that are not symptoms of just any other."""
     dice = random.Random(20)
     harmless = [log.splitlines() for log in load("fresh.yaml")["harmless"]]
     samples = [(name, log) for name, logs in load("samples.yaml").items() for log in logs]
     causes = [
         (name, log)
         for name, log in (*samples, *load("variants.yaml").items(), *load("fresh.yaml")["known"])
-        if all_signatures()[name].severity == "error" and "any" not in all_signatures()[name].consequence_of
+        if all_signatures()[name].severity == "error" and "any" not in all_signatures()[name].symptom_of
     ]
     wrong = []
     for _ in range(200):

@@ -1,0 +1,61 @@
+"""`provision sandbox …` on the command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from provision import sandbox
+from provision.base import terminal
+from provision.base.errors import ProvisionError
+from provision.cli.help import App
+
+app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
+
+Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]
+
+
+@app.command()
+def up(
+    count: Annotated[int, typer.Option("-n", "--count", help="Number of hosts.")] = 2,
+    base: Annotated[
+        list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; can be repeated to mix several.")
+    ] = None,
+    name: Name = "default",
+    sudo: Annotated[str, typer.Option("--sudo", help="How the user becomes root: nopasswd, password or none.")] = "nopasswd",
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks per host.")] = 2,
+) -> None:
+    """Start hosts and write an inventory of them."""
+    mode: Any = sudo
+    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots)
+    terminal.out().say(str(made.inventory))
+
+
+@app.command()
+def check() -> None:
+    """Check that a container engine answers; if not, say why and how to get one."""
+    answers, why = sandbox.engine_available()
+    if not answers:
+        raise ProvisionError(why)
+    terminal.out().say("a container engine answers")
+
+
+@app.command()
+def status(name: Name = "default") -> None:
+    """Show the hosts and their state."""
+    found = sandbox.status(name)
+    if found is None:
+        terminal.out().say("no sandbox is up; start one: provision sandbox up")
+        raise typer.Exit(1)
+    terminal.out().print(
+        terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
+    )
+    terminal.out().say(f"inventory: {found.inventory}")
+
+
+@app.command()
+def down(name: Name = "default") -> None:
+    """Remove the hosts and everything that was made for them."""
+    removed = sandbox.down(name, say=terminal.say)
+    terminal.out().say(f"removed {len(removed)} things" if removed else "nothing to remove")

@@ -1,0 +1,136 @@
+"""From matches in logs to findings: root causes first, their symptoms below, unknown errors as unknown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from provision.base.problems import SEVERITIES
+from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
+from provision.diagnosis.logs.scanner import Match, Matches, Scanner
+from provision.diagnosis.signatures import Signature, Symptom, all_signatures, error_shapes
+
+SHOWN_LINES = 5  # of evidence per finding
+
+
+def findings(scanner: Scanner) -> list[Finding]:
+    """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms."""
+    signatures = all_signatures()
+    found = {name: matches for name, matches in _without_superseded(scanner.known).items() if not _recovered(scanner, name, matches)}
+    errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
+    made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
+    cause_of = _root_causes(errors)
+    if all(name in cause_of or not signatures[name].may_be_root_cause for name in errors):
+        unknown = _unknown(scanner, found)
+        if unknown:
+            made[UNKNOWN] = unknown
+            cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
+    roots = [finding for name, finding in made.items() if name not in cause_of]
+    roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
+    if roots:
+        for name in found.keys() - errors.keys():
+            made[name] = _finding(scanner, signatures[name], found[name])
+            cause_of[name] = roots[0].id
+    ordered = []
+    for root in roots:
+        symptoms = [replace(made[name], caused_by=cause) for name, cause in cause_of.items() if cause == root.id]
+        ordered += [root, *sorted(symptoms, key=lambda each: each.evidence[0].line)]
+    return ordered
+
+
+def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
+    """Without matches on lines that a more specific error claims, too."""
+    signatures = all_signatures()
+    kept: dict[str, Matches] = {}
+    for name, matches in known.items():
+        rivals = [
+            match
+            for other, theirs in known.items()
+            if name in signatures[other].supersedes
+            or (isinstance(signatures[name], Symptom) and not isinstance(signatures[other], Symptom))
+            for match in theirs.first
+        ]
+        first = [match for match in matches.first if not any(_overlap(match, rival) for rival in rivals)]
+        if first:
+            kept[name] = Matches(first, matches.times - len(matches.first) + len(first))
+    return kept
+
+
+def _overlap(one: Match, other: Match) -> bool:
+    return one.file == other.file and one.first <= other.last and other.first <= one.last
+
+
+def _recovered(scanner: Scanner, name: str, matches: Matches) -> bool:
+    return name in scanner.recovered and scanner.recovered[name] > _place(matches.first[-1])
+
+
+def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
+    """Error → its root cause, for those that another error in the logs explains: the first of several."""
+    signatures = all_signatures()
+    causes: dict[str, list[str]] = {}
+    for name in errors:
+        symptom_of = signatures[name].symptom_of
+        causes[name] = [
+            other
+            for other in errors
+            if other != name
+            and (
+                other in symptom_of
+                or (signatures[other].may_be_root_cause and ("any" in symptom_of or signatures[other].layer in symptom_of))
+            )
+        ]
+    cause_of: dict[str, str] = {}
+    for name in errors:
+        root, path = name, {name}
+        while causes[root]:
+            cause = min((each for each in causes[root] if each not in path), key=lambda each: _place(errors[each].first[0]), default=None)
+            if cause is None:
+                break
+            root = cause
+            path.add(root)
+        if root != name and not causes[root]:
+            cause_of[name] = root
+    return cause_of
+
+
+def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
+    return Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
+
+
+def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
+    return tuple(Evidence(scanner.files[match.file], match.first, match.text) for match in matches)
+
+
+def _unknown(scanner: Scanner, found: Mapping[str, Matches]) -> Finding | None:
+    """The first line that looks like an error and that nothing claims; None if there is none."""
+    signatures = all_signatures()
+    claimed = [match for matches in found.values() for match in matches.first]
+    failed = any(isinstance(signatures[name], Symptom) for name in found)
+    match = None
+    for certainty in ("certain", "likely", *(["possible"] if failed else [])):
+        shapes = [shape.id for shape in error_shapes() if shape.certainty == certainty]
+        match = match or _first_unclaimed((match for shape in shapes for match in scanner.unknown[shape].first), claimed)
+    if match is None:
+        quoted = [matches.first[0] for name, matches in found.items() if isinstance(own := signatures[name], Symptom) and own.quoted_alone]
+        match = min(quoted, key=_place, default=None)
+    if match is None:
+        return None
+    printed_by = f"rank {match.rank}" if match.rank is not None else "a process that the log does not name"
+    return Finding(
+        severity="error",
+        what="An error that is not among the known ones",
+        id=UNKNOWN,
+        layer="unknown",
+        summary=f"Something failed that doctor does not know; the first line that looks like an error is quoted, printed by {printed_by}.",
+        cause=f"Not known. The first error line, printed by {printed_by}: {match.text}",
+        fix=("Read the log from the quoted line on", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
+        evidence=_evidence(scanner, match),
+    )
+
+
+def _first_unclaimed(matches: Iterable[Match], claimed: list[Match]) -> Match | None:
+    return min((match for match in matches if not any(_overlap(match, other) for other in claimed)), key=_place, default=None)
+
+
+def _place(match: Match) -> tuple[int, int]:
+    return match.file, match.first

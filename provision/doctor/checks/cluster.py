@@ -1,0 +1,191 @@
+"""Checks of all hosts together: what differs between them, networks, and connections from one to another."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from provision.base.text import joined
+from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
+from provision.facts import Facts
+from provision.facts.model import Interface
+
+
+def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Observations:
+    """Hosts whose value is not that of most hosts; those without a value are left out."""
+    values = {name: found for name, facts in hosts.items() if (found := value(facts))}
+    if len(set(values.values())) < 2:
+        return
+    usual = Counter(values.values()).most_common(1)[0][0]
+    like = next(name for name, found in values.items() if found == usual)
+    for name, found in values.items():
+        if found != usual:
+            yield Observation(f"{what} is {found}", f"{usual}, as on {like}", host=name)
+
+
+def _packages(name: str) -> Callable[[Facts], Any]:
+    return lambda facts: facts.installed.packages.get(name)
+
+
+@cluster_check("driver-differs")
+def _driver(hosts: Hosts) -> Observations:
+    yield from _differing(hosts, "the NVIDIA driver", lambda facts: facts.driver.version if facts.driver else None)
+
+
+@cluster_check("nccl-version-mismatch-hosts", "warning")
+def _nccl(hosts: Hosts) -> Observations:
+    yield from _differing(hosts, "NCCL", lambda facts: next((each.version for each in facts.nccl.libraries), None))
+
+
+@cluster_check("ompi-version-mismatch")
+def _open_mpi(hosts: Hosts) -> Observations:
+    """mpirun starts what the non-interactive PATH finds; what we installed is started by its path."""
+
+    def first(facts: Facts) -> Any:
+        return next((each.version for each in facts.mpi.found if each.path == facts.mpi.first and each.flavour == "openmpi"), None)
+
+    yield from _differing(hosts, "the Open MPI that mpirun finds first", first)
+    yield from _differing(hosts, "the installed Open MPI", _packages("openmpi"))
+
+
+@cluster_check("orte-unpack-past-end", "warning")
+def _hwloc(hosts: Hosts) -> Observations:
+    """Only where Open MPI is the distribution's, which uses the system's hwloc."""
+    distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts.packages)}
+    yield from _differing(distribution, "hwloc", lambda facts: next((each.file for each in facts.hwloc.libraries), None))
+
+
+@cluster_check("python-version-differs")
+def _python(hosts: Hosts) -> Observations:
+    def minor(facts: Facts) -> Any:
+        return ".".join((facts.installed.venv.python_version or "").split(".")[:2])
+
+    yield from _differing(hosts, "the environment's Python", minor)
+
+
+@cluster_check("torch-differs")
+def _torch(hosts: Hosts) -> Observations:
+    yield from _differing(hosts, "PyTorch", _packages("torch"))
+
+
+@cluster_check("engine-differs")
+def _engine(hosts: Hosts) -> Observations:
+    yield from _differing(hosts, "the engine", _packages("collective_core"))
+
+
+@cluster_check("hostname-loopback-mpi", "warning")
+def _loopback(hosts: Hosts) -> Observations:
+    """A single host may map its name to 127.0.1.1; in a cluster it tells the others that address."""
+    if len(hosts) < 2:
+        return
+    for name, facts in hosts.items():
+        wrong = [address for address in facts.hosts_file if address.startswith("127.")]
+        address = facts.network.ssh_connection.server_address if facts.network.ssh_connection else None
+        if wrong and (len(wrong) == len(facts.hosts_file) or facts.hosts_file[0].startswith("127.")):
+            expected = address or "its address in the network of the others"
+            fix = (f"sudo sed -i 's/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts.hostname}/' /etc/hosts",)
+            yield Observation(f"/etc/hosts maps its own name {facts.hostname} to {wrong[0]}", expected, fix, name)
+
+
+@cluster_check("btl-tcp-unexpected-peer", "warning")
+def _same_address(hosts: Hosts) -> Observations:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for name, facts in hosts.items():
+        for interface in facts.network.interfaces:
+            if not interface.virtual and not interface.loopback and interface.up:
+                for cidr in interface.addresses:
+                    owners[cidr.split("/")[0]].append(name)
+    for address, names in owners.items():
+        if len(set(names)) > 1 and not address.startswith("fe80:"):
+            yield Observation(f"{address} is an address of {' and '.join(names)}", "one host per address", host=names[-1])
+
+
+@cluster_check("btl-tcp-docker0", "warning")
+def _bridges(hosts: Hosts) -> Observations:
+    """Unless Open MPI is told which network to use, it also tries the bridges that every host with containers has."""
+    bridges: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, facts in hosts.items():
+        chosen = facts.signs.mca_params.get("btl_tcp_if_include") or facts.environment.variables.get("OMPI_MCA_btl_tcp_if_include")
+        if facts.mpi.found and not chosen:
+            for interface in facts.network.interfaces:
+                if interface.kind == "container" and interface.up:
+                    for cidr in interface.addresses:
+                        bridges[cidr][name] = interface.name
+    for cidr, owners in bridges.items():
+        if len(owners) > 1 and ":" not in cidr:
+            name, bridge = next(iter(owners.items()))
+            what = f"{cidr} ({bridge}) exists on {' and '.join(owners)}, and no setting excludes it from Open MPI"
+            yield Observation(what, "btl_tcp_if_include = the hosts' network", host=name)
+
+
+@cluster_check("mtu-differs")
+def _mtu(hosts: Hosts) -> Observations:
+    yield from _differing(hosts, "the MTU of its network", lambda facts: picked.mtu if (picked := _picked(facts)) else None)
+
+
+def _picked(facts: Facts) -> Interface | None:
+    """The interface that MPI would use (`resolve/network.py`): the requested one, that of our connection, that of the default route."""
+    network = facts.network
+    wanted = network.asked_for or network.ssh_connection.interface or network.default_route_interface
+    return next((each for each in network.interfaces if each.name == wanted), None)
+
+
+def _subnets(interface: Interface | None) -> set[str]:
+    return {
+        str(ipaddress.ip_interface(cidr).network) for cidr in (interface.addresses if interface else ()) if not cidr.startswith("fe80:")
+    }
+
+
+@cluster_check("mpi-other-network")
+def _other_network(hosts: Hosts) -> Observations:
+    """Hosts on which MPI would use a network that most others are not in."""
+    subnets = {name: found for name, facts in hosts.items() if (found := _subnets(_picked(facts)))}
+    count = Counter(subnet for found in subnets.values() for subnet in found)
+    if not count:
+        return
+    usual, members = count.most_common(1)[0]
+    for name, found in subnets.items():
+        if usual not in found and members > 1:
+            picked = _picked(hosts[name])
+            what = f"MPI would use {picked.name if picked else '?'} ({', '.join(sorted(found))})"
+            yield Observation(what, f"an interface in {usual}, as on {members} others", host=name)
+
+
+@cluster_check("mpi-faster-network")
+def _faster_network(hosts: Hosts) -> Observations:
+    """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
+    if len(hosts) < 2:
+        return
+    picked = {name: _picked(facts) for name, facts in hosts.items()}
+    faster: list[dict[str, Interface]] = []
+    for name, facts in hosts.items():
+        speed = (mine.speed if (mine := picked[name]) else None) or 0
+        usable = [each for each in facts.network.interfaces if each.up and not each.virtual and (each.speed or 0) > speed > 0]
+        faster.append({subnet: each for each in usable for subnet in _subnets(each)})
+    for subnet in sorted(set.intersection(*(set(each) for each in faster))):
+        for (name, used), found in zip(picked.items(), faster, strict=True):
+            better = found[subnet]
+            current = f"{used.name} ({used.speed} Mbit/s)" if used else ""
+            what = f"MPI would use {current}; {better.name} has {better.speed} Mbit/s and is on all hosts' network"
+            yield Observation(what, better.name, (f"provision_interface={better.name}   # next to the host in the inventory",), name)
+
+
+@connection_check("btl-tcp-firewall")
+def _blocked(connections: Connections) -> Observations:
+    """Hosts that listened and were not reached."""
+    for target, theirs in connections.items():
+        unreached_from: dict[str, list[str]] = defaultdict(list)
+        for source, mine in connections.items():
+            if theirs.port is not None and (error := mine.tcp.get(target, {}).get(theirs.port)):
+                unreached_from[error].append(source)
+        for error, sources in unreached_from.items():
+            yield Observation(f"a port that it opened was not reached from {joined(sources)}: {error}", "a connection", host=target)
+
+
+@connection_check("host-warning")
+def _cannot_listen(connections: Connections) -> Observations:
+    for name, mine in connections.items():
+        if mine.port is None:
+            yield Observation(f"it could not open a port on its own address: {mine.problem}", "a free port", host=name)

@@ -1,0 +1,85 @@
+"""From the facts of hosts to findings: all checks, the survey's own problems, failed logins and the kernels' logs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from provision.base.problems import SEVERITIES, Problem, Severity
+from provision.diagnosis import logs
+from provision.diagnosis.findings import Finding
+from provision.diagnosis.signatures import LAYERS, known_error
+from provision.doctor.checks.registry import CHECKS, Reachability
+from provision.facts import Facts
+
+LOGIN_FIX = (
+    "provision up HOSTS   # sets up ssh between all hosts, host keys included",
+    "ssh -v ADDRESS true   # on this host, to see why",
+)
+
+
+def examine(
+    hosts: Mapping[str, Facts], problems: Sequence[Problem] = (), connections: Mapping[str, Reachability] | None = None
+) -> list[Finding]:
+    """What is wrong with the hosts, worst first, then by layer and host.
+
+    Args:
+        hosts: name → facts, of the hosts that answered.
+        problems: what the survey itself found.
+        connections: host → whether it reaches the others, where that was checked.
+    """
+    connections = connections or {}
+    found = [_of_problem(problem) for problem in problems]
+    for check in CHECKS:
+        error = known_error(check.id)
+        found += [
+            Finding.of(
+                error,
+                severity=check.severity or error.severity,
+                host=seen.host,
+                observed=seen.what,
+                expected=seen.expected,
+                fix=seen.fix or error.fix,
+            )
+            for seen in check.observe(hosts, connections)
+        ]
+    for name, facts in hosts.items():
+        found += _of_kernel_log(name, facts)
+    for name, reachability in connections.items():
+        found += _of_logins(name, reachability, hosts[name])
+    return sorted(_merged(found), key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""))
+
+
+def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
+    """One finding per error and host, with everything that was observed."""
+    merged: dict[tuple[str, str | None], Finding] = {}
+    for finding in found:
+        same = merged.setdefault((finding.id, finding.host), finding)
+        if finding.observed not in same.observed:
+            fix = (*same.fix, *(step for step in finding.fix if step not in same.fix))
+            merged[finding.id, finding.host] = replace(same, observed=f"{same.observed}; {finding.observed}", fix=fix)
+    return merged.values()
+
+
+def _of_problem(problem: Problem) -> Finding:
+    """A problem of the survey as the known error that it is: by its own id, or by what ssh said."""
+    name = problem.id or next((error.id for error in logs.known_errors(problem.said, "survey")), "")
+    error = known_error(name or ("host-not-usable" if problem.severity == "error" else "host-warning"))
+    fix = (problem.hint,) if problem.hint else error.fix
+    return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix)
+
+
+def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:
+    for finding in logs.known_errors("\n".join(facts.signs.kernel_log), f"kernel log of {host}"):
+        if finding.layer in ("driver", "os"):
+            yield replace(finding, host=host, observed=finding.evidence[0].text)
+
+
+def _of_logins(host: str, reachability: Reachability, facts: Facts) -> Iterator[Finding]:
+    """Failed logins to the other hosts, as the errors that ssh's messages mean. Where we installed nothing, nobody may need them."""
+    severity: Severity = "error" if facts.installed.manifest else "warning"
+    for peer, message in reachability.ssh.items():
+        if message is not None:
+            error = known_error(next((error.id for error in logs.known_errors(message, "ssh")), "ssh-between-hosts"))
+            details = {"observed": f"ssh to {peer}: {message.splitlines()[-1]}", "expected": "a login without a prompt", "fix": LOGIN_FIX}
+            yield Finding.of(error, severity=severity, host=host, **details)

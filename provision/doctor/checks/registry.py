@@ -1,0 +1,80 @@
+"""Checks: the id of a known error, and a function over facts that yields what it observes. An error's texts are data (`diagnosis`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from provision.base.problems import Severity
+from provision.facts import Facts
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was observed on a host where something else was expected.
+
+    Args:
+        fix: commands with this host's own paths and names, instead of the entry's general ones.
+        host: in checks of several hosts, the one that it is about.
+    """
+
+    what: str
+    expected: str
+    fix: tuple[str, ...] = ()
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """Whether one host reaches the others.
+
+    Args:
+        port: where it listened; None if it could not, and ``problem`` says why.
+        tcp: peer → port → the error of a connection to it; no ports where one was reached.
+        ssh: peer → the error message of ssh, None where the login works; only where it was tried.
+    """
+
+    port: int | None
+    problem: str | None = None
+    tcp: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    ssh: Mapping[str, str | None] = field(default_factory=dict)
+
+
+Hosts = Mapping[str, Facts]
+Connections = Mapping[str, Reachability]
+Observations = Iterator[Observation]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of all hosts. ``severity`` replaces the entry's own: an error in a log may only be a warning before it happens."""
+
+    id: str
+    observe: Callable[[Hosts, Connections], Observations]
+    severity: Severity | None = None
+
+
+CHECKS: list[Check] = []
+
+
+def host_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Facts], Observations]], None]:
+    """Register a check of one host's facts."""
+
+    def register(check: Callable[[Facts], Observations]) -> None:
+        def observe(hosts: Hosts, _: Connections) -> Observations:
+            for host, facts in hosts.items():
+                yield from (replace(observation, host=host) for observation in check(facts))
+
+        CHECKS.append(Check(name, observe, severity))
+
+    return register
+
+
+def cluster_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Hosts], Observations]], None]:
+    """Register a check that compares the facts of all hosts."""
+    return lambda check: CHECKS.append(Check(name, lambda hosts, _: check(hosts), severity))
+
+
+def connection_check(name: str) -> Callable[[Callable[[Connections], Observations]], None]:
+    """Register a check of the connections between hosts."""
+    return lambda check: CHECKS.append(Check(name, lambda _, connections: check(connections)))

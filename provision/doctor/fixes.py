@@ -1,0 +1,194 @@
+"""Fixes of findings, for `doctor --fix`: which are automatic, and the run that applies them.
+
+Small fixes are tasks of Ansible, ``playbooks/fix/ID.yml``; what an installation repairs is left to `provision up`. Nothing here reboots a
+host or removes a driver.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import yaml
+
+from provision.base import resources
+from provision.base.errors import ProvisionError
+from provision.commands import lifecycle
+from provision.diagnosis.findings import Finding
+from provision.doctor.host_checks import Examination
+from provision.facts import Facts
+from provision.facts.model import Limits
+from provision.inventory import Inventory
+from provision.plan.options import Options
+from provision.plan.requirements import OpenMpiSource
+from provision.remote import host_locks
+from provision.remote.ansible import Event
+from provision.remote.session import Interrupted, Session
+from provision.survey import installed
+
+WITHOUT_ROOT = frozenset(("ssh-permission-denied",))  # small fixes that need no root
+
+# Fixed by `provision up`, where something is installed.
+BY_INSTALLATION = frozenset(
+    (
+        "engine-not-built",
+        "engine-other-python",
+        "engine-differs",
+        "torch-differs",
+        "python-version-differs",
+        "remote-python-env",
+        "ompi-version-mismatch",
+        "orte-unpack-past-end",
+        "cuda-driver-insufficient",
+        "btl-tcp-docker0",
+        "ssh-between-hosts",
+        "ssh-host-key-changed",
+        "ssh-host-key-verification",
+    )
+)
+
+
+@dataclass
+class FixPlan:
+    """What `--fix` will do.
+
+    Attributes:
+        tasks: host → ids of the errors whose tasks run there.
+        installation: ids of the errors for which all hosts are installed again.
+        manual: findings without an automatic fix.
+    """
+
+    tasks: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    installation: list[str] = field(default_factory=list)
+    manual: list[Finding] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The steps, for the user who is asked for consent; none where nothing is automatic."""
+        lines = [
+            f"{host}: {name}: {task['name']}"
+            for host, names in sorted(self.tasks.items())
+            for name in names
+            for task in yaml.safe_load(_tasks_file(name).read_text(encoding="utf-8"))
+        ]
+        if self.installation:
+            lines.append(f"all hosts: the installation again, as `provision up --no-smoke` does ({', '.join(self.installation)})")
+        return lines
+
+
+def plan(examination: Examination) -> FixPlan:
+    """Which findings can be fixed automatically, and how."""
+    fixes = FixPlan()
+    anything_installed = any(facts.installed.manifest for facts in examination.facts.values())
+    for finding in examination.findings:
+        facts = examination.facts.get(finding.host or "")
+        if finding.id in BY_INSTALLATION and anything_installed and facts:
+            if finding.id not in fixes.installation:
+                fixes.installation.append(finding.id)
+        elif _tasks_file(finding.id).is_file() and facts and (facts.user.can_become or finding.id in WITHOUT_ROOT):
+            fixes.tasks[str(finding.host)].append(finding.id)
+        else:
+            fixes.manual.append(finding)
+    return fixes
+
+
+@dataclass(frozen=True)
+class FixResult:
+    """Whether one error was fixed on a host; ``host`` is empty for all hosts."""
+
+    host: str
+    id: str
+    state: Literal["done", "failed", "not tried"]
+    reason: str = ""
+
+
+def apply(
+    fixes: FixPlan, examination: Examination, inventory: Inventory, session: Session, passwords: Mapping[str, str]
+) -> list[FixResult]:
+    """Apply all fixes, whatever fails, and return the result of each."""
+    results: list[FixResult] = []
+    if fixes.tasks:
+        events: list[Event] = []
+
+        def note(event: Event) -> None:
+            events.append(event)
+            session.progress.event(event)
+
+        try:
+            with host_locks.acquired(inventory, "provision doctor --fix"):
+                session.play(
+                    resources.folder("playbooks") / "fix.yml",
+                    "Fix",
+                    hosts=sorted(fixes.tasks),
+                    extra_vars={"provision_fix": {host: _variables(examination.facts[host], names) for host, names in fixes.tasks.items()}},
+                    on_event=note,
+                )
+            results += [result for host, names in sorted(fixes.tasks.items()) for result in results_on(host, names, events)]
+        except Interrupted:
+            raise
+        except ProvisionError as error:  # another run uses the hosts
+            results += [FixResult(host, name, "not tried", str(error)) for host, names in sorted(fixes.tasks.items()) for name in names]
+    if fixes.installation:
+        try:
+            report = lifecycle.up(inventory, _as_installed(examination), session.progress, passwords)
+            reason = "; ".join(f"{failure.host}: {failure.what}" for failure in report.failures)
+        except Interrupted:
+            raise
+        except ProvisionError as error:
+            reason = str(error)
+        results += [FixResult("", name, "failed" if reason else "done", reason) for name in fixes.installation]
+    return results
+
+
+def results_on(host: str, names: Sequence[str], events: Sequence[Event]) -> list[FixResult]:
+    """The results of the errors that were to be fixed on a host, in their order, by the events of the run. Pure."""
+    failed: dict[str, str] = {}
+    started = set()
+    for event in events:
+        if event.host == host:
+            name = Path(event.path.rpartition(":")[0]).stem  # the file of an error's tasks is called by its id
+            started.add(name)
+            if event.kind in ("failed", "unreachable"):
+                failed.setdefault(name, event.text)
+    results = []
+    for name in names:
+        if name in failed:
+            results.append(FixResult(host, name, "failed", failed[name]))
+        elif name in started:
+            results.append(FixResult(host, name, "done"))
+        else:
+            results.append(FixResult(host, name, "not tried", next(iter(failed.values()), "the run ended before it")))
+    return results
+
+
+def _as_installed(examination: Examination) -> Options:
+    """The options that lead to what is already installed."""
+    plans = list(installed.plans(installed.manifests(examination.facts)))
+    torch = next((host.torch.version for host in plans if host.torch), None)
+    source = next((host.openmpi.source for host in plans), "auto")
+    openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
+    return Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
+
+
+def _variables(facts: Facts, names: Sequence[str]) -> dict[str, Any]:
+    """The variables of a host's tasks."""
+    nofile, memlock = (facts.limits.get(name, Limits()).hard for name in ("nofile", "memlock"))
+    return {
+        "ids": list(names),
+        "venv": facts.installed.venv.path,
+        "hostname": facts.hostname,
+        "address": facts.network.ssh_connection.server_address,
+        "home": facts.user.home,
+        "nccl": facts.packages.get("libnccl2"),
+        # A limit above what the container itself has would make every later login fail.
+        "memlock": memlock if facts.container else "unlimited",
+        "nofile": min(65536, nofile) if isinstance(nofile, int) else 65536,
+        "ssh_files": [file.model_dump() for file in facts.ssh.files],
+        "open_mpi": next((each.path.rpartition("/")[0] for each in facts.mpi.found if each.flavour == "openmpi"), None),
+    }
+
+
+def _tasks_file(name: str) -> Path:
+    return resources.folder("playbooks") / "fix" / f"{name}.yml"

@@ -1,0 +1,123 @@
+"""Whether hosts reach each other: all of them try at the same time, in one round trip (`hostside/reach.py`).
+
+Each host opens one port on its own address for seconds, and only who knows this run's key gets an answer. The key travels through
+standard input, so no process list shows it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
+from provision.doctor.checks import Reachability
+from provision.facts import Facts
+from provision.inventory import Host
+from provision.remote.ansible import Event
+from provision.remote.session import Session
+
+GROUP = 50  # hosts that try to reach each other; of more, each tries those of its own fifty
+_BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
+_PORTS = range(32768, 60999)  # Linux gives these to programs that name none, as MPI, NCCL and PyTorch do
+_WAIT_S = 8.0  # the last host may begin that much later than the first
+_WAIT_PER_HOST_S = 0.25
+
+
+def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reachability], list[Problem]]:
+    """What each host reaches, and which hosts could not try.
+
+    Args:
+        known: facts of the hosts that answered the survey.
+    """
+    able = [host for host in session.inventory.hosts if host.name in known and _address(known[host.name])]
+    connections: dict[str, Reachability] = {}
+    problems: list[Problem] = []
+    for group in (able[start : start + GROUP] for start in range(0, len(able), GROUP)):
+        if len(group) > 1:
+            outputs = _play(session, orders(group, known))
+            for host in group:
+                output = outputs.get(host.name, "")
+                try:
+                    connections[host.name] = parse(output)
+                except ProvisionError as error:
+                    what = f"its connections to the other hosts could not be checked: {error.what}"
+                    problems.append(Problem("warning", what, host=host.name, said="" if _BEGIN in output else output))
+    return connections, problems
+
+
+def _address(found: Facts) -> str | None:
+    """The address at which others reach the host; None where it is not its own (translated on the way)."""
+    connection = found.network.ssh_connection
+    return connection.server_address if connection.interface else None
+
+
+def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+    """Host → its input for hostside/reach.py (``order``), and the Python to run that with."""
+    key = secrets.token_hex(32)
+    peers = [
+        {
+            "name": host.name,
+            "address": _address(known[host.name]),
+            "ports": secrets.SystemRandom().sample(_PORTS, 3),
+            "user": host.user or known[host.name].user.name,
+            "ssh_port": known[host.name].network.ssh_connection.server_port or 22,
+        }
+        for host in group
+    ]
+    made = {}
+    for number, (host, me) in enumerate(zip(group, peers, strict=True)):
+        found = known[host.name]
+        made[host.name] = {
+            "python": found.python.executable or "python3",
+            "order": {
+                "key": key,
+                "me": host.name,
+                "address": me["address"],
+                "ports": me["ports"],
+                "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
+                "ssh": bool(found.mpi.found or found.installed.manifest),  # mpirun needs it
+                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that nobody gets all logins at once
+            },
+        }
+    return made
+
+
+def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
+    outputs: dict[str, str] = {}
+
+    def note(event: Event) -> None:
+        if event.kind in ("ok", "changed"):
+            outputs[event.host] = str(event.result.get("stdout", ""))
+        elif event.kind in ("failed", "unreachable"):
+            outputs[event.host] = event.text
+
+    session.play(
+        resources.folder("playbooks") / "reach.yml",
+        "Reach",
+        hosts=list(made),
+        extra_vars={
+            "provision_reach": made,
+            "provision_reach_program": resources.inline_command("reach.py", interpreter="").strip(),
+        },
+        on_event=note,
+    )
+    return outputs
+
+
+def parse(output: str) -> Reachability:
+    """The answer in a host's output. Raises ProvisionError when there is none."""
+    document = facts.parse(output, mark=_BEGIN, what="the check of connections")
+    try:
+        port, problem, peers = document["port"], document["problem"], document["peers"]
+        return Reachability(
+            port=None if port is None else int(port),
+            problem=None if problem is None else str(problem),
+            tcp={str(name): {int(port): str(error) for port, error in each["tcp"].items()} for name, each in peers.items()},
+            ssh={str(name): None if each["ssh"] is None else str(each["ssh"]) for name, each in peers.items() if "ssh" in each},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProvisionError("the check of connections gave an invalid answer") from error

@@ -1,0 +1,62 @@
+"""Which hosts of a job run how many ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provision.base.errors import UsageError
+
+Placement = list[tuple[str, int]]  # (address, ranks) of each host that takes part
+
+
+def fill(hosts: Sequence[tuple[str, int]], np: int | None, *, oversubscribe: bool = False) -> Placement:
+    """Place ``np`` ranks (None: one per slot) so that each host's slots are filled before the next host's.
+
+    Args:
+        hosts: (address, slots).
+        oversubscribe: allow more ranks than slots; all hosts take part then.
+
+    Raises:
+        UsageError: there are fewer slots, and not ``oversubscribe``.
+    """
+    slots = sum(count for _, count in hosts)
+    left = slots if np is None else np
+    if left > slots and oversubscribe:
+        return spread(hosts, left, oversubscribe=True)
+    _refuse_more_than_slots(hosts, left)
+    placed = []
+    for address, count in hosts:
+        if left > 0:
+            placed.append((address, min(count, left)))
+            left -= count
+    return placed
+
+
+def spread(hosts: Sequence[tuple[str, int]], np: int, *, oversubscribe: bool = False) -> Placement:
+    """Place ``np`` ranks one by one in turn, so that every host takes part.
+
+    A host gets no more than its slots while another one has a free slot; further ranks are spread over all of them.
+
+    Raises:
+        UsageError: fewer ranks than hosts, or more than slots and not ``oversubscribe``.
+    """
+    if not oversubscribe:
+        _refuse_more_than_slots(hosts, np)
+    if np < len(hosts):
+        hint = f"give at least --np {len(hosts)}, or list fewer hosts"
+        raise UsageError(f"{np} rank(s) cannot take part on all {len(hosts)} hosts", hint=hint)
+    taken = [0] * len(hosts)
+    left = np
+    while left:
+        free = [at for at, (_, slots) in enumerate(hosts) if taken[at] < slots] or list(range(len(hosts)))
+        for at in free[:left]:
+            taken[at] += 1
+        left -= min(left, len(free))
+    return [(address, count) for (address, _), count in zip(hosts, taken, strict=True)]
+
+
+def _refuse_more_than_slots(hosts: Sequence[tuple[str, int]], np: int) -> None:
+    slots = sum(count for _, count in hosts)
+    if np > slots:
+        hint = "start fewer, give the hosts more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe"
+        raise UsageError(f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots", hint=hint)

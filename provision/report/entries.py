@@ -1,0 +1,154 @@
+"""What the survey, the plan and the installation contribute to the report of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
+from provision.diagnosis import logs
+from provision.facts import Facts
+from provision.install import drift
+from provision.install.installer import Installed
+from provision.inventory import Host, Inventory
+from provision.plan import lock
+from provision.plan.model import HostPlan, Plan
+from provision.remote.ansible import Event, HostResult, Outcome
+from provision.report.model import HostReport, Prospect, Report, State
+from provision.survey import collect
+from provision.survey.collect import Survey
+
+_TAIL_LINES = 12  # of Ansible's log, where it failed and no host did
+
+
+def add_survey(report: Report, survey: Survey) -> None:
+    """The survey's problems: errors are failures of their host, warnings are notes."""
+    for problem in survey.problems:
+        if problem.severity == "error":
+            report.failures.append(Problem("error", problem.what, problem.hint, host=problem.host, where="survey"))
+        else:
+            report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
+
+
+def add_conflicts(report: Report, plan: Plan) -> None:
+    """Why there is no plan."""
+    for conflict in plan.conflicts:
+        report.failures.append(Problem("error", f"no plan fits: {conflict.what}", conflict.advice, host=conflict.host, where="plan"))
+
+
+def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Installed) -> None:
+    """What the installation changed on each host, and what failed there."""
+    outcome = done.outcome
+    for name, host in plan.hosts.items():
+        result = outcome.hosts.get(name)
+        report.hosts.append(host_line(host, result))
+        if result is None:
+            what = "Ansible reported nothing about this host"
+            report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install"))
+        elif result.failure is not None:
+            report.failures.append(task_failure(inventory.host(name), result.failure))
+    if outcome.rc != 0 and not report.failures:
+        report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="install"))
+    report.notes += done.stand_ins
+    for name, packages in done.unlocked.items():
+        report.notes.append(
+            f"{name}: {lock.NAME} did not know {', '.join(packages)}: installed as the index had it, without a checksum to compare with; "
+            "it is in the lock from now on"
+        )
+
+
+def add_dry_run(report: Report, outcome: Outcome, facts: Mapping[str, Facts], manifests: Mapping[str, Any], *, partial: bool) -> None:
+    """What a run without ``--check`` would do on each host; ``partial``: it leaves out steps, and so does not write the manifest."""
+    for line in report.hosts:
+        result, found = outcome.hosts.get(line.host), facts.get(line.host)
+        if result is None or found is None or result.failure is not None:
+            continue
+        rewritten = not partial and drift.is_rewritten(manifests[line.host], found)
+        set_prospects(line, result, rewritten=rewritten, drifted=bool(found.drift))
+
+
+def set_prospects(line: HostReport, result: HostResult, *, rewritten: bool, drifted: bool) -> None:
+    """Put what a real run would do into a host's line.
+
+    Args:
+        rewritten: whether the manifest on the host will change, which the dry run of its step cannot tell.
+        drifted: whether the survey found that something is not as it was left.
+    """
+    line.steps = _prospects(result, drifted=drifted)
+    if rewritten and "manifest" in line.steps:
+        line.steps["manifest"] = "will change"
+    line.state = "would change" if drifted or result.changed or "will change" in line.steps.values() else "unchanged"
+
+
+def add_missing_hosts(report: Report, inventory: Inventory, state: State) -> None:
+    """A line for each host that has none; where a run ended early, those that failed are left for the state ``blocked``."""
+    listed = {line.host for line in report.hosts}
+    if state != "blocked":
+        listed |= {failure.host for failure in report.failures if failure.host}
+    report.hosts += [HostReport(host=host.name, state=state) for host in inventory.hosts if host.name not in listed]
+    order = [host.name for host in inventory.hosts]
+    report.hosts.sort(key=lambda line: order.index(line.host))
+
+
+def host_line(host: HostPlan, result: HostResult | None) -> HostReport:
+    """A host's line after the installation; without a result nothing is known of it."""
+    if result is None or result.failure is not None:
+        unreachable = result is not None and result.failure is not None and result.failure.kind == "unreachable"
+        changed, seconds = (result.changed, result.seconds) if result else (0, 0.0)
+        return HostReport(host=host.name, state="unreachable" if unreachable else "failed", changed=changed, seconds=seconds)
+    return HostReport(
+        host=host.name,
+        state="installed" if result.changed else "unchanged",
+        openmpi=host.openmpi.version,
+        cmake=host.cmake.version,
+        python=host.python.version,
+        torch=host.torch.version if host.torch else "-",
+        nccl=host.nccl.version if host.nccl else "-",
+        engine=host.engine.version,
+        changed=result.changed,
+        seconds=result.seconds,
+    )
+
+
+def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
+    """What a dry run says about each step.
+
+    About tasks that it skipped it knows nothing once an earlier step will change the host; nor where it could check nothing at all and the
+    host has drifted.
+    """
+    found: dict[str, Prospect] = {}
+    changing = False
+    for name, step in result.steps.items():
+        if name == "guard":
+            continue
+        unknown = step.unchecked and (changing or (drifted and step.ran == 0))
+        found[name] = "will change" if step.changed else "cannot know yet" if unknown else "will not change"
+        changing = changing or step.changed > 0
+    return found
+
+
+def task_failure(host: Host, event: Event) -> Problem:
+    """The failure of an Ansible task, with a hint from the doctor where the error is a known one."""
+    step = " / ".join(part for part in (event.role, event.task) if part)
+    again = "run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
+    if event.kind == "unreachable":
+        return Problem("error", event.text, collect.connection_problem(host, event.text).hint, host=host.name, where=step)
+    known = logs.root_cause(event.text, step)
+    hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
+    return Problem("error", event.text, hint, host=host.name, where=step)
+
+
+def error_failure(error: ProvisionError, inventory: Inventory, step: str) -> Problem:
+    """An error that ended the run, as a failure of the host that it names, else of the controller."""
+    if error.where in [host.name for host in inventory.hosts]:
+        return Problem("error", error.what, error.hint, host=error.where, where=step)
+    return Problem("error", f"{error.where}: {error.what}" if error.where else error.what, error.hint, host="controller", where=step)
+
+
+def _tail(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+    except OSError as error:
+        return str(error)

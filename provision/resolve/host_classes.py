@@ -1,0 +1,292 @@
+"""Host classes: what decisions depend on, extracted from a host's facts. Hosts that agree in it form one class and are resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from provision import catalog
+from provision.base.text import joined
+from provision.base.versions import key, minor
+from provision.facts import Facts, gpus
+from provision.plan.model import Builder
+
+T = TypeVar("T")
+
+DEFAULT_TOOLKIT = "/usr/local/cuda"
+TOOLKIT_UNKNOWN = "the facts do not say whether it exists"
+TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
+_MOST_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit of a host.
+
+    Attributes:
+        path: its folder, e.g. ``/usr/local/cuda-12.4``, with ``bin/nvcc`` and ``include/cuda.h``.
+        version: its CUDA, e.g. ``12.4``; None if unknown.
+        compiler, headers: whether nvcc and cuda.h exist.
+        found: how it was found.
+    """
+
+    path: str
+    version: str | None
+    compiler: bool = True
+    headers: bool = True
+    found: str = ""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python 3 of a host. ``packages`` install it where it is missing; ``why`` is the reason for the host's own."""
+
+    version: str
+    path: str
+    packages: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def minor(self) -> str:
+        """``3.11``; empty if its version is unknown."""
+        return minor(self.version) if self.version else ""
+
+
+@dataclass(frozen=True)
+class HostClass:
+    """The facts that all hosts of a class have in common.
+
+    Attributes:
+        os_id, os_version, family: as in the host's facts, e.g. ``ubuntu``, ``22.04``, ``debian``.
+        nvidia_system: NVIDIA's name of the system in its repositories, e.g. ``ubuntu2204``; None if it has none.
+        arch: ``x86_64`` or ``aarch64``.
+        driver: version of the NVIDIA driver, None without one.
+        cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
+        cuda_why: the evidence for ``cuda``.
+        driver_too_old: whether it has GPUs whose driver is too old for every known CUDA.
+        toolkits: its CUDA toolkits in the order of preference; None if they are unknown, or without ``cuda``.
+        capabilities: the GPUs' compute capabilities without duplicates, lowest first; empty if unknown.
+        python: the interpreter for the virtual environment unless another is chosen.
+        other_pythons: further ones that are installed or in the distribution.
+        offers: package → versions in the host's own package index, newest first.
+        third_party_offers: the same for repositories that were configured on the host by somebody else.
+        torch_wheels: names of wheels in folders from the settings of the host's pip.
+        installed_hwloc: installed packages of hwloc with their versions.
+        installed_nccl: the same for NCCL, without those that earlier runs installed.
+        root: whether steps may run as root; without, nothing is installed outside the prefix.
+        has_make: whether make is installed or can be installed.
+        kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
+        gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
+    """
+
+    os_id: str
+    os_version: str
+    family: str
+    arch: str
+    nvidia_system: str | None
+    driver: str | None
+    cuda: str | None
+    cuda_why: str
+    driver_too_old: bool
+    toolkits: tuple[Toolkit, ...] | None
+    capabilities: tuple[str, ...]
+    python: Interpreter
+    other_pythons: tuple[Interpreter, ...]
+    offers: tuple[tuple[str, tuple[str, ...]], ...]
+    third_party_offers: tuple[tuple[str, tuple[str, ...]], ...]
+    torch_wheels: tuple[str, ...]
+    installed_hwloc: tuple[tuple[str, str], ...]
+    installed_nccl: tuple[tuple[str, str], ...]
+    root: bool
+    has_make: bool
+    kept_builds: tuple[tuple[str, str | None], ...]
+    gpu_fault: gpus.Fault | None
+
+    @property
+    def system(self) -> str:
+        """``ubuntu 22.04``"""
+        return f"{self.os_id} {self.os_version}"
+
+    @property
+    def build_platform(self) -> tuple[str, str, bool]:
+        """Classes that agree in it can share builds. What was built without root is not installed where root would install it."""
+        return self.system, self.arch, self.root
+
+    def offered(self, package: str) -> tuple[str, ...]:
+        """The versions of a package in the host's own package index, newest first; empty if the index is unknown."""
+        return dict(self.offers).get(package, ())
+
+    def offered_by_third_party(self, package: str, version: str) -> bool:
+        """Whether a repository that was configured by somebody else has it."""
+        return version in dict(self.third_party_offers).get(package, ())
+
+    def gpus_without_code(self, compiled: Iterable[str]) -> list[str]:
+        """The compute capabilities of its GPUs that cannot run code compiled for these.
+
+        Machine code runs on GPUs of the same major and no older minor, PTX (``9.0+PTX``) on all newer ones.
+        """
+        targets = list(compiled)
+
+        def runs(capability: str) -> bool:
+            gpu = key(capability)
+            return any(key(each) <= gpu and (key(each)[0] == gpu[0] or each.endswith("+PTX")) for each in targets)
+
+        return [capability for capability in self.capabilities if not runs(capability)]
+
+    def of_system(self, table: Mapping[str, T]) -> T | None:
+        """The entry of ``ubuntu 22.04`` or, for distributions with point releases, of ``debian 12``; None without one."""
+        return table.get(self.system, table.get(f"{self.os_id} {self.os_version.split('.')[0]}"))
+
+
+HostClasses = Mapping[HostClass, list[str]]  # with the names of the hosts of each class
+
+
+def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] = ()) -> HostClass:
+    """The class of a host, from its facts and from the builds that earlier runs chose for it."""
+    system = facts.os
+    fault = gpus.fault(facts)
+    cuda, cuda_why = _cuda(facts) if fault is None else (None, fault.what)
+    python, other_pythons = _interpreters(facts)
+    root = facts.user.can_become
+    return HostClass(
+        os_id=system.id,
+        os_version=system.version,
+        family=system.family,
+        arch=str(facts.arch),
+        nvidia_system=_nvidia_system(system.id, system.version),
+        driver=facts.driver.version if facts.driver else None,
+        cuda=cuda,
+        cuda_why=cuda_why,
+        driver_too_old=gpus.has_gpu(facts) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
+        toolkits=_toolkits(facts) if cuda is not None else None,
+        capabilities=tuple(sorted({gpu.compute_capability for gpu in facts.gpus if gpu.compute_capability}, key=key)),
+        python=python,
+        other_pythons=other_pythons,
+        offers=_newest_first(facts.candidates),
+        third_party_offers=_newest_first(facts.candidates_elsewhere),
+        torch_wheels=tuple(facts.pip.torch_wheels or ()),
+        installed_hwloc=tuple(sorted((n, v) for n, v in facts.packages.items() if n in catalog.hwloc().packages)),
+        installed_nccl=_installed_nccl(facts) if cuda is not None else (),
+        root=root,
+        has_make=root or facts.make is not None or "make" in facts.missing,
+        kept_builds=kept_builds,
+        gpu_fault=fault,
+    )
+
+
+def without_gpus(host_class: HostClass) -> HostClass:
+    """The same class if its GPUs are not to be used."""
+    has_none = host_class.cuda is None and not host_class.driver_too_old and host_class.gpu_fault is None
+    why = host_class.cuda_why if has_none else "--cpu was requested; --no-cpu reverts it"
+    return replace(
+        host_class, cuda=None, cuda_why=why, driver_too_old=False, gpu_fault=None, toolkits=None, kept_builds=(), installed_nccl=()
+    )
+
+
+def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
+    """The same class with a working driver, the oldest that runs this CUDA natively."""
+    driver = catalog.cuda().toolkits.drivers[cuda]
+    return replace(host_class, cuda=cuda, driver=driver, driver_too_old=False, gpu_fault=None)
+
+
+def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str | None, str] | None]) -> tuple[Builder, ...]:
+    """A few of the hosts that share a build and can make it: ``toolkit_of`` returns (folder of the CUDA toolkit, why), or None if a class
+    cannot build."""
+    found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MOST_BUILDERS]]
+    return tuple(sorted(found, key=lambda each: (each.why == TOOLKIT_UNKNOWN, each.host))[:_MOST_BUILDERS])
+
+
+def describe_toolkits(able: Iterable[Builder]) -> list[str]:
+    """A sentence for each toolkit: ``with the CUDA toolkit at /opt/cuda (on a and b: its nvcc is on the PATH, of CUDA 12.4)``."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for each in able:
+        if each.toolkit:
+            hosts.setdefault((each.toolkit, each.why), []).append(each.host)
+    return [f"with the CUDA toolkit at {toolkit} (on {joined(names)}: {why})" for (toolkit, why), names in hosts.items()]
+
+
+def _installed_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
+    """A package that an earlier run installed does not count, unless somebody has installed another version of it since."""
+    repository = catalog.nccl().repository
+    names = repository.rpm if facts.os.family == "rhel" else repository.apt
+    installed = facts.installed
+    ours = {*installed.system_packages.added, *installed.system_packages.replaced}
+    pins = installed.component("nccl").get("packages")
+
+    def is_ours(name: str, version: str) -> bool:
+        return name in ours and isinstance(pins, list) and (f"{name}={version}" in pins or f"{name}-{version}" in pins)
+
+    found = ((name, version.rpartition(":")[2]) for name, version in facts.packages.items() if name in names)
+    return tuple(sorted((name, version) for name, version in found if not is_ours(name, version)))
+
+
+def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
+    """A path that is missing from hand-written facts is the default one."""
+    found = facts.cuda.toolkits
+    if not found and "cuda" in facts.missing:
+        return None
+    return tuple(
+        Toolkit(
+            each.path or DEFAULT_TOOLKIT,
+            minor(each.version) if each.version else None,
+            compiler=each.nvcc,
+            headers=each.headers,
+            found=each.found or "its facts name it",
+        )
+        for each in found
+    )
+
+
+def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(offers.items()))
+
+
+def _cuda(facts: Facts) -> tuple[str | None, str]:
+    """(the newest CUDA that the driver runs natively, evidence)"""
+    driver = facts.driver
+    if driver is None or not gpus.has_gpu(facts):
+        return None, "its container was given none of the machine's GPUs" if gpus.outside(facts) else "it has no GPU"
+    if driver.cuda:
+        return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
+    if driver.version:
+        drivers = catalog.cuda().toolkits.drivers
+        fitting = [cuda for cuda, oldest in drivers.items() if key(oldest) <= key(driver.version)]
+        if not fitting:
+            return None, f"driver {driver.version} is older than every CUDA in NVIDIA's table"
+        cuda = max(fitting, key=key)
+        return cuda, f"driver {driver.version} runs CUDA {cuda} by NVIDIA's table"
+    return None, "neither version nor CUDA of its driver is known"
+
+
+def _nvidia_system(os_id: str, version: str) -> str | None:
+    template = catalog.cuda_repositories().systems.get(os_id)
+    return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
+
+
+def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
+    """(the host's own interpreter, others that are installed or can be installed)"""
+    python, system = facts.python, facts.os
+    named = python.asked_for
+    if named and named.version:  # named in the inventory: no other is considered
+        return Interpreter(".".join(map(str, key(named.version))), named.path or "", why="requested in the inventory"), ()
+    entry = catalog.os().distributions.get(system.id)
+    pythons = entry.pythons if entry else {}
+    release: str = system.version
+    packaged = pythons.get(release) or pythons.get(release.split(".")[0]) or ()
+    version = python.version or (packaged[0] if packaged else None)
+    why = "the host's own, as its facts say" if python.version else "the distribution's default, since its facts name none"
+    own = Interpreter(".".join(map(str, key(version))) if version else "", python.executable or "/usr/bin/python3", why=why)
+    found = [Interpreter(each.version, each.path or "") for each in python.others if each.version]
+    if facts.user.can_become:
+        templates = catalog.system_packages().other_python.get(system.family, ())
+        found += [
+            Interpreter(each, f"/usr/bin/python{each}", tuple(name.format(python=each) for name in templates))
+            for each in packaged[1:]
+            if not facts.candidates or f"python{each}" in facts.candidates
+        ]
+    others: dict[str, Interpreter] = {}
+    for each in found:
+        others.setdefault(each.minor, each)
+    others.pop(own.minor, None)
+    return own, tuple(others.values())

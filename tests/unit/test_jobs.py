@@ -1,0 +1,436 @@
+"""Jobs that stream their output and end with the controller. Real processes on this machine; ssh itself is tested with real hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from loading import load
+
+from provision.base import resources
+from provision.inventory import Host
+from provision.launch import jobs
+from provision.launch.jobs import Job, JobResult, Verdict
+
+HERE = Host(name="localhost", address="localhost", connection="local")
+
+
+def session(run_id: str) -> Any:
+    """One on this machine."""
+    inventory = SimpleNamespace(host=lambda _name: HERE)
+    return SimpleNamespace(run_id=run_id, passwords={}, inventory=inventory, progress=SimpleNamespace(stage=lambda _title: None))
+
+
+#: In ssh's place: the guard of "another host", which is this machine under another run's name and with another folder.
+OTHER_HOST = """
+import json, os, sys
+def line():
+    found = b""
+    while not found.endswith(b"\\n"):
+        found += os.read(0, 1)
+    return json.loads(found.decode())
+script, order = line(), line()
+sys.stdout.write(eval(sys.argv[1]))
+sys.stdout.flush()
+os.environ["PROVISION_RUN_ID"] += "-another-host"
+order["folder"] += "-of-another"
+guard = {"__name__": "guard"}
+exec(script, guard)
+guard["read_order"] = lambda: order
+sys.exit(guard["guard"]())
+"""
+
+
+#: A controller in a process of its own: runs a shell command as the job of a run.
+CONTROLLER = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from provision.inventory import Host
+from provision.launch import jobs
+inventory = SimpleNamespace(host=lambda _: Host(name="localhost", address="localhost", connection="local"))
+progress = SimpleNamespace(stage=lambda _: None)
+session = SimpleNamespace(run_id=sys.argv[1], passwords={}, inventory=inventory, progress=progress)
+job = jobs.Job(["sh", "-c", sys.argv[2]], python=sys.executable)
+result = jobs.run(session, job, "", Path(os.devnull), lambda line: print(line, flush=True))
+print("interrupted", result.interrupted, flush=True)
+"""
+
+
+def controller(run_id: str, script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CONTROLLER, run_id, script], stdout=subprocess.PIPE, text=True)
+
+
+def beside(argv: list[str], before: str = "''", **more: Any) -> Job:
+    """A job with another host, whose shell says something first."""
+    return Job(argv, hosts=["other"], ssh=[sys.executable, "-c", OTHER_HOST, before], **more)
+
+
+#: Of this process alone: what carries it is ended at the end of a job, and tests run next to each other.
+RUN_ID = f"unit-remote-{os.getpid()}"
+
+
+def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable, on_line: Any = None) -> tuple[JobResult, list[str]]:
+    lines: list[str] = []
+    result = jobs.run(session(run_id), replace(job, python=python), "", Path(os.devnull), on_line or lines.append)
+    return result, lines
+
+
+def marked(run_id: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"PROVISION_RUN_ID={run_id}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_output_exit_code_environment_files_and_report() -> None:
+    script = 'cat hello; echo "$WORD" >&2; echo \'{"answer": 42}\' > report.json; exit 3'
+    result, lines = run(
+        Job(["sh", "-c", script], environment={"WORD": "quiet $x"}, files={"hello": "first\nsecond\n"}, report="report.json")
+    )
+    assert (result.code, result.report, result.interrupted) == (3, {"answer": 42}, False)
+    assert [line for line in lines if line] == ["first", "second", "quiet $x"]
+
+
+def test_the_jobs_folder_is_private_and_removed_afterwards() -> None:
+    _, lines = run(Job(["sh", "-c", "pwd; stat -c %a {job}; test {job} = $PWD && echo same"]))
+    folder, mode, same = lines
+    assert (mode, same) == ("700", "same")
+    assert not Path(folder).exists()
+
+
+def test_inherited_value_of_a_variable_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_PATH", "/own")
+    monkeypatch.delenv("NO_PATH", raising=False)
+    given = {"SOME_PATH": "/a:/b:{inherited}", "NO_PATH": "/a:{inherited}", "WORD": "a:"}
+    assert run(Job(["sh", "-c", "echo $SOME_PATH $NO_PATH $WORD"], environment=given))[1] == ["/a:/b:/own /a a:"]
+
+
+def test_the_jobs_folder_is_not_in_the_first_hosts_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert Path(run(Job(["pwd"]))[1][0]).parent == Path("/tmp")
+
+
+def test_a_host_that_refuses_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here because it is this machine: "ssh" runs what it is given."""
+    script = resources.script
+    ours = '("", [sys.executable, "-c", '
+    late = ours + '"import time; time.sleep(0.5)\\n" + '  # the other could be faster
+    monkeypatch.setattr(resources, "script", lambda name: script(name).replace(ours, late))
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
+    assert result.verdict is not None
+    assert (result.verdict.kind, result.verdict.host) == ("refused", "other")
+    assert "it is the same machine as another host of this job, or shares /" in result.verdict.output[0]
+
+
+def test_process_list_shows_no_value_of_the_environment() -> None:
+    _, lines = run(
+        Job(
+            ["sh", "-c", "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c 's3cr3t-w0r[d]' || true"],
+            environment={"SECRET": "s3cr3t-w0rd"},
+        )
+    )
+    assert lines == ["0"]
+
+
+def test_missing_program_is_an_error_without_a_report() -> None:
+    result, lines = run(Job(["/no/such/program"], report="report.json"))
+    assert result.code != 0
+    assert result.report is None
+    assert any("/no/such/program" in line for line in lines)
+
+
+def test_the_job_ends_when_the_controller_is_killed() -> None:
+    process = controller("unit-orphan", "sleep 300 & echo started; wait")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "started"
+    assert marked("unit-orphan")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while marked("unit-orphan") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not marked("unit-orphan")
+
+
+def test_interrupt_ends_the_job() -> None:
+    process = controller("unit-interrupt", "echo started; sleep 300")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "started"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=20)
+    assert rest.strip().splitlines()[-1] == "interrupted True"
+    assert not marked("unit-interrupt")
+
+
+def test_heartbeats_continue_while_the_output_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
+    monkeypatch.setattr(jobs, "_HEARTBEAT_S", 0.1)
+    (tmp_path / "python").write_text(f"#!/bin/sh\nread -r order; echo held; read -r a; read -r b; read -r c; touch {tmp_path}/heard\n")
+    (tmp_path / "python").chmod(0o700)
+
+    def hold(_line: str) -> None:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "heard").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (tmp_path / "heard").exists()
+
+    run(Job([]), "unit-held", str(tmp_path / "python"), hold)
+
+
+def test_job_ends_without_heartbeats_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = resources.script
+    monkeypatch.setattr(resources, "script", lambda name: script(name).replace("CONTROLLER_SILENT_S = 60.0", "CONTROLLER_SILENT_S = 0.5"))
+    monkeypatch.setattr(jobs, "_HEARTBEAT_S", 1000.0)
+    result, _ = run(Job(["sleep", "300"]))
+    assert (result.code, result.verdict) == (1, Verdict("controller", "", seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    "said", ["'hello'", """'{}\\n'""", """'[' * 9000 + '\\n'""", """'{"stopped": 1}\\n{"ended": [{}]}\\n'""", "'x' * (3 << 20)"]
+)
+def test_output_of_another_hosts_shell_does_not_disturb_the_job(said: str) -> None:
+    """The last before the guard's own lines may have no end, as after ``echo -n`` in a .bashrc."""
+    result, lines = run(beside(["echo", "ran"], said))
+    assert (result.code, result.verdict, lines) == (0, None, ["ran"])
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        "{",
+        "[" * 9000,
+        "null",
+        '{"code": 0}',
+        '{"code": "0", "verdict": null, "report": null}',
+        '{"code": 1, "verdict": null, "report": []}',
+        *(
+            f'{{"code": 1, "report": null, "verdict": {verdict}}}'
+            for verdict in (
+                '{"kind": "boom", "host": ""}',
+                '{"kind": [], "host": ""}',
+                '{"kind": "lost"}',
+                '{"kind": "lost", "host": []}',
+                '{"kind": "lost", "host": "", "more": 1}',
+                '{"kind": "lost", "host": "", "output": [1]}',
+                '{"kind": "silent", "host": "", "seconds": "1"}',
+                f'{{"kind": "silent", "host": "", "seconds": {10**400}}}',
+            )
+        ),
+    ],
+)
+def test_invalid_outcome_of_a_job_is_not_believed(tmp_path: Path, outcome: str) -> None:
+    (tmp_path / "outcome").write_text(outcome)
+    answer = "import json, sys; print(json.loads(sys.stdin.readline())['mark'] + open(sys.argv[1]).read())"
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(answer)} {tmp_path}/outcome\n")
+    (tmp_path / "python").chmod(0o700)
+    result, _ = run(Job([]), "unit-answer", str(tmp_path / "python"))
+    assert (result.code, result.report, result.verdict) == (1, None, Verdict("gone", ""))
+
+
+def test_very_long_line_comes_in_parts() -> None:
+    result, lines = run(Job(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]))
+    assert result.code == 0
+    assert len(lines) > 1
+    assert "".join(lines) == "x" * 3000000
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seconds are silence, and messages come all the time: the job's own guard, which is heard, needs a second on a busy machine."""
+    script = resources.script
+    shorter = {
+        "\nSILENT_S = 45.0": "\nSILENT_S = 5.0",
+        "BEAT_S = 5.0\nTICK_S": "BEAT_S = 0.0\nTICK_S",  # job.py's
+        "BEAT_S = 5.0\nSILENT_S": "BEAT_S = 0.1\nSILENT_S",  # guard.py's
+    }
+
+    def hurried_script(name: str) -> str:
+        text = script(name)
+        for long, short in shorter.items():
+            text = text.replace(long, short)
+        return text
+
+    monkeypatch.setattr(resources, "script", hurried_script)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_guard_that_never_starts_ends_the_job() -> None:
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", "while echo a quota is exceeded; do sleep 0.1; done"]))
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=("a quota is exceeded",) * 5)
+
+
+def test_lost_host_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
+    """The launcher is faster here: it ends before the other guard's connection does."""
+    died = beside(["sh", "-c", f"touch {tmp_path}/ended; kill -9 $$"])
+    watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
+    way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
+    result, _ = run(replace(died, ssh=["sh", "-c", f"export GUARD=$$; {way}"]))
+    assert result.verdict == Verdict("lost", "other", output=())
+    assert result.code == 137
+
+
+@pytest.mark.usefixtures("hurried")
+def test_host_of_a_silent_guard_is_named() -> None:
+    """What ssh has started, as its ProxyCommand, may hold its output open for longer."""
+    result, _ = run(
+        Job(["sleep", "300"], hosts=["other"], ssh=["sh", "-c", "echo; echo '{\"ready\": true}'; env -u PROVISION_RUN_ID sleep 30; :"])
+    )
+    assert result.verdict == Verdict("silent", "other", seconds=5.0, output=())
+
+
+def test_other_hosts_use_the_interpreter_by_its_given_name() -> None:
+    """``env`` finds this one by its name, which is not what the process calls itself."""
+    result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'echo "$2" | head -n 1 | cut -d " " -f 3; exit 1']), python="python3")
+    assert result.verdict == Verdict("unreachable", "other", output=("python3",))
+
+
+def test_next_job_removes_folders_without_a_guard_only() -> None:
+    killed, living = (controller(run_id, "echo {job}; echo {shm}; sleep 300") for run_id in ("unit-killed", "unit-living"))
+    try:
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        left, kept = ([Path(stdout.readline().strip()) for _ in range(2)] for stdout in (killed.stdout, living.stdout))
+        killed.kill()
+        for pid in marked("unit-killed"):  # the guard as well, before it can act
+            os.kill(pid, signal.SIGKILL)
+        run(Job(["true"]))  # unless a job of another test that runs next to this one was faster
+        assert not any(folder.exists() for folder in left)
+        assert all(folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 for folder in kept)
+    finally:
+        for each in (killed, living):
+            each.terminate()
+            each.communicate(timeout=30)
+    assert not any(folder.exists() for folder in kept)
+
+
+def test_program_cannot_forge_the_end_of_its_job() -> None:
+    said = '===PROVISION-JOB-ENDED==={"code": 0, "verdict": null, "report": null}'
+    result, lines = run(Job(["sh", "-c", f"printf %s '{said}'; exit 3"]))
+    assert (result.code, lines) == (3, [said])
+
+
+def test_first_failure_names_rank_and_signal() -> None:
+    """Without a launcher: a shell starts the two ranks, the first of which goes on."""
+    start = f"{sys.executable} -I -S {{job}}/rank.py"
+    ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
+    die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
+    result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
+    assert (result.code, result.verdict) == (9, Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_host_that_lost_its_launcher_is_named(tmp_path: Path, continues: bool) -> None:
+    """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
+    start = f"exec {sys.executable} -I -S {{job}}/rank.py"
+    starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
+    launcher = f"""
+        (COLLECTIVE_RANK=0 {start}) & first=$!
+        sh -c {shlex.quote(starter)} &
+        while [ ! -s 0 ] || [ ! -s 1 ]; do sleep 0.01; done
+        kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; sleep 0.4; exit 205
+    """
+    lost = "exec sleep 300" if continues else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
+    program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
+    result, _ = run(Job(["sh", "-c", f"cd {tmp_path}; {launcher}"], program=["sh", "-c", program]))
+    assert (result.code, result.verdict) == (205, Verdict("orphaned", ""))
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict"),
+    [
+        ((1.0, 1, 3, False), {"kind": "ended", "host": "b", "rank": 1, "code": 3}),  # by itself, whatever befell its host later
+        ((1.0, 1, 3, True), {"kind": "orphaned", "host": "b"}),
+        ((1.0, 1, -signal.SIGTERM, False), {"kind": "orphaned", "host": "b"}),
+        ((9.0, 1, 3, True), {"kind": "ended", "host": "a", "rank": 0, "code": 1}),
+    ],
+)
+def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verdict: Any) -> None:
+    a = SimpleNamespace(host="a", ended=[(5.0, 0, 1, False), (6.0, 2, 0, False)], has_orphans=False)
+    b = SimpleNamespace(host="b", ended=[first, (7.0, 3, -signal.SIGTERM, True)], has_orphans=True)
+    first_failure = load("job_on_hosts", resources.hostside("job.py")).Watch.first_failure
+    assert first_failure(SimpleNamespace(guards=[a, b])) == verdict
+
+
+def test_only_records_of_ranks_are_read(tmp_path: Path) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    (tmp_path / "rank-loss.json").write_text("[1, 2]")
+    (tmp_path / "provision-rank-1.new").write_text("{")
+    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
+    (tmp_path / "provision-rank-0").write_text(json.dumps(note))
+    assert script.ranks_in(str(tmp_path)) == [note]
+    assert script.stopped("unit-notes", [note]) == []
+    assert script.ranks_in(str(tmp_path / "removed")) == []
+
+
+def test_sweep_ends_marked_processes_only() -> None:
+    environment = dict(os.environ)
+    ours = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; sleep 300; :"], env={**environment, "PROVISION_RUN_ID": "unit-sweep"}, start_new_session=True
+    )
+    other = subprocess.Popen(["sleep", "300"], env={**environment, "PROVISION_RUN_ID": "unit-sweep-not"})
+    try:
+        said = subprocess.run(
+            [sys.executable, str(resources.hostside("guard.py")), "unit-sweep"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "sleep (pid" in said
+        assert ours.wait(timeout=10) != 0
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_sweep_ends_parents_before_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers begin again at 300 after the highest one, so a child may have the smaller."""
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    found = {}
+    for name in ("parent", "child"):
+        found[subprocess.Popen(["sleep", "300"]).pid] = name
+        time.sleep(0.05)  # the kernel notes beginnings in hundredths of a second
+    ended: list[int] = []
+    try:
+        monkeypatch.setattr(script, "marked", lambda _run_id, _spared: {} if ended else dict(reversed(found.items())))
+        monkeypatch.setattr(script, "signal_all", lambda pids, _number: ended.extend(pids))
+        script.sweep("a run", set(), 1.0)
+        assert [found[pid] for pid in ended] == ["parent", "child"]
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_sweep_waits_for_killed_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard holds the locks of its folders until it is gone; they are looked for right after."""
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    left = [{1: "guard"}] * 4
+    monkeypatch.setattr(script, "marked", lambda _run_id, _spared: left.pop() if left else {})
+    monkeypatch.setattr(script, "signal_all", lambda _pids, _number: None)
+    script.sweep("a run", set(), 0.0)
+    assert not left
+
+
+def test_program_does_not_start_after_its_parent_was_killed(tmp_path: Path) -> None:
+    script = load("rank_on_hosts", resources.hostside("rank.py"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            script.become(["touch", str(tmp_path / "begun")], set(), os.getpid())  # our parent is another
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    assert not (tmp_path / "begun").exists()

@@ -1,0 +1,108 @@
+"""One command on several hosts at once, and the quick look at what they hold. On this machine; ssh itself is tested with real hosts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provision import inventory
+from provision.base.errors import ProvisionError
+from provision.inventory import Host
+from provision.remote import ssh
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.survey import collect, installed
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Of three hosts, all of them this machine, each with a prefix of its own."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    hosts = tuple(Host(name, "localhost", connection="local", prefix=str(tmp_path / name)) for name in "abc")
+    return Session(replace(inventory.load("localhost"), hosts=hosts), Progress())
+
+
+def test_every_host_gets_its_script_and_the_input(session: Session) -> None:
+    scripts = {"a": "cat; exit 3", "b": "wc -c >&2", "c": 'echo "$PROVISION_RUN_ID"; kill -9 $$'}
+    answers = ssh.run(session, scripts, stdin=b"x" * 300_000)
+    assert list(answers) == ["a", "b", "c"]
+    assert (answers["a"].code, answers["a"].out) == (3, "x" * 300_000)
+    assert (answers["b"].code, answers["b"].err.strip()) == (0, "300000")
+    assert answers["c"].code != 0
+    assert answers["c"].out.strip() == session.run_id
+
+
+def test_late_reader_gets_its_whole_input(session: Session) -> None:
+    answers = ssh.run(session, {"a": "sleep 1; wc -c", "b": "sleep 1; wc -c"}, stdin={"a": b"x" * 300_000, "b": b"y"}, timeout=20)
+    assert [answer.out.strip() for answer in answers.values()] == ["300000", "1"]
+
+
+def test_late_script_is_killed(session: Session) -> None:
+    answers = ssh.run(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, timeout=1.0)
+    assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
+    assert answers["b"].code == 0
+
+
+def test_missing_python_missing_engine_and_late_answer(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(ProvisionError, match=f"a: the engine is not installed for {sys.executable}"):
+        installed.check(session, sys.executable)
+    with pytest.raises(ProvisionError, match="a: there is no Python at /no/such/python"):
+        installed.check(session, "/no/such/python")
+    (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "slow").chmod(0o755)
+    with pytest.raises(ProvisionError, match="a: it did not answer in time"):
+        installed.check(session, str(tmp_path / "slow"), timeout=1.0)
+
+
+def _with_engine(folder: Path) -> None:
+    """An environment whose Python finds a package of the engine's name."""
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = (folder / "venv/lib").glob("python3*/site-packages")
+    (site / "collective_core.py").write_text("raise SystemExit('looking does not import')\n")
+
+
+def test_host_without_a_usable_installation_is_named(session: Session, tmp_path: Path) -> None:
+    def said() -> str:
+        with pytest.raises(ProvisionError) as error:
+            installed.look(session)
+        return str(error.value)
+
+    assert said().startswith("a, b, c: nothing is installed here yet")
+    for name in "abc":
+        _with_engine(tmp_path / name)
+        (tmp_path / name / "manifest.json").write_text('{"host": {}}')
+    assert "a: its manifest was written by another version or is damaged" in said()
+    (tmp_path / "b/manifest.json").write_text("{half")
+    (tmp_path / "c/venv/bin/python").unlink()
+    assert "c: there is no Python at" in said()
+
+
+def test_ssh_gets_the_inventorys_settings() -> None:
+    host = Host(
+        name="n",
+        address="10.0.0.7",
+        port=2222,
+        user="trainer",
+        key_file="/keys/id",
+        variables={"ansible_ssh_common_args": "-o UserKnownHostsFile='/a b/known' -o StrictHostKeyChecking=yes"},
+    )
+    argv, _ = ssh.login(host, "true")
+    assert argv[-2:] == ["10.0.0.7", "true"]
+    assert "UserKnownHostsFile=/a b/known" in argv
+    assert "-i /keys/id -p 2222 -l trainer" in shlex.join(argv)
+
+
+@pytest.mark.parametrize("warning", ["no such identity: {}: No such file", "Warning: Identity file {} not accessible: No such file."])
+def test_missing_private_key_is_named(warning: str) -> None:
+    refusal = "trainer@10.0.0.1: Permission denied (publickey)."
+    host = Host("a", "10.0.0.1", key_file="/keys/gone")
+    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
+    assert "the private key /keys/gone is not there" in gone.what
+    assert "ansible_ssh_private_key_file" in str(gone.hint)
+    assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
+    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what
