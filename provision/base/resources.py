@@ -56,9 +56,9 @@ def hostside(name: str) -> Path:
 
 @cache
 def script(name: str) -> str:
-    """The text of a script for hosts: of ``job.py``, or of a package's parts in one, e.g. ``survey``.
+    """The text of a script for hosts: ``job.py``, or the modules of a package joined, e.g. ``survey``.
 
-    Parts are put together in the order of their imports, from ``whole`` on; what they import from each other is there by then.
+    Modules are joined in the order of their imports, from ``__main__`` on, so that each name is defined before it is used.
     """
     place = hostside(name)
     if place.is_file():
@@ -76,7 +76,7 @@ def script(name: str) -> str:
                     lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
             texts[part] = "\n".join(lines) + "\n"
 
-    add("whole")
+    add("__main__")
     return "".join(texts.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import subprocess
@@ -17,7 +16,7 @@ from surveyed import machine, survey
 
 def test_dpkgs_three_letters() -> None:
     text = "libnccl2\t2.18.3-1+cuda12.2\thi \nhwloc\t2.9.0-1\tii \ng++\t4:12.2.0-3\tiF \nold\t1\trc \nbash\t5.2\tii \nbad\t1\tiiR\n"
-    found, held, broken = survey.sorted_out([line.split("\t") for line in text.splitlines()])
+    found, held, broken = survey.classified([line.split("\t") for line in text.splitlines()])
     assert found == {"libnccl2": "2.18.3-1+cuda12.2", "hwloc": "2.9.0-1"}
     assert held == ["libnccl2"]
     assert broken == ["bad", "g++"]
@@ -38,31 +37,11 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_who_holds_apts_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") == holder.pid
-
-
-def test_who_holds_apts_lock_without_the_right_to_open_it(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise PermissionError
-
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/locks").write_text(Path("/proc/locks").read_text())
-    monkeypatch.setattr(survey.os, "open", refuse)
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") == holder.pid
-
-
-def test_a_lock_that_nobody_holds(tmp_path: Path) -> None:
-    assert survey.lock_owner(machine(tmp_path, {"/var/lib/dpkg/lock": ""}), "/var/lib/dpkg/lock") is None
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") is None
-
-
-def test_looking_at_a_lock_does_not_release_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend")
-    with (tmp_path / "var/lib/dpkg/lock-frontend").open("w") as file, pytest.raises(OSError, match="unavailable"):
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def test_the_holder_of_apts_lock_is_named(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    host = machine(tmp_path, {"/proc/locks": Path("/proc/locks").read_text(), "/var/lib/dpkg/lock": ""})
+    assert survey.lock_owner(host, "/var/lib/dpkg/lock-frontend") == holder.pid
+    assert survey.lock_owner(host, "/var/lib/dpkg/lock") is None
+    assert survey.lock_owner(host, "/var/lib/apt/lists/lock") is None
 
 
 OURS = "/etc/apt/sources.list.d/cuda-ubuntu2204-x86_64.list"
@@ -161,7 +140,7 @@ def test_installations_under_another_prefix_are_seen(
     tmp_path: Path, files: dict[str, str], options: dict[str, str], elsewhere: list[str]
 ) -> None:
     named = {path.replace("HOME", "/home/ann"): text for path, text in files.items()}
-    looking = machine(tmp_path, named, **{name: value.replace("HOME", "/home/ann") for name, value in options.items()})
-    looking.home = "/home/ann"
-    looking.rights = lambda: {"can_become": True}
-    assert survey.installed(looking)["elsewhere"] == [path.replace("HOME", "/home/ann") for path in elsewhere]
+    host = machine(tmp_path, named, **{name: value.replace("HOME", "/home/ann") for name, value in options.items()})
+    host.home = "/home/ann"
+    host.privileges = lambda: {"can_become": True}
+    assert survey.installed(host)["elsewhere"] == [path.replace("HOME", "/home/ann") for path in elsewhere]

@@ -311,7 +311,7 @@ def test_a_fake_nvidia_smi_that_finds_nothing_and_calls_it_a_success_is_quoted(t
 def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:
     program(tmp_path, "dpkg-query", "sleep 60 & sleep 60\n")
     started = time.time()
-    found = survey({"patience": 1}, env=with_fake(tmp_path))
+    found = survey({"timeout": 1}, env=with_fake(tmp_path))
     assert time.time() - started < 5
     assert "dpkg-query: no answer within" in found["errors"]["packages"].replace(f"{tmp_path}/", "")
     assert found["hostname"]

@@ -148,7 +148,7 @@ def test_whether_root_is_to_be_had_and_where_things_go_then(
     host = machine(tmp_path)
     host.options, host.home = {"root": requirement}, "/home/bob"
     host.run = lambda _command: (status, "", said)
-    assert host.rights()["can_become"] is can_become
+    assert host.privileges()["can_become"] is can_become
     assert host.prefix == ("/opt/provision" if can_become else "/home/bob/provision")
 
 
@@ -212,7 +212,7 @@ def test_a_section_that_fails_is_named_and_the_others_stand(tmp_path: Path, monk
 
 
 def test_an_empty_root_is_survived(tmp_path: Path) -> None:
-    found = survey.survey(machine(tmp_path, patience=5))
+    found = survey.survey(machine(tmp_path, timeout=5))
     assert found["errors"] == {}
     assert facts.normalise(found).os.id == "linux"
 

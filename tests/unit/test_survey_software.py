@@ -78,8 +78,8 @@ def test_toolkits_are_looked_for_where_they_are_set_up_and_where_they_usually_li
     assert [(each["path"], each["version"], each["nvcc"], each["headers"], each["found"]) for each in found] == [
         ("/home/me/cuda", "11.8", True, False, "CUDA_HOME names it"),
         ("/opt/nvidia/cuda-12.2", "12.2", True, False, "its nvcc is on the PATH"),
-        ("/usr/local/cuda", "12.4.1", False, False, "it lies in a usual place"),
-        ("/opt/cuda", "12.6", False, True, "it lies in a usual place"),
+        ("/usr/local/cuda", "12.4.1", False, False, "it is in a usual place"),
+        ("/opt/cuda", "12.6", False, True, "it is in a usual place"),
         ("/usr", "12.0", True, True, "it is the distribution's nvidia-cuda-toolkit"),
     ]
 

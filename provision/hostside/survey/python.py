@@ -1,20 +1,19 @@
-"""Interpreters, and what pip is set up for."""
+"""Python interpreters and pip's settings."""
 
 import configparser
 import importlib.util
 import os
-import pwd
 import re
 import sys
 import sysconfig
 
-from .looking import section, without_credentials
+from .machine import section, without_credentials
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 
 
 def interpreter(machine, path):
-    """Version and abilities of another interpreter, by asking it."""
+    """Version of another interpreter and whether it has pip, by running it."""
     program = "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],bool(u.find_spec('pip')))"
     status, output, complaint = machine.run([path, "-c", program])
     fields = output.split()
@@ -50,8 +49,8 @@ def python(machine):
 
 
 def pip_settings(machine):
-    """pip's settings as the login user gets them: system file, user files, then the environment; later ones win."""
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    """(pip's settings for the login user, the files that they come from): system file, user files, then the environment; later ones win."""
+    home = machine.home
     files = [os.path.join(folder, "pip", "pip.conf") for folder in machine.env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
     files += ["/etc/pip.conf", home + "/.pip/pip.conf", machine.env.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
     if machine.env.get("PIP_CONFIG_FILE"):
