@@ -44,7 +44,7 @@ def measure(inventory: Inventory, wanted: Wanted, progress: Progress, passwords:
     """
     session = Session(inventory, progress, passwords)
     try:
-        plan = installed.look(session)
+        plan = installed.read_plan(session)
         training = wanted.training and all(host.torch for host in plan.hosts.values())
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         document: dict[str, Any] = {

@@ -46,7 +46,7 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.survey import collect, saved_facts
+from provision.survey import collect
 
 _Result = TypeVar("_Result")
 
@@ -139,7 +139,7 @@ def survey(
     """Look at every host and say what it is, what it holds, and what stands in the way. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        found = collect.look(Session(inventory, shown, passwords))
+        found = collect.survey_hosts(Session(inventory, shown, passwords))
     if json_:
         terminal.document(found.as_dict())
     else:
@@ -173,13 +173,13 @@ def plan(
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found, problems = saved_facts.read(facts_file, inventory, limit)
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit)
         model.show_problems(problems, terminal.err())
     elif inventory is None:
         raise UsageError("nothing to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            looked = collect.look(Session(inventory, shown, passwords))
+            looked = collect.survey_hosts(Session(inventory, shown, passwords))
         model.show_problems(looked.problems, terminal.err())
         found = looked.hosts
     made, sources = planning.make_plan(inventory, found, options, planning.lock_to_keep(inventory, options))

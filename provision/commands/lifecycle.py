@@ -57,7 +57,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         if bundle is not None:
             locked, options = bundle.lock, using.with_files_of(bundle, options)
         session.step = "survey"
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         add_problems(report, survey)
         usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
         not_begun = _not_begun(usable, options.first_step)
@@ -188,14 +188,14 @@ def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passw
     """The training job alone, on hosts that hold what an earlier run installed, as their manifests say."""
     training_job.check_options(inventory, options)
     with _reported(inventory, "provision smoke", progress, passwords) as (session, report):
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         add_problems(report, survey)
-        for name in installed.without(installed.manifests(survey.hosts)):
+        for name in (name for name, found in survey.hosts.items() if not found.installed.manifest):
             report.failures.append(
                 Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
             )
         if not report.failures:
-            plan = installed.plan(inventory, installed.manifests(survey.hosts))
+            plan = installed.plan(inventory, survey.hosts)
             report.hosts = [host_report(host, HostResult()) for host in plan.hosts.values()]
             session.step = "training"
             _add_smoke(report, session, plan, options)
@@ -223,7 +223,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
     with host_locks.every_host(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
-            survey = collect.look(session)
+            survey = collect.survey_hosts(session)
             if survey.blocked:
                 return survey
             locked = lock_to_keep(inventory, options)
@@ -244,7 +244,7 @@ def remove(
 ) -> list[HostRemoval]:
     """Take off the hosts what earlier runs put there, after ``wanted`` has seen what would go and agreed; else that is what returns."""
     with host_locks.every_host(inventory, "provision remove"), opened(inventory, progress, passwords) as session:
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):
             found = removal.remove(session, survey, dry_run=False)

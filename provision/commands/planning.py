@@ -56,9 +56,7 @@ def _make_plan(
 ) -> tuple[Plan, Sources]:
     source = engine_source.pack()
     requirements = requirements_of(options, source)
-    asked_before = {
-        option for host in installed.plans(installed.manifests(known)) for option in host.engine.options
-    }  # of one host, all: they work together
+    asked_before = {option for host in installed.plans(known) for option in host.engine.options}  # of one host, all: they work together
     if options.horovod_names is None and HOROVOD_NAMES in asked_before:
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in asked_before:
@@ -96,7 +94,7 @@ def _host_requirements(host: Host, found: Facts) -> HostRequirements:
 
 def _as_installed(inventory: Inventory, known: Mapping[str, Facts]) -> cluster_lock.Lock | None:
     """What stands in for a lock: versions and sources, and no files, of what is on the hosts; None where nothing is."""
-    there = {host.name: host for host in installed.plans(installed.manifests(known))}
+    there = {host.name: host for host in installed.plans(known)}
     return replace(cluster_lock.of_plan(Plan(there), {}, None, inventory), kept_to="what is installed there") if there else None
 
 

@@ -44,19 +44,19 @@ def here() -> Look:
     try:
         script = resources.script("survey").encode()
         answer = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_PATIENCE_S, check=False)
-        found = facts.answer(answer.stdout.decode(errors="replace"))
+        found = facts.parse_survey(answer.stdout.decode(errors="replace"))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"cannot look at this machine: {error}") from error
     if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
-        raise UsageError(f"cannot look at this machine: {facts.unsurveyed(HERE, found).what}")
+        raise UsageError(f"cannot look at this machine: {facts.unsurveyed_problem(HERE, found).what}")
     prefix = found.installed.prefix or "/opt"
-    problems = facts.problems(HERE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    problems = facts.host_problems(HERE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     return Look({HERE: found}, examine({HERE: found}, problems), [HERE])
 
 
 def everywhere(session: Session, *, bandwidth: bool = False) -> Look:
     """Look at all hosts of the inventory at once, then have them look at each other."""
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     for host in session.inventory.hosts:  # a requirement of the inventory decides before anything that is seen
         if host.name in survey.hosts:
             found = survey.hosts[host.name]

@@ -114,7 +114,7 @@ def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
 
 def read(said: str) -> Answer:
     """A host's answer. Raises ProvisionError when it is none."""
-    document = facts.parse(said, mark=_BEGIN, what="the look at the others")
+    document = facts.parse_output(said, mark=_BEGIN, what="the look at the others")
     try:
         port, problem, peers = document["port"], document["problem"], document["peers"]
         return Answer(

@@ -165,7 +165,7 @@ def _id_of(event: Event) -> str:
 
 def _as_installed(look: Look) -> Options:
     """The options that lead to what the hosts hold already."""
-    held = list(installed.plans(installed.manifests(look.facts)))
+    held = list(installed.plans(look.facts))
     torch = next((host.torch.version for host in held if host.torch), None)
     source = next((host.openmpi.source for host in held), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")

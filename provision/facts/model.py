@@ -1,16 +1,16 @@
-"""The facts of one host as the survey prints them or a person writes them: every section, with what is assumed of what nobody stated.
+"""The facts of one host, as the survey prints them or a person writes them: every section, with a default for each unknown value.
 
-What a host says is not trusted: texts that end up in commands, in names of files or in settings of other hosts have their form here.
+A host's answer is not trusted: texts that get into commands, names of files or settings of other hosts have a strict form here.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from provision import catalog
@@ -20,7 +20,6 @@ from provision.catalog import architectures
 
 OFFERS = ("candidates", "candidates_elsewhere")
 FORMER_SECTIONS = ("wheel_candidates",)  # of earlier versions: facts files that have them are still read
-_TWO_WORDS = re.compile(r"[a-z]+( [a-z]+)+")  # Rocky's "blue onyx", which surveys of earlier versions took for the codename
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
@@ -45,14 +44,24 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
-def is_version(value: Any) -> bool:
-    """Whether it is what package managers call a version."""
-    return isinstance(value, str) and bool(re.fullmatch(VERSION, value))
+def _without_spaces(value: Any) -> Any:
+    return None if isinstance(value, str) and " " in value else value
+
+
+def _without_nulls(value: Any) -> Any:
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+def _is_version(value: str) -> bool:
+    return bool(re.fullmatch(VERSION, value))
 
 
 Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
-# Parts of the names of files, here and on hosts, and of other hosts' settings: os-release and uname have nothing else.
+# Words get into names of files, here and on hosts, and into other hosts' settings; os-release and uname have nothing else.
 Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
+WordOrNothing = Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+# Surveys of earlier versions took Rocky's "blue onyx" for the codename.
+Codename = Annotated[Word | None, BeforeValidator(_without_spaces)]
 Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
@@ -63,52 +72,40 @@ Number = int | float
 Limit = int | Literal["unlimited"]
 
 
+Known = BeforeValidator(_without_nulls)  # for mappings: null is an unknown value
+
+
 class Section(BaseModel):
-    """Null stands for what is not known, which then has its default. Later versions may know more keys: these are kept."""
+    """A part of the facts. A null is an unknown value, and becomes the default. Keys of later versions are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, stated: Any) -> Any:
-        return {key: value for key, value in stated.items() if value is not None} if isinstance(stated, dict) else stated
+    def _nulls_are_unknown(cls, stated: Any) -> Any:
+        return _without_nulls(stated)
 
 
 class System(Section):
     """The distribution; ``family`` is debian, rhel or other."""
 
     id: Word
-    version: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
-    codename: Word | None = None
+    version: WordOrNothing
+    codename: Codename = None
     name: str | None = None
     id_like: list[str] = []
-    family: Word = "other"
+    family: WordOrNothing = ""
     kernel: str | None = None
     libc: Version | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_family(cls, stated: Any) -> Any:
-        if not isinstance(stated, dict):
-            return stated
-        name, alike = stated.get("id"), stated.get("id_like")
-        entry = catalog.os().distributions.get(name) if isinstance(name, str) else None
-        names = set(alike) if isinstance(alike, list) and all(isinstance(each, str) for each in alike) else set()
-        guessed = "debian" if names & {"debian", "ubuntu"} else "rhel" if names & {"rhel", "fedora", "centos"} else "other"
-        version = stated.get("version")
-        codename = entry.codenames.get(version) if entry and isinstance(version, str) else None
-        return {
-            **stated,
-            "family": stated.get("family") or (entry.family if entry else guessed),
-            "codename": None if _TWO_WORDS.fullmatch(str(stated.get("codename"))) else stated.get("codename") or codename,
-        }
-
     @model_validator(mode="after")
-    def _compared(self) -> System:
-        known = self.id in catalog.os().distributions  # of others nothing is compared
-        if known and self.version and not is_version(self.version):
+    def _complete(self) -> System:
+        entry, alike = catalog.os().distributions.get(self.id), set(self.id_like)
+        guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
+        if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
-        return self
+        family = self.family or (entry.family if entry else guess)
+        return self.model_copy(update={"family": family, "codename": self.codename or (entry and entry.codenames.get(self.version))})
 
 
 class Processors(Section):
@@ -507,11 +504,11 @@ class Installed(Section):
 
 
 class Facts(Section):
-    """What is known of one host.
+    """The facts of one host.
 
-    ``missing`` names what nobody stated, so that a default stands for it; ``errors``: what could not be looked at, and why.
-    ``drift``: what is not as the last run left it; None where no run has come to its end. ``candidates``: package → versions of the
-    package manager's index, ``candidates_elsewhere``: without the lists that provision wrote.
+    ``missing`` names the unknown facts, which have their defaults; ``errors``: facts that could not be collected, and why.
+    ``drift``: differences from what the last run left; None where no run was completed. ``candidates``: package → versions that the package
+    manager offers, ``candidates_elsewhere``: those of third-party repositories.
     """
 
     hostname: Hostname | None = None
@@ -521,20 +518,20 @@ class Facts(Section):
     boot_id: str | None = None
     container: str | None = None
     os: System
-    arch: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+    arch: Annotated[WordOrNothing, AfterValidator(architectures.kernel_name)]
     cpu: Processors = Processors()
     memory: Memory = Memory()
     disk: Disk = Disk()
     user: User = User()
-    limits: dict[str, Limits] = {}
-    sysctl: dict[str, str] = {}
+    limits: Annotated[dict[str, Limits], Known] = {}
+    sysctl: Annotated[dict[str, str], Known] = {}
     environment: Environment = Environment()
     security: Security = Security()
     time: Clock = Clock()
     python: Python = Python()
     pip: Pip = Pip()
     package_manager: PackageManager = PackageManager()
-    packages: dict[str, Version] = {}
+    packages: Annotated[dict[str, Version], Known] = {}
     held_packages: list[str] = []
     broken_packages: list[str] = []
     dpkg_interrupted: bool = False
@@ -562,48 +559,33 @@ class Facts(Section):
     missing: list[str] = []
     errors: dict[str, str] = {}
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _completed(cls, stated: Any) -> Any:
+    def _complete(cls, stated: Any, validate: ModelWrapValidatorHandler[Facts]) -> Facts:
         if not isinstance(stated, dict):
-            return stated
-        facts: dict[str, Any] = {name: value for name, value in stated.items() if name not in FORMER_SECTIONS}
-        if isinstance(facts.get("arch"), str):
-            facts["arch"] = architectures.kernel_name(facts["arch"])
-        errors = facts.get("errors")
-        for offers in OFFERS:
-            facts[offers], odd = _versions_alone(facts.get(offers))
-            if odd and (errors is None or isinstance(errors, dict)):
-                errors = facts["errors"] = {**(errors or {}), offers: f"no versions of packages: {', '.join(odd)}"}
-        for name in ("limits", "sysctl", "packages"):
-            if isinstance(facts.get(name), dict):
-                facts[name] = {key: value for key, value in facts[name].items() if value is not None}
-        missing = facts.get("missing")
-        if missing is None or isinstance(missing, list):
-            facts["missing"] = [*(missing or ()), *(each for each in cls._unstated(stated) if each not in (missing or ()))]
-        return facts
+            return validate(stated)
+        facts = validate({name: value for name, value in stated.items() if name not in FORMER_SECTIONS})
+        for name in facts.model_extra or ():  # unknown names are kept unless they look misspelt
+            if meant := did_you_mean(name, set(cls.model_fields) - facts.model_fields_set, cutoff=0.75):
+                raise ValueError(f"`{name}` is unknown{meant}")
+        offers: dict[str, dict[str, list[str]]] = {}
+        errors = dict(facts.errors)
+        for name in OFFERS:  # versions get into the playbook and into commands
+            stated_offers: dict[str, list[str]] = getattr(facts, name)
+            offers[name] = {package: [each for each in versions if _is_version(each)] for package, versions in stated_offers.items()}
+            if odd := [f"{package} {each!r}" for package, versions in stated_offers.items() for each in versions if not _is_version(each)]:
+                errors[name] = f"not versions of packages: {', '.join(odd)}"
+        missing = dict.fromkeys([*facts.missing, *facts._unknown(set(stated))])
+        return facts.model_copy(update={**offers, "errors": errors, "missing": list(missing)})
 
-    @classmethod
-    def _unstated(cls, stated: Mapping[str, Any]) -> list[str]:
-        """No driver and no GPUs is what most hosts have; a driver is there for a GPU, and which one, somebody has to say."""
-        silent = ("driver", "gpus", "missing", "errors")
-        unstated = [name for name, field in cls.model_fields.items() if name not in (*stated, *silent) and not field.is_required()]
-        driver, gpus = stated.get("driver"), stated.get("gpus")
-        unstated += ["gpus"] if driver and "gpus" not in stated else []
-        unstated += ["driver.cuda"] if isinstance(driver, dict) and driver.get("cuda") is None else []
-        return unstated + [
-            f"gpus[{index}].compute_capability"
-            for index, gpu in enumerate(gpus if isinstance(gpus, list) else ())
-            if isinstance(gpu, dict) and gpu.get("compute_capability") is None
-        ]
-
-    @model_validator(mode="after")
-    def _spelt(self) -> Facts:
-        """Only what looks like a misspelling is refused."""
-        for key in self.model_extra or ():
-            if meant := did_you_mean(key, set(type(self).model_fields) - self.model_fields_set, cutoff=0.75):
-                raise ValueError(f"`{key}` is unknown{meant}")
-        return self
+    def _unknown(self, stated: set[str]) -> list[str]:
+        """Facts that are not ``stated``. Driver and GPUs count as known, because most hosts have none; where there is a driver, its CUDA
+        and its GPUs' compute capabilities have to be stated."""
+        known = {*stated, "driver", "gpus", "missing", "errors"}
+        unknown = [name for name, field in type(self).model_fields.items() if name not in known and not field.is_required()]
+        unknown += ["gpus"] if self.driver and "gpus" not in stated else []
+        unknown += ["driver.cuda"] if self.driver and self.driver.cuda is None else []
+        return unknown + [f"gpus[{index}].compute_capability" for index, gpu in enumerate(self.gpus) if gpu.compute_capability is None]
 
     @property
     def manager(self) -> str:
@@ -618,11 +600,3 @@ class Unsurveyed(Section):
 
     missing_python: bool = False
     unreachable: str | None = None
-
-
-def _versions_alone(offers: Any) -> tuple[Any, list[str]]:
-    """(what an index offers, what of it is no version): versions end up in the playbook and in commands."""
-    if not isinstance(offers, dict) or not all(isinstance(versions, list) for versions in offers.values()):
-        return offers, []
-    odd = [f"{name} {each!r}" for name, versions in offers.items() for each in versions if isinstance(each, str) and not is_version(each)]
-    return {name: [each for each in versions if not isinstance(each, str) or is_version(each)] for name, versions in offers.items()}, odd

@@ -170,7 +170,7 @@ def slots(inventory: Inventory, host: str, facts: Mapping[str, Facts], engines: 
 
 def plan_of(inventory: Inventory, facts: Mapping[str, Facts], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:
     """What an image's manifest, which is among the facts, says; with what is the containers' own."""
-    made = installed.plan(inventory, installed.manifests(facts))
+    made = installed.plan(inventory, facts)
     hosts = {}
     for name, held in made.hosts.items():
         found = facts[name]

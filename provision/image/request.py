@@ -19,7 +19,7 @@ from provision.inventory import Inventory
 from provision.plan.options import Options, requirements_of
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.survey import collect, saved_facts
+from provision.survey import collect
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ def _refuse_horovod_names(options: Options) -> None:
 def _of_hosts(subject: Subject, options: Options, progress: Progress, passwords: Mapping[str, str]) -> tuple[list[Asked], list[Problem]]:
     inventory, options = subject.inventory, replace(options, cpu=subject.cpu)
     if subject.facts_file is not None:
-        inventory, known, problems = saved_facts.read(subject.facts_file, inventory, subject.limit)
+        inventory, known, problems = collect.read_file(subject.facts_file, inventory, subject.limit)
     else:
         assert inventory is not None  # noqa: S101 - one of both was given
         session = Session(inventory, progress, passwords)
         try:
-            survey = collect.look(session)
+            survey = collect.survey_hosts(session)
         finally:
             session.close()
         known, problems = survey.hosts, survey.problems

@@ -87,7 +87,7 @@ def _invented(system: str, cuda: str | None) -> Facts:
     described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
         described |= {"driver": {"cuda": minor(cuda)}, "gpus": [{}]}
-    return facts.normalise(described)
+    return facts.Facts.model_validate(described)
 
 
 def _as_image(host: HostPlan) -> HostPlan:

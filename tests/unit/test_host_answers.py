@@ -34,7 +34,7 @@ def session_in_which(*answers: str) -> Session:
 
 
 def test_the_survey_says_what_the_host_said_and_the_doctor_knows_it() -> None:
-    found = collect.look(session_in_which(MENU, "0"))
+    found = collect.survey_hosts(session_in_which(MENU, "0"))
     assert [problem.what for problem in found.problems] == [f"the survey did not run; the host said: {MENU.splitlines()[-1]}"]
     assert [each.id for each in examine({}, found.problems)] == ["disk-full"]
 

@@ -54,7 +54,7 @@ def test_a_removal_that_ended_while_hosts_may_be_locked_is_known_to_be_over(tmp_
     def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: Survey())
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: Survey())
     monkeypatch.setattr("provision.install.removal.remove", ended)
     with pytest.raises(ProvisionError, match="interrupted"):
         lifecycle.remove(hosts, Progress(), {}, lambda _: True)

@@ -48,7 +48,7 @@ def run(
 
 
 def survey(options: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return facts.parse(run(options, **more).stdout)
+    return facts.parse_output(run(options, **more).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def program(folder: Path, name: str, body: str) -> Path:
 def test_it_runs_under_every_python(python: str) -> None:
     done = run({"prefix": "/opt/provision"}, python=python)
     assert (done.returncode, done.stderr) == (0, "")
-    found = facts.parse(done.stdout)
+    found = facts.parse_output(done.stdout)
     assert found["errors"] == {}
     asked = subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True, check=True)
     assert found["python"]["version"] == asked.stdout.strip()
@@ -80,7 +80,7 @@ def test_it_runs_under_every_python(python: str) -> None:
 
 
 def test_its_sections_have_the_keys_that_readers_count_on(here: dict[str, Any]) -> None:
-    expected = facts.normalise(here).model_dump(exclude={"network": {"asked_for"}})  # which the doctor adds
+    expected = facts.Facts.model_validate(here).model_dump(exclude={"network": {"asked_for"}})  # which the doctor adds
     missing = {
         f"{name}.{key}"
         for name, section in expected.items()
@@ -89,7 +89,7 @@ def test_its_sections_have_the_keys_that_readers_count_on(here: dict[str, Any]) 
         if key not in here.get(name, section)
     }
     assert missing == set()
-    assert facts.normalise(here).missing == []
+    assert facts.Facts.model_validate(here).missing == []
 
 
 def test_it_is_quick(here: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def test_it_can_be_sent_as_one_argument() -> None:
     code = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
     assert len(code) < 100_000  # the kernel allows one argument 128 KiB
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert facts.parse(done.stdout)["hostname"]
+    assert facts.parse_output(done.stdout)["hostname"]
 
 
 def test_what_it_says_of_this_machine_is_so(here: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def test_a_bare_environment_is_enough() -> None:
 
 @pytest.mark.parametrize("options", ["{", "[1]", '"x"'])
 def test_broken_options_are_reported_and_the_rest_goes_on(options: str) -> None:
-    found = facts.parse(run(options).stdout)
+    found = facts.parse_output(run(options).stdout)
     assert found["errors"]["options"].startswith("PROVISION_SURVEY_OPTIONS: ")
     assert found["hostname"]
 
@@ -171,7 +171,7 @@ def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
     text = run(env=environment).stdout
     for secret in ("s3cret", "t0ken", "h1dden", "pr0xy", "n0token", "0mpi", "aws0"):
         assert secret not in text
-    found = facts.parse(text)
+    found = facts.parse_output(text)
     assert found["pip"]["index_url"] == "https://***@pypi.lab/simple"
     assert "https_proxy" in found["pip"]["proxies"]
     assert found["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
@@ -315,7 +315,7 @@ def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:
     assert time.time() - started < 5
     assert "dpkg-query: no answer within" in found["errors"]["packages"].replace(f"{tmp_path}/", "")
     assert found["hostname"]
-    assert "packages" in facts.normalise(found).missing
+    assert "packages" in facts.Facts.model_validate(found).missing
 
 
 def test_a_program_that_prints_rubbish_does_no_harm(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.base import aptsources, downloads, paths, resources
+from provision.base import aptsources, downloads, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.facts import Facts
@@ -18,10 +18,13 @@ from provision.install import artifacts, installer
 from provision.install.bundle import archive, debs, wheels
 from provision.plan.cluster_lock import Lock, of_plan
 from provision.plan.model import HostPlan, Plan
+from provision.remote import shell
 from provision.remote.session import Session
 from provision.smoke import mnist
 
 Say = Callable[[str], None]
+
+_LOOK_TIMEOUT_S = 600.0  # a host's list of packages has some megabytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def gather(
         folder.mkdir()
         hosts: dict[str, dict[str, Any]] = {}
         brought: dict[str, list[str]] = {}
-        seen = _look(session, plan, work / "seen")
+        seen = _look(session, plan)
         for host in plan.hosts.values():
             target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name].os.libc or "2.17")
             found: dict[str, list[str]] = {"venv": [], "nccl": []}
@@ -143,18 +146,12 @@ def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
     return {**found, "PIP_EXTRA_INDEX_URL": extra} if extra else found
 
 
-def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
-    folder.mkdir(parents=True)
-    outcome = session.play(
-        resources.folder("playbooks") / "look.yml",
-        "Ask the hosts for their packages",
-        hosts=list(plan.hosts),
-        extra_vars={"provision_look_command": debs.LOOK, "provision_look_folder": str(folder)},
-    )
-    for name in outcome.failed:
-        failure = outcome.hosts[name].failure
-        raise ProvisionError(failure.text if failure else "it did not answer", where=name)
-    return {name: (folder / name).read_text(encoding="utf-8") for name in plan.hosts}
+def _look(session: Session, plan: Plan) -> dict[str, str]:
+    answers = shell.ask(session, dict.fromkeys(plan.hosts, debs.LOOK), timeout=_LOOK_TIMEOUT_S)
+    for name, answer in answers.items():
+        if answer.code != 0:
+            raise ProvisionError(answer.complaint, where=name)
+    return {name: answer.out for name, answer in answers.items()}
 
 
 def _data(cache: Path, say: Say) -> str:
