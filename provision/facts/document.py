@@ -84,11 +84,13 @@ def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> di
         raise ProvisionError(f"{what} did not run; the host said" + (f": {last[:300]}" if last else " nothing"))
     body, end, _ = rest.partition(END)
     if not end:
-        raise ProvisionError(f"{what}'s answer breaks off before its end", hint="run it again; if it stays so, look at the connection")
+        raise ProvisionError(f"{what}'s answer is incomplete", hint="run it again; if it happens again, check the connection")
     try:
         document = sanitized(json.loads(body))
     except (ValueError, RecursionError) as error:
-        raise ProvisionError(f"{what}'s answer is damaged: {error}", hint="run it again; if it stays so, look at the connection") from error
+        raise ProvisionError(
+            f"{what}'s answer is damaged: {error}", hint="run it again; if it happens again, check the connection"
+        ) from error
     if not isinstance(document, dict):
         raise ProvisionError(f"{what}'s answer is no JSON object")
     return document
@@ -131,10 +133,11 @@ def parse_survey(stdout: str) -> Facts | Unsurveyed:
             return Unsurveyed.model_validate(document)
         return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing})
     except ValidationError as error:
-        wrong = [said for _line, said in validation.problems(error, model=Facts, at=("facts",))]
+        wrong = [what for _line, what in validation.problems(error, model=Facts, at=("facts",))]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        what = f"the survey's answer cannot be true: {wrong[0]}{more}"
-        raise ProvisionError(what, hint="look at this host: its own Python answers so") from error
+        raise ProvisionError(
+            f"the survey's answer is invalid: {wrong[0]}{more}", hint="check this host: its own Python printed that"
+        ) from error
 
 
 def with_python(facts: Facts, path: str | None, where: str) -> Facts:

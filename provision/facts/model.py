@@ -205,7 +205,7 @@ class Clock(Section):
 
 
 class Interpreter(Section):
-    """Another Python than the one that the survey ran on; ``error``: what it said where it does not run."""
+    """A Python other than the one that the survey ran on; ``error``: its message where it does not run."""
 
     path: str | None = None
     version: Version | None = None
@@ -457,7 +457,7 @@ class Venv(Section):
 
 
 class SystemPackages(Section):
-    """Names of the system packages that earlier runs added, and of those that they brought to another version."""
+    """Names of the system packages that earlier runs added, and of those whose version they changed."""
 
     added: list[str] = []
     replaced: list[str] = []
@@ -594,7 +594,7 @@ class Facts(Section):
 
 
 class Unsurveyed(Section):
-    """A host that the survey could not look at: there is no Python, or it was not reached."""
+    """A host without facts: there is no Python, or it was not reached."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["missing_python"]}, {"required": ["unreachable"]}]})
 

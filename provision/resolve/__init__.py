@@ -324,7 +324,7 @@ def _unused_gpus(facts: Mapping[str, Facts], kind_of: Mapping[str, Machine]) -> 
     """GPUs that the plan leaves alone, by cause."""
     unused: dict[str, list[str]] = {}
     for name in sorted(facts):
-        if (gpus.has_gpu(facts[name]) or gpus.outside(facts[name])) and kind_of[name].cuda is None:
+        if (gpus.has_gpu(facts[name]) or gpus.not_in_container(facts[name])) and kind_of[name].cuda is None:
             unused.setdefault(kind_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{some(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]

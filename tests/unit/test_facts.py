@@ -1,4 +1,4 @@
-"""Facts on the controller: read from a survey or from a file somebody wrote, completed, and judged; every sentence with its way out."""
+"""Facts on the controller: parsed from a survey or a file, completed, and checked for preflight problems."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def said(found: facts.Facts, **more: Any) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ answers
 
 
-def test_banners_around_the_document_do_not_disturb() -> None:
+def test_banners_before_and_after_the_document_are_ignored() -> None:
     text = f'Welcome to node1!\n{{"not": "this"}}\n{facts.BEGIN}\n{{"arch": "x86_64"}}\n{facts.END}\nlogout\n'
     assert facts.parse_output(text) == {"arch": "x86_64"}
 
 
-def test_a_terminals_line_ends_do_not_disturb() -> None:
+def test_line_ends_of_a_terminal_are_accepted() -> None:
     assert facts.parse_output(f"{facts.BEGIN}\r\n{{}}\r\n{facts.END}\r\n") == {}
 
 
@@ -64,12 +64,12 @@ def test_a_terminals_line_ends_do_not_disturb() -> None:
     [
         ("", "the survey did not run; the host said nothing"),
         ("motd\nbash: python3: command not found\n", "the survey did not run; the host said: bash: python3: command not found"),
-        (f"{facts.BEGIN}\n{{", "the survey's answer breaks off before its end"),
+        (f"{facts.BEGIN}\n{{", "the survey's answer is incomplete"),
         (f"{facts.BEGIN}\n{{,}}\n{facts.END}\n", "the survey's answer is damaged"),
         (f"{facts.BEGIN}\n[]\n{facts.END}\n", "the survey's answer is no JSON object"),
     ],
 )
-def test_what_is_no_answer(text: str, sentence: str) -> None:
+def test_output_without_a_document_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ProvisionError, match=sentence):
         facts.parse_output(text)
 
@@ -99,7 +99,7 @@ SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages
         ({"driver": {"version": "new", "cuda": None}}, "`facts.driver.version` must be a version"),
     ],
 )
-def test_a_host_that_answers_what_no_host_is_is_refused(odd: dict[str, Any], said: str) -> None:
+def test_invalid_answers_are_refused(odd: dict[str, Any], said: str) -> None:
     def printed(document: dict[str, Any]) -> str:
         return f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n"
 
@@ -113,14 +113,14 @@ def test_a_host_that_answers_what_no_host_is_is_refused(odd: dict[str, Any], sai
 
 
 @given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
-def test_any_banner_leaves_the_document_whole(before: str, document: dict[str, int], after: str) -> None:
+def test_any_banner_is_ignored(before: str, document: dict[str, int], after: str) -> None:
     assert facts.parse_output(f"{before}\n{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n{after}") == sanitized(document)
 
 
 # --------------------------------------------------------------------------------------------------------- completing
 
 
-def test_the_least_that_a_person_writes_is_enough() -> None:
+def test_a_minimal_document_is_completed() -> None:
     found = facts.Facts.model_validate(MINIMAL)
     assert (found.os.family, found.os.codename) == ("debian", "jammy")
     assert found.manager == "apt"
@@ -130,7 +130,7 @@ def test_the_least_that_a_person_writes_is_enough() -> None:
     assert said(found) == []
 
 
-def test_what_matters_and_is_left_out_is_named() -> None:
+def test_unknown_facts_are_named() -> None:
     found = facts.Facts.model_validate(
         {"os": {"id": "rocky", "version": "9.4"}, "arch": "arm64", "driver": {"version": "470.1"}, "gpus": [{"name": "T4"}]}
     )
@@ -147,19 +147,19 @@ def answered(**sections: Any) -> facts.Facts:
 
 
 @pytest.mark.parametrize("name", ["blue onyx", "shamrock pampas cat"])
-def test_the_name_of_a_release_of_rhels_kin_is_no_codename(name: str) -> None:
+def test_release_names_of_the_red_hat_family_are_no_codenames(name: str) -> None:
     found = answered(os={"id": "rocky", "version": "9.4", "codename": name})
     assert (found.os.family, found.os.codename) == ("rhel", None)
 
 
-def test_what_a_host_says_of_its_files_is_dropped_where_it_is_no_note() -> None:
+def test_invalid_notes_of_files_are_dropped() -> None:
     file = {"version": "2.13.0", "url": None, "sha256": "a" * 64, "file": "t.whl"}
     noted = {"venv": {"torch": file, "numpy": {}, "six": "x"}, "nccl": []}
     assert answered(installed={"files": noted}).installed.files == {"venv": {"torch": file}}
 
 
 @pytest.mark.parametrize("manifest", [[1], "x", {"host": [1]}, {"host": {"nccl": "z"}}, {"host": {"nccl": {"packages": 3}}}])
-def test_a_manifest_of_an_odd_kind_hinders_no_plan(manifest: Any) -> None:
+def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
     odd = answered(
         driver={"version": "550.54.15", "cuda": "12.4"},
         gpus=[{"name": "A100", "compute_capability": "8.0"}],
@@ -170,26 +170,26 @@ def test_a_manifest_of_an_odd_kind_hinders_no_plan(manifest: Any) -> None:
     examine({"a": odd})
 
 
-def test_a_manifest_that_is_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_manifest_is_refused() -> None:
     text = "[" * 900 + "]" * 900
     with pytest.raises(ProvisionError, match="nested too deeply"):
         facts.parse_output(f'{facts.BEGIN}\n{{"installed": {text}}}\n{facts.END}\n')
 
 
-def test_a_connection_without_a_port_and_limits_that_are_not_known() -> None:
+def test_unknown_ports_and_limits_are_accepted() -> None:
     found = answered(network={"ssh_connection": {"server_address": "UNKNOWN", "server_port": 0}}, limits={"nofile": None})
     assert found.network.ssh_connection.server_port is None
     assert found.limits == {}
 
 
-def test_normalising_twice_changes_nothing_and_the_given_facts_stay_as_they_are() -> None:
+def test_validating_twice_changes_nothing() -> None:
     given_facts = copy.deepcopy(MINIMAL)
     once = facts.Facts.model_validate(given_facts)
     assert given_facts == MINIMAL
     assert facts.Facts.model_validate(once.model_dump()) == once
 
 
-def test_what_is_no_version_is_not_offered_and_named() -> None:
+def test_candidates_that_are_no_versions_are_dropped_and_named() -> None:
     odd = "2.1\n- hosts: all"
     found = facts.Facts.model_validate({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
     assert found.candidates == {"libnccl2": ["2.21.5-1+cuda12.2"]}
@@ -197,7 +197,7 @@ def test_what_is_no_version_is_not_offered_and_named() -> None:
     assert facts.Facts.model_validate(found.model_dump()) == found
 
 
-def test_a_section_that_the_survey_could_not_look_at_is_missing() -> None:
+def test_a_section_that_failed_is_missing() -> None:
     found = facts.Facts.model_validate({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
     assert "packages" in found.missing
     assert found.errors == {"packages": "no answer within 8 s"}
@@ -217,7 +217,7 @@ def test_a_hand_written_file(tmp_path: Path) -> None:
     assert found == {"a": facts.Facts.model_validate(MINIMAL), "b": facts.Facts.model_validate({**MINIMAL, "driver": None, "gpus": []})}
 
 
-def test_a_survey_can_be_read_again(tmp_path: Path) -> None:
+def test_a_saved_survey_is_read(tmp_path: Path) -> None:
     document = {
         "schema": 1,
         "hosts": {"a": host().model_dump(), "b": {"missing_python": True}, "c": {"unreachable": "no route to host"}},
@@ -279,7 +279,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(packages="x"), "`hosts.a.packages` must be an object"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_said_with_its_key(tmp_path: Path, document: Any, sentence: str) -> None:
+def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: Any, sentence: str) -> None:
     path = write(tmp_path, document)
     with pytest.raises(UsageError) as caught:
         facts.load_file(path)
@@ -288,7 +288,7 @@ def test_a_file_that_cannot_be_used_is_said_with_its_key(tmp_path: Path, documen
     assert caught.value.exit_code == 2
 
 
-def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     document = {"hosts": {"a": {"arch": 3}, "b": {**MINIMAL, "gpus": 1}}}
     with pytest.raises(UsageError) as caught:
         facts.load_file(write(tmp_path, document))
@@ -299,12 +299,12 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: this is no JSON"), ("", r"facts\.json:1: this is no JSON")]
 )
-def test_text_that_is_no_json_is_said_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_text_that_is_not_json_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         facts.load_file(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope\.json: the facts cannot be read: No such file"):
         facts.load_file(tmp_path / "nope.json")
 
@@ -328,7 +328,7 @@ json_values = st.recursive(
 
 @settings(deadline=None)  # the first of them reads the catalogue
 @given(st.dictionaries(st.sampled_from([*facts.Facts.model_fields, "missing_python"]), json_values, max_size=6))
-def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
+def test_any_document_is_facts_or_an_error(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
     try:
         loaded = facts.load_file(path)
@@ -342,7 +342,7 @@ def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytes
 # ----------------------------------------------------------------------------------------------------------- problems
 
 
-def test_a_healthy_host_has_none() -> None:
+def test_a_healthy_host_has_no_problems() -> None:
     assert said(host()) == []
 
 
@@ -353,7 +353,7 @@ def test_no_python() -> None:
     )
 
 
-def test_not_reached() -> None:
+def test_an_unreachable_host() -> None:
     problem = facts.unsurveyed_problem("a", facts.Unsurveyed(unreachable="no route to host"))
     assert str(problem) == "a: it cannot be reached: no route to host"
 
@@ -407,7 +407,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), PROBLEMS)
-def test_what_stands_in_the_way(changes: dict[str, Any], sentence: str) -> None:
+def test_preflight_problems(changes: dict[str, Any], sentence: str) -> None:
     (only,) = said(host(**changes))
     assert only.startswith(sentence)
 
@@ -433,7 +433,7 @@ def test_release_8_of_the_red_hat_family_is_refused_where_packages_are_installed
     assert all("rocky 8.10: Ansible cannot install packages there: dnf needs the system's Python 3.6" in each for each in problems)
 
 
-def test_a_sudo_password_that_will_be_given_is_no_obstacle() -> None:
+def test_a_sudo_password_that_will_be_given_is_no_problem() -> None:
     assert said(host(user__sudo="password"), become_password=True) == []
 
 
@@ -444,7 +444,7 @@ def without_root(**changes: Any) -> facts.Facts:
     return facts.Facts.model_validate({**bare, **tools, **changes})
 
 
-def test_what_is_needed_without_root_must_be_there() -> None:
+def test_packages_that_only_root_can_install_must_be_there() -> None:
     assert said(without_root()) == []
     assert (
         said(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []
@@ -464,12 +464,12 @@ def test_what_is_needed_without_root_must_be_there() -> None:
         ({"name": "bob", "sudo": "unwanted", "can_become": False}, "provision_sudo=no"),
     ],
 )
-def test_why_there_is_no_root_is_said(user: dict[str, Any], why: str) -> None:
+def test_the_reason_for_no_root_is_given(user: dict[str, Any], why: str) -> None:
     (sentence,) = said(without_root(user=user, compiler=None))
     assert sentence.startswith(f"error a: {why}")
 
 
-def test_a_sudo_that_may_only_want_a_password_is_mentioned() -> None:
+def test_a_sudo_that_may_need_a_password_is_mentioned() -> None:
     user = {"name": "bob", "sudo": "password", "sudo_says": "a password is required (and ...)", "can_become": False}
     warning, error = said(without_root(user=user, compiler=None))
     assert warning.startswith("warning a: a password is required (and ...): installed without root\n  → ")
@@ -532,7 +532,7 @@ def test_containers_of_one_kernel_are_machines_of_their_own() -> None:
     assert across(a=host(**one), b=host(**two)) == []
 
 
-def test_clones_and_names_that_collide() -> None:
+def test_clones_and_equal_host_names() -> None:
     one, two = ({"machine_id": "m", "boot_id": boot, "hostname": "ubuntu"} for boot in "xy")
     first, second = across(a=host(**one), b=host(**two))
     assert first.startswith("warning b: it has the same machine id as `a`: one was cloned from the other")
@@ -563,7 +563,7 @@ def test_clocks_that_agree_and_hosts_without_one() -> None:
 HOSTILE = """{{ lookup("pipe", "touch /tmp/owned") }} {% raw %} {# note #}"""
 
 
-def test_what_a_host_says_is_never_a_template() -> None:
+def test_text_from_a_host_is_never_a_template() -> None:
     said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': HOSTILE, 'list': [{HOSTILE: HOSTILE}], 'number': 3})}\n{facts.END}")
     text = json.dumps(said)
     for opening in ("{{", "{%", "{#"):
@@ -571,13 +571,13 @@ def test_what_a_host_says_is_never_a_template() -> None:
     assert said["number"] == 3
 
 
-def test_what_a_host_says_cannot_leave_its_line() -> None:
+def test_text_from_a_host_cannot_leave_its_line() -> None:
     assert (
         facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{facts.END}")["hostname"] == "a  b"
     )
 
 
-def test_what_a_host_says_can_be_written_down() -> None:
+def test_text_from_a_host_can_be_encoded() -> None:
     said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{facts.END}")
     assert said == {"?": ["a?"], "b": chr(0x1F600)}
 
@@ -627,7 +627,7 @@ def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> No
 
 
 @pytest.mark.parametrize(("there", "full"), [(0, True), (1500, False)])
-def test_what_a_run_has_left_that_ran_into_a_full_disk_need_not_find_room_again(there: int, full: bool) -> None:
+def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) -> None:
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"

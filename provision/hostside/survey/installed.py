@@ -103,7 +103,7 @@ def size_mb(machine, names):
 
 
 def recorded_packages(record):
-    """Names of the system packages that a host's record says provision has installed or brought to another version."""
+    """Names of the system packages that a host's record says provision has installed or changed to another version."""
     packages, replaced = record.get("packages"), record.get("replaced")
     added = packages.get("added") if isinstance(packages, dict) else None
     names = [name for name in added if isinstance(name, str)] if isinstance(added, list) else []
