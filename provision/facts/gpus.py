@@ -16,7 +16,7 @@ _MISMATCH = re.compile(r"version mismatch", re.IGNORECASE)
 _NVML = re.compile(r"Failed to initialize NVML|NVIDIA-SMI has failed|Unable to determine the device handle", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
-_LOOK = "look at `sudo dmesg | grep -i nvrm`"
+_SEE_LOG = "see `sudo dmesg | grep -i nvrm`"
 _REMEDIES: Mapping[Cause, str] = {
     "no-driver": "install NVIDIA's driver on {host} (Ubuntu: ubuntu-drivers install; Debian: apt-get install nvidia-driver; RHEL and kin: "
     "dnf install nvidia-open, from NVIDIA's repository), and reboot it",
@@ -25,9 +25,9 @@ _REMEDIES: Mapping[Cause, str] = {
     "nouveau": "disable nouveau on {host} (`blacklist nouveau` in /etc/modprobe.d, then update-initramfs -u, or dracut -f), install "
     "NVIDIA's driver, and reboot it",
     "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one is still loaded",
-    "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_LOOK}, or reboot it",
-    "no-devices": f"power {{host}} off and on, or install the driver that its GPUs need: {_LOOK}",
-    "silent": f"install the whole driver on {{host}}, with nvidia-smi and libcuda.so.1, until nvidia-smi works there: {_LOOK}",
+    "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_SEE_LOG}, or reboot it",
+    "no-devices": f"power {{host}} off and on, or install the driver that its GPUs need: {_SEE_LOG}",
+    "silent": f"install the whole driver on {{host}}, with nvidia-smi and libcuda.so.1, until nvidia-smi works there: {_SEE_LOG}",
 }
 
 

@@ -205,12 +205,10 @@ class Clock(Section):
 
 
 class Interpreter(Section):
-    """A Python other than the one that the survey ran on; ``error``: its message where it does not run."""
+    """A Python other than the one that the survey ran on."""
 
     path: str | None = None
     version: Version | None = None
-    has_pip: bool | None = None
-    error: str | None = None
 
 
 class Python(Section):

@@ -15,7 +15,7 @@ from provision import catalog
 from provision.base.problems import Problem
 from provision.base.text import some
 from provision.base.versions import key, minor
-from provision.facts.model import Facts, System, Unsurveyed
+from provision.facts.model import Facts, Interpreter, System, Unsurveyed
 from provision.inventory import Host, Inventory
 
 OLDEST_PYTHON = "3.8"  # of the training environment: mpi4py 4 and the engine need no newer one
@@ -117,26 +117,21 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _python(facts: Facts) -> Iterator[Problem]:
     """Ansible's modules run on the Python that the survey ran on."""
-    python, asked = facts.python, facts.python.asked_for
-    if asked and asked.version is None:
-        yield Problem("error", f"provision_python {asked.path} does not run: {asked.error or 'no such program'}", "name an installed one")
-        return
-    version = asked.version if asked else python.version
-    oldest, why = _oldest_python()
-    if version is None or key(version) >= key(oldest):
+    python, (oldest, why) = facts.python, _oldest_python()
+    if python.version is None or key(python.version) >= key(oldest):
         return
     newer = max((each for each in python.others if each.version and key(each.version) >= key(oldest)), key=_python_version, default=None)
     yield Problem(
         "error",
-        f"{f'provision_python {asked.path} is Python' if asked else 'its Python is'} {version}; {oldest} or later is needed{why}",
+        f"its Python is {python.version}; {oldest} or later is needed{why}",
         f"name a newer one in the inventory: provision_python={newer.path}"
         if newer
         else "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
     )
 
 
-def _python_version(interpreter: Any) -> tuple[int, ...]:
-    return key(interpreter.version)
+def _python_version(interpreter: Interpreter) -> tuple[int, ...]:
+    return key(interpreter.version or "0")
 
 
 def _oldest_python() -> tuple[str, str]:

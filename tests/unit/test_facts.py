@@ -372,11 +372,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "warning a: linuxmint 21 is not among the supported systems; it is treated like the debian",
     ),
     ({"python__version": "3.6.8"}, "error a: its Python is 3.6.8; 3.8 or later is needed\n  → install a newer one"),
-    (
-        {"python__asked_for": {"path": "/x", "version": None, "error": "No such file"}},
-        "error a: provision_python /x does not run: No such file",
-    ),
-    ({"python__asked_for": {"path": "/x", "version": "3.7.1"}}, "error a: provision_python /x is Python 3.7.1; 3.8 or later is needed"),
     ({"user__sudo": "password", "user__name": "bob"}, "error a: sudo asks bob for a password\n  → add --ask-become-pass"),
     (
         {"disk__prefix__free_mb": 100},

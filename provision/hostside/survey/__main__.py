@@ -10,8 +10,6 @@ raises or hangs is named under ``errors``, and the others are not affected.
 Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     prefix     the installation's folder (default /opt/provision, or ~/provision where the user cannot become root)
     root       "no": do not become root although it may be possible; "password": a sudo password will be given
-    venv       the virtual environment (default PREFIX/venv)
-    python     an interpreter to examine besides the running one
     timeout    seconds that any section may take (default 8; most hosts need half a second)
 """
 

@@ -194,55 +194,38 @@ def missing_distributions(machine, venv):
             yield "%s is gone" % name
 
 
-def recorded_files(machine, venv):
-    """{folder: {name: (package, checksum, size)}} of packages' files, without settings; None for a file that several packages list."""
-    found = {}
-    for record in machine.glob(venv + SITE_PACKAGES + "/*.dist-info/RECORD"):
-        info, seen = os.path.dirname(record), {}
-        package = os.path.basename(info)
-        lines = io.StringIO(machine.read(record, limit=64 << 20) or "")
-        for row in csv.reader(line for line in lines if not line.endswith(".pyc,,\n")):  # thousands: they never reach the slower part
-            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
-                folder, _, name = row[0].rpartition("/")
-                if folder not in seen:
-                    seen[folder] = found.setdefault(os.path.normpath(os.path.join(info, "..", folder)), {})
-                seen[folder][name] = None if name in seen[folder] else (package, row[1], row[2])
-    return found
-
-
 def damaged_environment(machine, venv):
     """The first damage of each package of a virtual environment: files' sizes are compared, and the engine's contents."""
     if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
         yield "%s has no interpreter" % venv
         return
+    entries = {}  # path -> (package, checksum, size), or None where several packages list it
+    for record in machine.glob(venv + SITE_PACKAGES + "/*.dist-info/RECORD"):
+        package, site = os.path.basename(os.path.dirname(record)), os.path.dirname(os.path.dirname(record))
+        lines = io.StringIO(machine.read(record, limit=64 << 20) or "")
+        for row in csv.reader(line for line in lines if not line.endswith(".pyc,,\n")):  # thousands: they never reach the slower part
+            if len(row) == 3 and not row[0].endswith(".pyc") and "/etc/" not in row[0]:  # settings are there to be edited
+                path = os.path.normpath(site + "/" + row[0])
+                entries[path] = None if path in entries else (package, row[1], row[2])
     damaged = set()
-    for folder, files in recorded_files(machine, venv).items():
-        try:
-            opened = os.open(machine.path(folder), os.O_PATH)  # paths relative to it: the kernel does not walk the whole path for each
-        except OSError:
-            opened = None
-        for name, known in files.items():
-            if known is not None and known[0] not in damaged:
-                damage = damage_of(opened, name, *known)
-                if damage:
-                    damaged.add(known[0])
-                    yield "%s/%s %s" % (folder, name, damage)
-        if opened is not None:
-            os.close(opened)
+    for path, entry in entries.items():
+        if entry is not None and entry[0] not in damaged:
+            damage = damage_of(machine.path(path), *entry)
+            if damage:
+                damaged.add(entry[0])
+                yield "%s %s" % (path, damage)
 
 
-def damage_of(folder, name, package, checksum, size):
-    """How a file differs from the one in its package, or None. `folder`: a descriptor, or None where the folder is gone."""
+def damage_of(path, package, checksum, size):
+    """How a file differs from the one in its package, or None."""
     try:
-        found = None if folder is None else os.stat(name, dir_fd=folder).st_size
+        found = os.stat(path).st_size
     except OSError:
-        found = None
-    if found is None:
         return "is gone"
     if size and found != int(size):
         return "has another size"
     if package.startswith("collective_core-") and checksum.startswith("sha256="):
-        with open(os.open(name, os.O_RDONLY, dir_fd=folder), "rb") as file:
+        with open(path, "rb") as file:
             digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
         return "has other content" if digest != checksum[len("sha256=") :] else None
     return None

@@ -109,7 +109,7 @@ class Machine:
 
     @property
     def venv(self):
-        return self.options.get("venv") or os.path.join(self.prefix, "venv")
+        return os.path.join(self.prefix, "venv")
 
     def path(self, absolute):
         """Where a path of the host is (elsewhere only in tests)."""

@@ -12,21 +12,6 @@ from .machine import section, without_credentials
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 
 
-def interpreter(machine, path):
-    """Version of another interpreter and whether it has pip, by running it."""
-    program = "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],bool(u.find_spec('pip')))"
-    status, output, complaint = machine.run([path, "-c", program])
-    fields = output.split()
-    if status != 0 or len(fields) != 2:
-        return {
-            "path": path,
-            "version": None,
-            "has_pip": False,
-            "error": (complaint or output).strip()[-300:] or "it printed nothing",
-        }
-    return {"path": path, "version": fields[0], "has_pip": fields[1] == "True"}
-
-
 @section("python")
 def python(machine):
     others = []
@@ -34,18 +19,14 @@ def python(machine):
         version = re.search(r"/python(3\.\d+)$", found)
         if version:
             others.append({"path": found, "version": version.group(1)})
-    facts = {
+    return {
         "executable": sys.executable,
         "version": sys.version.split()[0],
         "has_pip": bool(importlib.util.find_spec("pip")),
         "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
         "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib") or "", "EXTERNALLY-MANAGED")),
         "others": others,
-        "asked_for": None,
     }
-    if machine.options.get("python"):
-        facts["asked_for"] = interpreter(machine, machine.options["python"])
-    return facts
 
 
 def pip_settings(machine):
