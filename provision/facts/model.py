@@ -462,7 +462,7 @@ class SystemPackages(Section):
 
 
 def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
-    """Folder → package → the file it came from (version, url, sha256), without what is no such note: the host may say anything of it."""
+    """Folder → package → the file that it was installed from (version, url, sha256). Invalid notes are dropped: a host is not trusted."""
 
     def is_note(file: Any) -> bool:
         if not isinstance(file, dict) or not isinstance(file.get("version"), str):
@@ -474,7 +474,7 @@ def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Installed(Section):
-    """What earlier runs left in the prefix. ``manifest`` is as the host has it: whoever reads it checks it."""
+    """The installation in the prefix. ``manifest`` is unchecked: its readers validate it."""
 
     prefix: str | None = None
     exists: bool = False
