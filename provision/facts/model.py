@@ -1,4 +1,5 @@
-"""The facts of one host, as the survey prints them or a person writes them: every section, with a default for each unknown value.
+"""The facts of one host that provision reads, as the survey prints them or a person writes them, with a default for each unknown value.
+Other facts are kept and not checked.
 
 A host's answer is not trusted: texts that get into commands, names of files or settings of other hosts have a strict form here.
 """
@@ -76,14 +77,16 @@ Known = BeforeValidator(_without_nulls)  # for mappings: null is an unknown valu
 
 
 class Section(BaseModel):
-    """A part of the facts. A null is an unknown value, and becomes the default. Keys of later versions are kept."""
+    """A part of the facts. A null is an unknown value, and becomes the default."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
     def _nulls_are_unknown(cls, stated: Any) -> Any:
-        return _without_nulls(stated)
+        if not isinstance(stated, dict):
+            return stated
+        return {key: value for key, value in stated.items() if value is not None or key not in cls.model_fields}
 
 
 class System(Section):
@@ -95,7 +98,6 @@ class System(Section):
     name: str | None = None
     id_like: list[str] = []
     family: WordOrNothing = ""
-    kernel: str | None = None
     libc: Version | None = None
 
     @model_validator(mode="after")
@@ -113,9 +115,6 @@ class Processors(Section):
 
     model: str | None = None
     cores: int | None = None
-    logical: int | None = None
-    physical: int | None = None
-    sockets: int | None = None
     flags: list[str] = []
 
 
@@ -123,8 +122,6 @@ class Memory(Section):
     """``limited``: by a control group."""
 
     total_mb: Number | None = None
-    available_mb: Number | None = None
-    swap_mb: Number | None = None
     limited: bool = False
 
 
@@ -157,7 +154,6 @@ class User(Section):
     name: Login | None = None
     uid: int | None = None
     home: str | None = None
-    shell: str | None = None
     groups: list[str] = []
     sudo: str | None = None
     sudo_says: str | None = None
@@ -183,15 +179,12 @@ class Environment(Section):
     """Of a command over ssh; ``variables``: those of MPI, NCCL and the engine."""
 
     path: str = ""
-    ld_library_path: str | None = None
-    locale: str | None = None
     variables: dict[str, str] = {}
 
 
 class Security(Section):
-    """What may block connections or programs."""
+    """Firewalls."""
 
-    selinux: str | None = None
     firewalld: bool | None = None
     ufw: bool | None = None
 
@@ -200,8 +193,6 @@ class Clock(Section):
     """``epoch``: seconds since 1970, when the survey ended."""
 
     epoch: Number | None = None
-    ntp_synced: bool | None = None
-    timezone: str | None = None
 
 
 class Interpreter(Section):
@@ -216,22 +207,16 @@ class Python(Section):
 
     executable: str | None = None
     version: Version | None = None
-    has_pip: bool | None = None
-    has_headers: bool | None = None
     others: list[Interpreter] = []
     asked_for: Interpreter | None = None
 
 
 class Pip(Section):
-    """What the host's pip is set up for."""
+    """Settings of the host's pip."""
 
     index_url: str | None = None
-    extra_index_urls: list[str] = []
-    find_links: list[str] = []
-    no_index: bool = False
     torch_wheels: list[str] = []
     certificates: str | None = None
-    config_files: list[str] = []
     proxies: list[str] = []
 
 
@@ -270,8 +255,6 @@ class Gpu(Section):
 
     name: str | None = None
     compute_capability: Capability | None = None
-    memory_mb: Number | None = None
-    uuid: str | None = None
 
 
 class Nvidia(Section):
@@ -320,17 +303,15 @@ class NcclLibrary(Section):
 
 
 class Nccl(Section):
-    """``in_cache``: those that the dynamic linker finds."""
+    """Installed NCCL libraries."""
 
     libraries: list[NcclLibrary] = []
-    in_cache: list[str] = []
 
 
 class MpiRun(Section):
     """An mpirun; ``flavour``: openmpi, mpich, intel, prrte or unknown."""
 
     path: str = ""
-    real: str | None = None
     flavour: str | None = None
     version: str | None = None
     error: str | None = None
@@ -361,10 +342,8 @@ class Hwloc(Section):
 
 
 class Linker(Section):
-    """Of the dynamic linker: its files of folders, those of provision, and library → paths, in its order."""
+    """The dynamic linker's cache: library → paths, in its order."""
 
-    conf_d: dict[str, list[str]] = {}
-    ours: list[str] = []
     cache: dict[str, list[str]] = {}
 
 
@@ -389,7 +368,6 @@ class Interface(Section):
 class SshConnection(Section):
     """The connection of the survey, seen from the host."""
 
-    client_address: str | None = None
     server_address: str | None = None
     server_port: Annotated[Port | None, BeforeValidator(lambda port: port or None)] = None  # 0 for a connection that is none of IP
     interface: str | None = None
@@ -410,12 +388,10 @@ class InfinibandPort(Section):
     device: str | None = None
     port: int | None = None
     state: str | None = None
-    link_layer: str | None = None
-    rate: str | None = None
 
 
 class Signs(Section):
-    """Small signs of known errors."""
+    """Evidence of known errors."""
 
     kernel_log: list[str] = []
     modes: dict[str, str] = {}
@@ -436,10 +412,7 @@ class FileMode(Section):
 class Ssh(Section):
     """ssh, as server and client; ``mesh_key``: the public key by which this host reaches the others."""
 
-    sshd: bool | None = None
     ports: list[Port] = []
-    configured_ports: list[int | None] = []
-    settings: dict[str, str] = {}
     client: Program | None = None
     host_keys: list[str] = []
     mesh_key: str | None = None
@@ -479,7 +452,6 @@ class Installed(Section):
     prefix: str | None = None
     exists: bool = False
     manifest: Any = None
-    manifest_error: str | None = None
     elsewhere: list[str] = []
     venv: Venv = Venv()
     packages: dict[str, str] = {}
@@ -510,7 +482,6 @@ class Facts(Section):
     """
 
     hostname: Hostname | None = None
-    fqdn: str | None = None
     hosts_file: list[str] = []
     machine_id: str | None = None
     boot_id: str | None = None
@@ -522,7 +493,6 @@ class Facts(Section):
     disk: Disk = Disk()
     user: User = User()
     limits: Annotated[dict[str, Limits], Known] = {}
-    sysctl: Annotated[dict[str, str], Known] = {}
     environment: Environment = Environment()
     security: Security = Security()
     time: Clock = Clock()
@@ -545,9 +515,7 @@ class Facts(Section):
     linker: Linker = Linker()
     cmake: Program | None = None
     compiler: Program | None = None
-    gcc: Program | None = None
     make: Program | None = None
-    ninja: Program | None = None
     network: NetworkFacts = NetworkFacts()
     infiniband: list[InfinibandPort] = []
     signs: Signs = Signs()

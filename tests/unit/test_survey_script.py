@@ -76,7 +76,7 @@ def test_it_runs_under_every_python(python: str) -> None:
     assert found["errors"] == {}
     asked = subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True, check=True)
     assert found["python"]["version"] == asked.stdout.strip()
-    assert set(found) - {"schema", "survey"} == set(facts.Facts.model_fields) - {"missing"}
+    assert set(found) >= set(facts.Facts.model_fields) - {"missing"}
 
 
 def test_its_sections_have_all_keys_of_the_model(here: dict[str, Any]) -> None:
