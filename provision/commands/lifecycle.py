@@ -91,7 +91,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
 
 def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
     if first_step is None or "python" in installer.steps(first_step):
@@ -162,14 +162,14 @@ def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passw
     """Run the training job alone, with what earlier runs installed according to the hosts' manifests."""
     training_job.check_options(inventory, options)
     with _reported_run(inventory, "provision smoke", progress, passwords) as (session, report):
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         entries.add_survey(report, survey)
-        for name in installed.without(installed.manifests(survey.hosts)):
+        for name in (name for name, found in survey.hosts.items() if not found.installed.manifest):
             report.failures.append(
                 Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
             )
         if not report.failures:
-            plan = installed.plan(inventory, installed.manifests(survey.hosts))
+            plan = installed.plan(inventory, survey.hosts)
             report.hosts = [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             session.step = "training"
             _train(session, report, plan, options)
@@ -197,7 +197,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
     with host_locks.acquired(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
-            survey = collect.look(session)
+            survey = collect.survey_hosts(session)
             if survey.blocked:
                 return survey
             locked = planning.read_lock(inventory, options)
@@ -217,7 +217,7 @@ def remove(
 ) -> list[HostRemoval]:
     """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
     with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):
             found = removal.remove(session, survey, dry_run=False)

@@ -68,7 +68,7 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
 
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:
     """The requirements with ``--horovod-names`` and ``--cpu`` of earlier runs: those of one host count for all, as they work together."""
-    earlier = {option for host in installed.plans(installed.manifests(facts)) for option in host.engine.options}
+    earlier = {option for host in installed.plans(facts) for option in host.engine.options}
     if options.horovod_names is None and HOROVOD_NAMES in earlier:
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in earlier:
@@ -77,7 +77,7 @@ def _with_earlier_options(requirements: Requirements, options: Options, facts: M
 
 
 def _installed(inventory: Inventory, facts: Mapping[str, Facts]) -> Lock | None:
-    found = Plan({host.name: host for host in installed.plans(installed.manifests(facts))})
+    found = Plan({host.name: host for host in installed.plans(facts)})
     return Lock.from_installed(found, inventory)
 
 

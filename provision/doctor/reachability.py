@@ -110,7 +110,7 @@ def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
 
 def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
-    document = facts.parse(output, mark=_BEGIN, what="the check of connections")
+    document = facts.parse_output(output, mark=_BEGIN, what="the check of connections")
     try:
         port, problem, peers = document["port"], document["problem"], document["peers"]
         return Reachability(

@@ -92,7 +92,7 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.error, found.hint = (problem.what, problem.hint) if refusal.kind == "unreachable" else (refusal.text, None)
     for answer in answers:
         try:
-            said = facts.parse(answer, BEGIN, "the removal")
+            said = facts.parse_output(answer, BEGIN, "the removal")
         except ProvisionError as error:
             found.state, found.error, found.hint = "failed", error.what, error.hint
             continue

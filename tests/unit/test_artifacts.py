@@ -43,7 +43,7 @@ def planned(requirements: Requirements = REQUIREMENTS, **hosts: dict[str, Any]) 
             "ssh_connection": {"interface": "eth0"},
         }
     }
-    plan = resolve({name: facts.normalise({**network, **known}) for name, known in hosts.items()}, requirements, {})
+    plan = resolve({name: facts.Facts.model_validate({**network, **known}) for name, known in hosts.items()}, requirements, {})
     assert not plan.conflicts, plan.conflicts
     return plan
 

@@ -24,7 +24,7 @@ def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> HostClas
     described: dict[str, object] = {"os": {"id": os_id, "version": version}, "arch": arch}
     if cuda:
         described |= {"driver": {"version": None, "cuda": cuda}, "gpus": [{}]}
-    return host_class_of(facts.normalise(described))
+    return host_class_of(facts.Facts.model_validate(described))
 
 
 @pytest.mark.parametrize(

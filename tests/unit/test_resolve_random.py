@@ -57,7 +57,7 @@ looks = st.lists(
 def known(kinds: list[Any]) -> dict[str, facts.Facts]:
     made = {}
     for number, ((system, version), arch, gpu) in enumerate(kinds):
-        made[f"h{number}"] = facts.normalise(
+        made[f"h{number}"] = facts.Facts.model_validate(
             {
                 "os": {"id": system, "version": version},
                 "arch": arch,

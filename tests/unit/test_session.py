@@ -53,7 +53,7 @@ def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: py
     def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: Survey())
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: Survey())
     monkeypatch.setattr("provision.install.removal.remove", ended)
     with pytest.raises(KeyboardInterrupt):
         lifecycle.remove(hosts, Progress(), {}, lambda _: True)

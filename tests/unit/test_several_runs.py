@@ -54,7 +54,7 @@ class Hosts:
 
     @staticmethod
     def _facts(address: str, cuda: str) -> facts.Facts:
-        return facts.normalise(
+        return facts.Facts.model_validate(
             {
                 "os": {"id": "ubuntu", "version": "22.04"},
                 "arch": "x86_64",
@@ -114,7 +114,7 @@ class Hosts:
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     made = Hosts(tmp_path)
-    monkeypatch.setattr("provision.survey.collect.look", made.look)
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", made.look)
     monkeypatch.setattr("provision.install.installer.install", made.install)
     return made
 
@@ -277,7 +277,7 @@ def test_what_ends_a_run_stands_in_its_report(
 
 def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Survey({"a": hosts.facts["a"]}, [Problem("error", "no route to host", host="b")])
-    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: seen)
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: seen)
     hosts.ends = _defect
     with pytest.raises(KeyError):
         hosts.up()

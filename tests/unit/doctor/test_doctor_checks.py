@@ -14,8 +14,7 @@ from provision.diagnosis.signatures import known_error
 from provision.doctor import checks
 from provision.doctor.checks import CHECKS
 from provision.doctor.host_checks import with_logs
-from provision.facts import Facts
-from provision.facts import problems as problems_of
+from provision.facts import Facts, host_problems
 from provision.inventory import Host
 from provision.survey.collect import connection_problem
 
@@ -119,7 +118,7 @@ def test_hosts_that_differ_are_named_against_what_most_have() -> None:
 def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
     problems = [
         connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused"),
-        *problems_of("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), needed_mb=0, prefix="/opt/provision"),
+        *host_problems("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), needed_mb=0, prefix="/opt/provision"),
         Problem("error", "its architecture sparc is not supported", None, host="c"),
     ]
     found = {each.host: (each.id, each.severity) for each in examine({}, problems)}
