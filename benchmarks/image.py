@@ -22,7 +22,6 @@ import docker
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.image import build, targets
-from provision.image.request import Asked
 from provision.plan.options import Options, requirements_of
 
 BAR_MATRIX_S, BAR_SAME_S, BAR_ENGINE_S, BAR_SIZE = 5.0, 3.0, 60.0, 1.15
@@ -99,8 +98,8 @@ def main() -> int:
 
     engine = changed(engine_source.pack())
     options = Options()
-    target = targets.of_system("debian 12", None, requirements_of(options, engine), given=given.base)
-    judged("build with a changed engine", build.build(Asked(target, engine), TAG, options).seconds, BAR_ENGINE_S, "s")
+    target = targets.of_system("debian 12", None, requirements_of(options, engine), engine, base=given.base)
+    judged("build with a changed engine", build.build(target, TAG, options).seconds, BAR_ENGINE_S, "s")
 
     client = docker.from_env()
     found = parts(client, target.base.reference)

@@ -22,8 +22,9 @@ def load_ansible_module(name: str) -> ModuleType:
     """A module of ours in playbooks/library, with our helpers where Ansible puts them on the host."""
     import ansible.module_utils
 
-    playbooks = Path(__file__).parents[1] / "playbooks"
-    for helper in (playbooks / "module_utils").glob("*.py"):
+    root = Path(__file__).parents[1]
+    playbooks = root / "playbooks"
+    for helper in (*(playbooks / "module_utils").glob("*.py"), root / "provision/base/uv_support.py"):
         made = load(f"ansible.module_utils.{helper.stem}", helper)
         sys.modules[f"ansible.module_utils.{helper.stem}"] = made
         setattr(ansible.module_utils, helper.stem, made)

@@ -70,7 +70,6 @@ unlocked:
 """
 
 import base64  # noqa: E402
-import configparser  # noqa: E402
 import csv  # noqa: E402
 import glob  # noqa: E402
 import json  # noqa: E402
@@ -79,17 +78,14 @@ import re  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
 
+from ansible.module_utils import uv_support  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.checksums import digest  # noqa: E402
+from ansible.module_utils.uv_support import canonical  # noqa: E402
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
 BUILT = "provision-built.json"  # in the environment: {name: {"source", "wheel", "record": checksums}} of what was built from our sources
 HINT = "nothing of it was used. If the index has a new file on purpose, take it with --upgrade."
-
-
-def canonical(name):
-    """The one spelling of a package's name."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_note(venv, name):
@@ -222,53 +218,18 @@ def from_other_files(requirements, files, noted):
 # --- uv -----------------------------------------------------------------------------------------------------------------------------
 
 
-def pip_settings(environ):
-    """What the host's pip is set up for, which uv does not read: system file, user files, then the environment; later ones win."""
-    home = os.path.expanduser("~")
-    files = [os.path.join(folder, "pip", "pip.conf") for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
-    files += ["/etc/pip.conf", home + "/.pip/pip.conf", environ.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
-    files += [environ["PIP_CONFIG_FILE"]] if environ.get("PIP_CONFIG_FILE") else []
-    settings = {}
-    for name in files:
-        parser = configparser.RawConfigParser(strict=False)
-        try:
-            parser.read(name)
-        except configparser.Error:
-            continue
-        for part in ("global", "install"):
-            if parser.has_section(part):
-                settings.update({key.replace("_", "-"): value for key, value in parser.items(part)})
-    settings.update({key[4:].lower().replace("_", "-"): value for key, value in environ.items() if key.startswith("PIP_")})
-    return settings
-
-
-def uv_settings(parameters, environ):
-    """(settings of uv.toml, variables, files of constraints) from the task's parameters and what pip is set up for."""
-    # Like pip, and unlike uv alone, the best version of all indexes is taken. What is taken is checked against the lock.
-    settings = {"index-strategy": "unsafe-best-match", "system-certs": True, "python-downloads": "never"}
-    if parameters["bundle"]:
-        return {**settings, "no-index": True, "find-links": [parameters["bundle"]]}, {}, []
-    pip = pip_settings(environ)
-    index = parameters["index_url"] or pip.get("index-url")
-    settings.update({"index-url": index} if index else {})
-    extra = [parameters["extra_index_url"]] if parameters["extra_index_url"] else []
-    settings["extra-index-url"] = extra + pip.get("extra-index-url", "").split()
-    settings["find-links"] = ([parameters["find_links"]] if parameters["find_links"] else []) + pip.get("find-links", "").split()
-    settings["no-index"] = pip.get("no-index", "").lower() in ("1", "true", "yes", "on") and not index
-    settings["allow-insecure-host"] = pip.get("trusted-host", "").split()
-    named = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "timeout": "UV_HTTP_TIMEOUT", "proxy": "ALL_PROXY"}
-    return settings, {named[key]: value for key, value in pip.items() if key in named and value}, pip.get("constraint", "").split()
-
-
 class Uv:
     """Calls of uv. Its settings, which may hold passwords, and its cache are in ``scratch``, which goes when the module ends."""
 
     def __init__(self, module, venv, scratch):
         self.module, self.venv = module, venv
-        settings, variables, self.constraints = uv_settings(module.params, os.environ)
+        if module.params["bundle"]:
+            settings, variables, self.constraints = uv_support.offline(module.params["bundle"]), {}, []
+        else:
+            places = {name: module.params[name] for name in ("index_url", "extra_index_url", "find_links")}
+            settings, variables, self.constraints = uv_support.online(uv_support.pip_settings(os.environ), **places)
         path = os.path.join(scratch, "uv.toml")
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        uv_support.write_settings(path, settings)
         # A cache next to the environment: files are linked from one to the other and not copied.
         own = {"TMPDIR": scratch, "UV_CACHE_DIR": os.path.join(scratch, "cache"), "UV_CONFIG_FILE": path, "NO_COLOR": "1"}
         self.environment = {**own, **variables}
@@ -285,18 +246,8 @@ class Uv:
         return self.run(what, "pip", command, "--python", os.path.join(self.venv, "bin", "python"), *words)
 
 
-def parse_pylock(text):
-    """[(name, version, {checksum: address})] of a pylock.toml that uv wrote; hosts' Pythons have no TOML parser."""
-    found = []
-    for package in text.split("[[packages]]\n")[1:]:
-        fields = dict(re.findall(r'^(name|version) = "([^"]+)"$', package, re.M))
-        wheels = re.findall(r'\{[^{}]*?(?:url|path) = "([^"]+)"[^{}]*hashes = \{[^{}]*sha256 = "([0-9a-f]{64})"', package)
-        found.append((canonical(fields["name"]), fields["version"], {sha256: address for address, sha256 in wheels}))
-    return found
-
-
 def resolve(module, uv, requirements, scratch):
-    """The packages that the requirements come to, as ``parse_pylock``; of locked ones the versions and files of the lock alone."""
+    """The packages that the requirements come to, as `parse_pylock`; of locked ones the versions and files of the lock alone."""
     locked = {}
     for entry in module.params["locked"]:
         locked.setdefault(canonical(entry["name"]), []).append(entry)
@@ -310,7 +261,7 @@ def resolve(module, uv, requirements, scratch):
     words += ["--quiet", "--only-binary", ":all:", "--generate-hashes", "--format", "pylock.toml", "-o", output]
     uv.pip(what, "compile", *words, wanted)
     with open(output) as file:
-        packages = parse_pylock(file.read())
+        packages = uv_support.parse_pylock(file.read())
     wrong, unlocked, found = [], [], []
     for name, version, wheels in packages:
         allowed = {entry["sha256"] for entry in locked.get(name, ())} or set(wheels)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import io
+import math
 import os
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from provision.base import paths
 from provision.base.errors import ProvisionError, UsageError
@@ -25,10 +28,12 @@ from provision.base.errors import ProvisionError, UsageError
 SILENCE_SECONDS = 12.0
 # A server that trickles is given up after this long for one file.
 FILE_SECONDS = 600.0
+# The same for a file on its way to the disk: PyTorch's wheel for CUDA is a gigabyte.
+LARGE_FILE_SECONDS = 3600.0
 CHUNK_BYTES = 1 << 16
 # What a killed controller left in the cache is removed when it is older than any download can be.
 LEFTOVER_SECONDS = 24 * 3600.0
-# No source archive or key is larger; an endless answer must not fill the memory.
+# No key or data set is larger; an endless answer must not fill the memory.
 LARGEST_BYTES = 512 << 20
 
 
@@ -45,20 +50,38 @@ def read(url: str, *, size: int | None = None, sha256: str | None = None) -> byt
 
     Proxies and SSL_CERT_FILE are honoured by urllib.
     """
+    content = io.BytesIO()
+    _receive(url, content, size=size, sha256=sha256, largest=LARGEST_BYTES, seconds=FILE_SECONDS)
+    return content.getvalue()
+
+
+def _receive(
+    url: str,
+    out: IO[bytes],
+    *,
+    size: int | None = None,
+    sha256: str | None,
+    largest: float,
+    seconds: float,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> None:
+    """Write what is behind ``url`` to ``out``, as `read`; it is checked when all of it is there."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise Unavailable("not an http or https address", whole_server=True)
     request = urllib.request.Request(url, headers={"User-Agent": "provision"})  # noqa: S310 (scheme checked above)
-    deadline = time.monotonic() + FILE_SECONDS
-    content = bytearray()
+    deadline = time.monotonic() + seconds
+    received, checksum = 0, hashlib.sha256()
     try:
-        with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310
+        with (opener.open if opener else urllib.request.urlopen)(request, timeout=SILENCE_SECONDS) as answer:
             while chunk := answer.read1(CHUNK_BYTES):
-                content += chunk
-                if len(content) > (LARGEST_BYTES if size is None else size):
-                    raise Unavailable(f"more than the {size or LARGEST_BYTES:,} bytes that the file has; probably an error page")
+                received += len(chunk)
+                checksum.update(chunk)
+                out.write(chunk)
+                if received > (largest if size is None else size):
+                    raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
                 if time.monotonic() > deadline:
                     of = f" of {size:,}" if size is not None else ""
-                    raise Unavailable(f"only {len(content):,}{of} bytes after {FILE_SECONDS:.0f} s", whole_server=True)
+                    raise Unavailable(f"only {received:,}{of} bytes after {seconds:.0f} s", whole_server=True)
     except urllib.error.HTTPError as error:
         raise Unavailable(f"HTTP {error.code} {error.reason}") from error
     except TimeoutError as error:
@@ -69,19 +92,24 @@ def read(url: str, *, size: int | None = None, sha256: str | None = None) -> byt
         raise Unavailable(str(error.reason), whole_server=True) from error
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}", whole_server=True) from error
-    if size is not None and len(content) != size:
-        raise Unavailable(f"truncated: {len(content):,} of {size:,} bytes")
-    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
+    if size is not None and received != size:
+        raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
+    if sha256 is not None and (found := checksum.hexdigest()) != sha256:
         raise Unavailable(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
-    return bytes(content)
 
 
 def store(path: Path, content: bytes) -> None:
     """Write ``path`` so that nobody ever sees a part of it: own temporary name, on disk, then renamed."""
+    with _stored(path) as out:
+        out.write(content)
+
+
+@contextlib.contextmanager
+def _stored(path: Path) -> Iterator[IO[bytes]]:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(content)
+            yield out
             out.flush()
             os.fsync(out.fileno())
         os.chmod(temporary, 0o644)
@@ -109,13 +137,22 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], None] = lambda _line: None) -> Path:
+def fetch(
+    url: str,
+    sha256: str,
+    *,
+    what: str,
+    hint: str,
+    say: Callable[[str], None] = lambda _line: None,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> Path:
     """The file behind ``url`` in the cache; nothing is fetched when it is there already.
 
     Args:
         sha256: what the file must have; nothing of another one is kept.
         what: how the user knows it, e.g. ``the sources of Open MPI 4.1.8``.
         hint: what they can do when it cannot be had.
+        opener: how the server is reached, where that is not what the environment says.
 
     Raises:
         ProvisionError: it cannot be had, or is not the expected one.
@@ -128,7 +165,8 @@ def fetch(url: str, sha256: str, *, what: str, hint: str, say: Callable[[str], N
         if path.exists() and digest(path) == sha256:
             return path
         say(f"fetching {what}: {url}")
-        store(path, read(url, sha256=sha256))
+        with _stored(path) as out:
+            _receive(url, out, sha256=sha256, largest=math.inf, seconds=LARGE_FILE_SECONDS, opener=opener)
     except Unavailable as error:
         raise ProvisionError(f"{what} cannot be had: {error}; nothing of it was used", where=url, hint=hint) from error
     except OSError as error:

@@ -14,9 +14,10 @@ from provision.base.errors import UsageError
 from provision.cli.help import App
 from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, also, inventory_of, passwords, requirements, url
 from provision.cli.run_options import run_options
-from provision.containers import container_engine, image_names
-from provision.image import build, folder, job, labels, render, request, store, verification
+from provision.containers import image_names
+from provision.image import build, local_images, render, run, targets, verification
 from provision.image.recipe import LABEL
+from provision.image.targets import ImageRequest
 from provision.launch.program import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
@@ -40,7 +41,7 @@ Base = Annotated[str | None, typer.Option("--base", help="Begin with this image 
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
 
 
-def subject(
+def image_request(
     hosts: ForHosts = None,
     limit: Limit = None,
     facts_file: Facts = None,
@@ -48,17 +49,17 @@ def subject(
     cuda: Cuda = None,
     cpu: Cpu = None,
     base: Base = None,
-) -> request.Subject:
-    """What the image is to be of. Raises UsageError for what contradicts itself."""
-    of_hosts = hosts is not None or facts_file is not None
-    if of_hosts and (system or cuda):
+) -> ImageRequest:
+    """What the image is for. Raises UsageError for options that exclude each other."""
+    for_hosts = hosts is not None or facts_file is not None
+    if for_hosts and (system or cuda):
         raise UsageError("HOSTS and --os or --cuda exclude each other", hint="give one of them")
     if cuda and cpu:
         raise UsageError("--cuda and --cpu exclude each other", hint="leave one of them out")
     if base is not None:
         image_names.checked(base)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
-    return request.Subject(inventory, facts_file, limit, system, cuda, cpu, base)
+    return ImageRequest(inventory, facts_file, limit, system, cuda, cpu, base)
 
 
 def _check_format(kind: str | None) -> None:
@@ -76,7 +77,7 @@ def _check_format(kind: str | None) -> None:
 
 
 @app.command("render")
-@also(subject=subject, options=requirements, passwords=passwords)
+@also(request=image_request, options=requirements, passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -86,7 +87,7 @@ def render_(
     buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
     kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
-    subject: request.Subject,
+    request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
@@ -94,28 +95,23 @@ def render_(
     _check_format(kind)
     if buildx:
         terminal.say("--buildx is deprecated: every Dockerfile is for BuildKit; leave it out")
-    if matrix and (subject.named or out is None):
+    if matrix and (not request.is_empty or out is None):
         raise UsageError(
             "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
         )
-    if matrix:
-        made = request.everything(options)
-    else:
-        with progress.make() as shown:
-            made, problems = request.targets_of(subject, options, shown, passwords)
-        model.show_problems(problems, terminal.err())
-    contexts = {each.target.name: render.context(each.target, each.engine, locked=each.locked) for each in made}
+    made = targets.plan_all(options) if matrix else _plan(request, options, passwords)
+    contexts = {each.name: render.context(each) for each in made}
     if out is None:
         for files in contexts.values():
             terminal.out().content(files["Dockerfile"].content.decode())
         return
     for name, files in contexts.items():
-        folder.write(out / name if matrix or len(contexts) > 1 else out, files)
+        render.write(out / name if matrix or len(contexts) > 1 else out, files)
     terminal.say(f"{out}: {', '.join(contexts) if len(contexts) < 5 else f'{len(contexts)} images'}")
 
 
 @app.command("build")
-@also(subject=subject, options=requirements, passwords=passwords)
+@also(request=image_request, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
@@ -123,23 +119,28 @@ def build_(
     mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Take the distribution's packages from here.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
     *,
-    subject: request.Subject,
+    request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
     wanted = build.checked_tag(tag) if tag else None
-    with progress.make() as shown:
-        made, problems = request.targets_of(subject, options, shown, passwords)
-    model.show_problems(problems, terminal.err())
+    made = _plan(request, options, passwords)
     if wanted and len(made) > 1:
         raise UsageError(f"these hosts need {len(made)} images: --tag names one", hint="leave --tag out, or choose hosts: --limit")
-    tags = [wanted or build.checked_tag(f"provision:{each.target.name}") for each in made]  # all, before the first is built
+    tags = [wanted or build.checked_tag(f"provision:{each.name}") for each in made]  # all, before the first is built
     build.check_mirror(url("--mirror", mirror), made)
     for each, called in zip(made, tags, strict=True):
         done = build.build(each, called, options, mirror=mirror, cache=not no_cache)
         terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
-        terminal.say(f"not proven yet: provision image verify {done.tag}")
+        terminal.say(f"not verified yet: provision image verify {done.tag}")
+
+
+def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str]) -> list[targets.Target]:
+    with progress.make() as shown:
+        made, problems = targets.plan_targets(request, options, shown, passwords)
+    model.show_problems(problems, terminal.err())
+    return made
 
 
 @app.command("verify")
@@ -149,7 +150,7 @@ def verify_(
     data: Data = None,
     json_: Json = False,
 ) -> None:
-    """Prove an image: doctor's checks in its containers, the engine's self-check, and the training job across them over SSH and mpirun."""
+    """Verify an image: doctor's checks in its containers, the engine's self-check, and the smoke job across them over ssh and mpirun."""
     with progress.make() as shown:
         verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:
@@ -172,9 +173,7 @@ def verify_(
 @also(options=run_options, passwords=passwords)
 def run_(
     hosts: Hosts,
-    image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows, or a file that `docker save` wrote.")
-    ],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows.")],
     limit: Limit = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Train MNIST, as `provision smoke` does.")] = False,
     epochs: Epochs = None,
@@ -183,9 +182,7 @@ def run_(
         list[str] | None,
         typer.Option("--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="A folder of the hosts in the containers, for data and results."),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the image on hosts where it was not before; without, it is taken off at the end.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the image on the hosts; without, it is removed at the end.")] = False,
     *,
     options: RunOptions,
     passwords: Mapping[str, str],
@@ -204,12 +201,12 @@ def run_(
         raise UsageError("--python: the image has its own", hint="leave it out")
     for volume in volumes or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is no folder of hosts and one of containers", hint="write it like /data:/data:ro")
+            raise UsageError(f"--volume {volume}: this is not a folder of hosts and one of containers", hint="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
     training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
-        wanted = job.Wanted(None if smoke else options, training, tuple(volumes or ()), keep)
-        ended = job.run(inventory, image, wanted, shown, passwords)
+        job = run.ContainerJob(None if smoke else options, training, tuple(volumes or ()), keep)
+        ended = run.run(inventory, image, job, shown, passwords)
     console = terminal.out()
     if ended.summary:
         console.say(ended.summary)
@@ -227,31 +224,30 @@ def manifest() -> None:
 
 @app.command("ls")
 def ls(json_: Json = False) -> None:
-    """The images that were made here: what they hold, and whether they are proven."""
-    client = container_engine.connect()
-    try:
-        found = store.listed(client)
-    finally:
-        client.close()
-    rows = [
-        {
-            "image": told.name,
-            "state": "ready" if told.ready else "not proven",
-            "of": told.labels[LABEL],
-            "Open MPI": told.of("openmpi"),
-            "NCCL": told.of("nccl") or "-",
-            "PyTorch": told.of("torch") or "-",
-            "engine": told.of("engine"),
-            "MB": f"{told.size / 1e6:.0f}",
-        }
-        for told in found
-    ]
+    """The images that were made here: their contents, and whether they are verified."""
+    with local_images.engine() as client:
+        found = local_images.list_all(client)
     if json_:
         listed = [
-            {"image": told.name, "id": told.image, "ready": told.ready, "bytes": told.size, "labels": dict(told.labels)} for told in found
+            {"image": image.name, "id": image.id, "ready": image.ready, "bytes": image.size, "labels": dict(image.labels)}
+            for image in found
         ]
         terminal.document({"schema": 1, "images": listed})
-    elif rows:
+        return
+    rows = [
+        {
+            "image": image.name,
+            "state": "ready" if image.ready else "not verified",
+            "of": image.labels[LABEL],
+            "Open MPI": image.of("openmpi"),
+            "NCCL": image.of("nccl") or "-",
+            "PyTorch": image.of("torch") or "-",
+            "engine": image.of("engine"),
+            "MB": f"{image.size / 1e6:.0f}",
+        }
+        for image in found
+    ]
+    if rows:
         terminal.out().print(terminal.table(rows))
     else:
         terminal.out().say("no image was made here yet: provision image build")
@@ -259,28 +255,25 @@ def ls(json_: Json = False) -> None:
 
 @app.command("rm")
 def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
-    """Take images off this machine; only those that provision made."""
-    client = container_engine.connect()
-    try:
+    """Remove images from this machine; only those that provision made."""
+    with local_images.engine() as client:
         for name in images:
-            store.remove(client, name)
+            local_images.remove(client, name)
             terminal.out().say(f"removed {name}")
-    finally:
-        client.close()
 
 
 @app.command("push")
 def push(
     image: Image,
-    unproven: Annotated[bool, typer.Option("--unproven", help="Push it although it was not verified.")] = False,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Push it although it is not verified.")] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", hidden=True)] = False,
 ) -> None:
     """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
-    client = container_engine.connect()
-    try:
-        digest = store.push(client, image, unproven=unproven)
-    finally:
-        client.close()
-    terminal.out().say(f"{labels.parted(image)[0]}@{digest}")
+    if unproven:
+        terminal.say("--unproven is deprecated: it is called --unverified now")
+    with local_images.engine() as client:
+        digest = local_images.push(client, image, unverified=unverified or unproven)
+    terminal.out().say(f"{local_images.split_name(image)[0]}@{digest}")
 
 
 @app.command("diff")
@@ -294,11 +287,8 @@ def diff(
 ) -> None:
     """Where hosts, by what is installed there, and an image differ."""
     inventory = inventory_of(hosts, limit)
-    client = container_engine.connect()
-    try:
-        told = store.get(client, image)
-    finally:
-        client.close()
+    with local_images.engine() as client:
+        info = local_images.get(client, image)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         try:
@@ -308,7 +298,7 @@ def diff(
     model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
     manifests = installed.manifests(found.hosts)
     held = installed.plan(inventory, {name: each for name, each in manifests.items() if each}).hosts
-    lines = store.differences({name: held.get(name) for name in found.hosts}, told)
+    lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
     for line in lines:
         terminal.out().say(line)
     absent = len(found.hosts) < len(inventory.hosts)

@@ -16,9 +16,8 @@ from provision.base.text import some
 from provision.commands.planning import index_asked, lock_before, lock_to_keep, make_plan, refuse_conflicts, upgrade
 from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
-from provision.install.bundle import using
 from provision.install.bundle.archive import unpack
-from provision.install.bundle.gather import Places, gather
+from provision.install.bundle.gather import gather
 from provision.install.installer import Sources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
@@ -55,7 +54,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            locked, options = bundle.lock, using.with_files_of(bundle, options)
+            locked, options = bundle.lock, bundle.complete(options)
         session.step = "survey"
         survey = collect.look(session, index=None if bundle else index_asked(options))
         add_problems(report, survey)
@@ -72,9 +71,9 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                 for line in upgrade(inventory, usable, plan):
                     progress.line(line)
             if bundle is not None:
-                using.refuse_incomplete(session, bundle, plan)
+                bundle.check(session, plan)
                 builds.adopt(bundle.folder / "supplies")
-                sources = replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
+                sources = replace(sources, bundle=bundle, given=bundle.complete_files(sources.given))
             if plan.hosts:
                 session.step = "install"
                 ready: dict[str, cluster_lock.Files] = {}
@@ -85,7 +84,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
                         _write_lock(inventory, plan, ready, report)
                 if options.smoke and not options.check and not report.failures:
                     session.step = "training"
-                    _add_smoke(report, session, plan, using.with_data_of(bundle, options.smoke))
+                    _add_smoke(report, session, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)
                 if options.first_step and not options.check:
                     report.notes.append(_WITHOUT_RECORD.format(step=options.first_step))
     return report
@@ -229,8 +228,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             locked = lock_to_keep(inventory, options)
             plan, sources = make_plan(inventory, survey.hosts, options, locked)
             refuse_conflicts(plan)
-            places = Places(options.index_url, options.wheels, options.apt_mirror)
-            gather(session, plan, survey.hosts, places, sources, target, locked)
+            gather(session, plan, survey.hosts, options, sources, target, locked)
             return survey
         finally:
             session.close()

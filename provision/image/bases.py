@@ -1,9 +1,8 @@
-"""What an image begins with: the distribution's own, or NVIDIA's for its CUDA. Pure: what does not exist is refused, with the nearest."""
+"""Base images: the distribution's own, or NVIDIA's for a CUDA. Pure: what does not exist is refused, with what does."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from provision import catalog
@@ -33,13 +32,26 @@ class Base:
     name: str
 
 
-def system_of(text: str) -> str:
-    """``ubuntu22.04`` → ``ubuntu 22.04``. Raises UsageError for a system that there is no image of."""
+def checked_system(text: str) -> str:
+    """``ubuntu22.04`` → ``ubuntu 22.04``. Raises UsageError for a system without a base image."""
     found = _SYSTEM.fullmatch(text.strip().lower())
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
     if system not in systems():
         raise UsageError(f"--os {text}: no image of it is known", hint="there are " + ", ".join(map(short, systems())))
     return system
+
+
+def checked_cuda(cuda: str) -> str:
+    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError where it is not a CUDA, or too new for every NCCL."""
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
+        raise UsageError(f"--cuda {cuda}: this is not a CUDA version", hint="write it like 12.4")
+    known = catalog.nccl()
+    built = {number for builds in known.wheels.builds.values() for number in builds.values()}
+    built |= {number for builds in known.repository.builds.values() for number in builds}
+    newest = max(built, key=key)
+    if key(cuda)[:2] > key(newest):
+        raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet", hint=f"the newest builds are for CUDA {newest}")
+    return cuda
 
 
 def systems() -> list[str]:
@@ -59,126 +71,69 @@ def cudas(system: str) -> list[str]:
     return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
 
 
-def asked(cuda: str) -> str:
-    """``--cuda`` as it was given, if it can be meant: ``12.4`` or ``12.4.1``. Raises UsageError."""
-    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
-        raise UsageError(f"--cuda {cuda}: this is no CUDA", hint="write it like 12.4")
-    known = catalog.nccl()
-    built = {number for builds in known.wheels.builds.values() for number in builds.values()}
-    built |= {number for builds in known.repository.builds.values() for number in builds}
-    newest = max(built, key=key)
-    if key(cuda)[:2] > key(newest):
-        raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet; the newest builds are for CUDA {newest}", hint=_nearest(cuda, None))
-    return cuda
-
-
-def for_cuda(system: str, cuda: str) -> str:
+def release_of(system: str, cuda: str) -> str:
     """The full number of the image for this CUDA, ``12.4`` → ``12.4.1``. Raises UsageError, with what exists, where there is none."""
-    there = cudas(system)
-    fitting = [each for each in there if each == cuda or minor(each) == cuda]
-    if fitting:
-        return fitting[-1]
-    instead = [each for each in there if minor(each) == minor(cuda)]
-    if instead:
-        raise UsageError(f"--cuda {cuda}: that image does not exist, or no longer; there is {instead[-1]}", hint=f"--cuda {minor(cuda)}")
-    raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_nearest(cuda, system))
+    fitting = [each for each in cudas(system) if cuda in (each, minor(each))]
+    if not fitting:
+        raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_what_exists(system, cuda))
+    return fitting[-1]
 
 
 def newest_system(cuda: str) -> str:
-    """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none of any."""
+    """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none."""
     having = [system for system in systems() if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system))]
     if not having:
-        raise UsageError(f"--cuda {cuda}: there is no image for it", hint=_nearest(cuda, None))
-    return max(having, key=key_of)
+        every = sorted({minor(each) for system in systems() for each in cudas(system)}, key=key)
+        raise UsageError(f"--cuda {cuda}: there is no image for it", hint=f"there are images for CUDA {', '.join(every)}")
+    return max(having, key=lambda system: key(system.split()[1]))
 
 
-def key_of(system: str) -> tuple[int, ...]:
-    """For sorting: the release's number."""
-    return key(system.split()[1])
-
-
-def base(kind: Machine, *, cuda: str | None = None, given: str | None = None) -> Base:
+def base(kind: Machine, *, cuda: str | None = None, own: str | None = None) -> Base:
     """What an image for this kind of host begins with.
 
     Args:
         cuda: the CUDA that was asked for; without, the newest that the host's driver runs natively.
-        given: an image of the user's own, which takes the place of the catalogue's.
+        own: an image of the user's, which replaces the catalogue's.
 
     Raises:
-        UsageError: there is none; it names the nearest that exists.
+        UsageError: there is none; the hint says what exists.
     """
     system = _system(kind)
-    if kind.cuda is None:
-        name, full = short(system), None
-    else:
-        full = _full(system, kind.cuda, cuda, given)
-        name = f"{short(system)}-cuda{minor(full or kind.cuda)}"
-    if given is not None:
-        return Base(given, system, full, name)
+    full = None if kind.cuda is None or own is not None else _release(system, kind.cuda, cuda)
+    name = short(system) + (f"-cuda{minor(full or kind.cuda)}" if kind.cuda is not None else "")
+    if own is not None:
+        return Base(own, system, full, name)
     if full is None:
         return Base(catalog.images().distributions.images[system], system, None, name)
     known = catalog.cuda_images()
-    tag = known.tag.format(cuda=full, flavour=FLAVOUR, system=_in_tags(system))
+    tag = known.tag.format(cuda=full, flavour=FLAVOUR, system=short(system).replace("rocky", "rockylinux"))
     digest = known.digests.sha256.get(tag) if kind.arch == "x86_64" else None
     place = known.registries[0].removeprefix("docker.io/")
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
 
-def _full(system: str, driver: str, cuda: str | None, given: str | None) -> str | None:
-    if given is not None:
-        return None
+def _release(system: str, driver: str, cuda: str | None) -> str:
     if cuda is not None:
-        return for_cuda(system, cuda)
+        return release_of(system, cuda)
     fitting = [each for each in cudas(system) if key(minor(each)) <= key(driver)]
     if not fitting:
         what = f"there is no CUDA image of {system} for its driver's CUDA {driver}"
-        raise UsageError(what, hint=f"{_nearest(driver, system)}; or name an image of yours: --base IMAGE")
+        raise UsageError(what, hint=f"{_what_exists(system, driver)}; or name an image of yours: --base IMAGE")
     return fitting[-1]
 
 
 def _system(kind: Machine) -> str:
     known = catalog.images()
     name = known.alike.get(kind.os_id, kind.os_id)
-    candidates = (f"{name} {kind.os_version}", f"{name} {kind.os_version.split('.')[0]}")
-    for system in candidates:
+    for system in (f"{name} {kind.os_version}", f"{name} {kind.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
     raise UsageError(f"there is no image of {kind.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
 
 
-def _in_tags(system: str) -> str:
-    """As NVIDIA's tags call it."""
-    return short(system).replace("rocky", "rockylinux")
-
-
-def _nearest(cuda: str, system: str | None) -> str:
-    """The nearest that exists: of the same system, another CUDA; and other systems with this CUDA."""
-    ways = []
-    if system is not None and cudas(system):
-        ways.append(f"--os {short(system)} --cuda {minor(_closest(cuda, cudas(system)))}")
-    others = [each for each in systems() if each != system and minor(cuda) in map(minor, cudas(each))]
-    if not others and not ways:
-        every = {number for each in systems() for number in cudas(each)}
-        return f"the nearest that exists: --cuda {minor(_closest(cuda, every))}"
-    if others:
-        ways.append(f"--os {short(_alike(others, system))} --cuda {minor(cuda)}")
-    return "the nearest that exists: " + "  or  ".join(ways)
-
-
-def _alike(others: Collection[str], system: str | None) -> str:
-    """Of these systems the one that is most like this: the same distribution, else the newest Ubuntu."""
-    name = (system or "ubuntu").split()[0]
-    same = [each for each in others if each.split()[0] == name]
-    return max(same or others, key=lambda each: (each.startswith("ubuntu"), key_of(each)))
-
-
-def _closest(cuda: str, there: Iterable[str]) -> str:
-    """The one whose number is nearest: of the same major where there is one, else of the nearest major the one on this side."""
-    major, number = key(cuda)[:2]
-
-    def distance(each: str) -> tuple[int, int]:
-        its_major, its_number = key(each)[:2]
-        apart = abs(its_number - number) if its_major == major else -its_number if its_major < major else its_number
-        return abs(its_major - major), apart
-
-    return min(sorted(there, key=key), key=distance)
+def _what_exists(system: str, cuda: str) -> str:
+    """The CUDAs of a system, and the systems that have this CUDA."""
+    ways = [f"{short(system)} has CUDA {', '.join(cudas(system))}"] if cudas(system) else []
+    others = [short(each) for each in systems() if minor(cuda) in map(minor, cudas(each))]
+    ways += [f"CUDA {minor(cuda)} is in images of {', '.join(others)}"] if others else []
+    return "; ".join(ways) or "take another system: --os"

@@ -1,14 +1,12 @@
-"""Builds an image with BuildKit, by the docker command; certificates, proxies and mirrors of this machine are secrets of its steps.
+"""Building an image with BuildKit, by the docker command; certificates, proxies and mirrors of this machine are secrets of its steps.
 
-Python packages are fetched here, with this machine's settings of pip, and no step asks an index. An image gets its name when all of it is
-there: what fails or is interrupted leaves nothing but the engine's cache, which the next build goes on from.
+Python packages are fetched here, with this machine's pip settings, and no step asks an index. An image gets its name when all of it is
+there: what fails or is interrupted leaves nothing but the engine's cache, with which the next build continues.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
 import signal
@@ -17,32 +15,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import urlsplit
 
 import docker.errors
 from docker import DockerClient
 
 from provision import catalog
-from provision.base import aptsources, downloads, paths, signals
+from provision.base import aptsources, paths, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.containers import container_engine, controller_settings, image_names
 from provision.containers.controller_settings import Settings
 from provision.diagnosis.logs.explanation import explain
-from provision.image import labels
+from provision.image import local_images, render
 from provision.image.output import BuildOutput
 from provision.image.recipe import recipe
-from provision.image.render import File, context
-from provision.image.request import Asked
-from provision.install import artifacts
-from provision.install.bundle import wheels
+from provision.image.targets import Locked, Target
+from provision.install import artifacts, wheels
 from provision.plan.options import Options
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
-_SUMS = "sha256.json"  # next to wheels that are kept
 _LAST = 12  # lines of an error
 _END_S = 30.0  # until a build that is interrupted has ended its steps
 
@@ -58,7 +53,7 @@ class Built:
     log: Path
 
 
-def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None, cache: bool = True) -> Built:
+def build(target: Target, tag: str, options: Options, *, mirror: str | None = None, cache: bool = True) -> Built:
     """Build one image and name it ``tag``.
 
     Args:
@@ -70,36 +65,33 @@ def build(asked: Asked, tag: str, options: Options, *, mirror: str | None = None
     """
     began = time.monotonic()
     settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
-    host = asked.target.host
-    artifacts.torch_wheel(host, options.wheels)  # of the user's: it must be at hand
-    client = container_engine.connect()
+    artifacts.torch_wheel(target.host, options.wheels)  # the user's must be there
     named = False
     try:
-        command = buildkit()
-        _refuse_other_processor(client, host.arch)
         with (
+            local_images.engine() as client,
             signals.also_when_ended(),
             container_engine.explained(f"building {tag}"),
-            _log(asked.target.name) as (log, path),
+            _log(target.name) as (log, path),
             BuildOutput(log) as output,
             _work_folder() as work,
         ):
-            _have_base(client, asked.target.base.reference, output)
+            command = buildkit()
+            _refuse_other_processor(client, target.host.arch)
+            pull_base(client, target.base.reference, output)
             folder = work / "context"
-            fetched = _fetch(asked, options, folder, output, cache=cache)
-            _write(folder, context(asked.target, asked.engine, locked=fetched, fetched=True))
-            words, environment = _reach(settings, asked, mirror, work)
+            locked = _fetch_wheels(target, options, folder, output)
+            render.write_files(folder, render.context(replace(target, locked=locked), fetched=True))
+            words, environment = _access(settings, target, mirror, work)
             words += [] if cache else ["--no-cache"]
             image = _run([*command, *words], environment, folder, output, path)
             with signals.held_back():
-                client.images.get(image).tag(*labels.parted(tag))
+                client.images.get(image).tag(*local_images.split_name(tag))
                 named = True
             size = int(client.images.get(image).attrs["Size"])
     except KeyboardInterrupt:
         what = f"interrupted after the build: {tag} is there" if named else "interrupted; no image was named, and no step runs any more"
-        raise ProvisionError(what, hint="run the same command again: it goes on from the cache") from None
-    finally:
-        client.close()
+        raise ProvisionError(what, hint="run the same command again: it continues from the cache") from None
     return Built(tag, image, size, time.monotonic() - began, path)
 
 
@@ -118,9 +110,9 @@ def buildkit() -> list[str]:
     raise ProvisionError(what, hint="install Docker's buildx plugin (docker-buildx-plugin), or on Debian and Ubuntu the package docker.io")
 
 
-def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
+def check_mirror(mirror: str | None, targets: Sequence[Target]) -> None:
     """Raise UsageError where a mirror is named for a distribution whose packages do not go through it."""
-    others = [each.target.name for each in made if each.target.host.family != "debian"]
+    others = [each.name for each in targets if each.host.family != "debian"]
     if mirror is not None and others:
         what = "--mirror: only Debian's and Ubuntu's packages can be taken from a mirror"
         raise UsageError(what, where=", ".join(others), hint="leave it out, and begin with an image that names your mirror: --base IMAGE")
@@ -129,11 +121,11 @@ def check_mirror(mirror: str | None, made: Sequence[Asked]) -> None:
 def checked_tag(tag: str) -> str:
     """A name for an image, ``NAME:TAG`` (``:latest`` where there is none). Raises UsageError."""
     if "@" in tag:
-        raise UsageError(f"'{tag}': an image that is made now cannot be named by a digest.", hint="Name it like mine:1.")
+        raise UsageError(f"'{tag}': a new image cannot be named by a digest.", hint="Name it like mine:1.")
     return image_names.checked(tag)
 
 
-def _have_base(client: DockerClient, reference: str, output: BuildOutput) -> None:
+def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None:
     """Pull the base unless the engine has it. Raises ProvisionError where it is unavailable."""
     with contextlib.suppress(docker.errors.ImageNotFound):
         client.images.get(reference)
@@ -160,42 +152,18 @@ def _refuse_other_processor(client: DockerClient, arch: str) -> None:
         raise ProvisionError(what, hint="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
 
 
-# --- Python packages ----------------------------------------------------------------------------------------------------------------
-
-
-def _fetch(asked: Asked, options: Options, context: Path, output: BuildOutput, *, cache: bool) -> dict[str, list[dict[str, str]]]:
-    """Put the wheels of every environment into the context; returns their names, versions and checksums, as `context` takes them."""
-    made = recipe(asked.target, asked.engine)
-    host = made.host
-    libc = catalog.images().distributions.libc[asked.target.base.system]
-    target = wheels.Target(made.python, host.arch, libc)
-    indexes = {"PIP_INDEX_URL": options.index_url} if options.index_url else {}
-    indexes |= {"PIP_EXTRA_INDEX_URL": made.torch_index} if made.torch_index else {}
-    found = {}
+def _fetch_wheels(target: Target, options: Options, context: Path, output: BuildOutput) -> Locked:
+    """Put the wheels of every environment into the context; returns their names, versions and checksums."""
+    made = recipe(target)
+    platform = wheels.Platform(made.python, target.host.arch, catalog.images().distributions.libc[target.base.system])
+    indexes = wheels.Indexes(options.index_url, made.torch_index, options.wheels)
+    locked = {}
     for environment, pins in made.environments.items():
-        locked = asked.locked.get(environment, [])
-        place = context / "python" / environment
-        place.mkdir(parents=True)
-        # What the user's folder holds may change under the same name.
-        kept = _kept_wheels([pins, vars(target), sorted(indexes.items()), locked]) if options.wheels is None else None
-        if kept is None or not cache or not _is_whole(kept):
-            with tempfile.TemporaryDirectory(dir=context.parent, prefix="wheels-") as name:
-                fresh = Path(name) / "fresh"
-                wheels.bring(pins, target, fresh, locked, indexes=indexes, find_links=options.wheels, say=output.remark)
-                sums = {wheel.name: downloads.digest(wheel) for wheel in fresh.glob("*.whl")}
-                (fresh / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
-                for wheel in fresh.glob("*.whl"):
-                    _place(wheel, place)
-                if kept is not None:
-                    shutil.rmtree(kept, ignore_errors=True)
-                    with contextlib.suppress(OSError):  # another build was faster
-                        fresh.rename(kept)
-        else:
-            for wheel in kept.glob("*.whl"):
-                _place(wheel, place)
-        found[environment] = [_entry(wheel) for wheel in sorted(place.glob("*.whl"))]
-    _place(artifacts.uv_wheel(host.arch, options.index_url, output.remark), context / "python/build")
-    return found
+        folder, before = context / "python" / environment, target.locked.get(environment, [])
+        locked[environment] = list(map(vars, wheels.gather(pins, platform, folder, indexes, before, say=output.remark)))
+    uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, output.remark)
+    shutil.copyfile(uv_wheel, context / "python/build" / uv_wheel.name)
+    return locked
 
 
 @contextlib.contextmanager
@@ -214,65 +182,36 @@ def _work_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept_wheels(depends: Any) -> Path:
-    """Where the wheels of an environment are kept for the next build. Of an index's address, which may hold a password, its checksum."""
-    folder = paths.cache() / "wheels"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
+# --- how steps reach the distribution's packages ----------------------------------------------------------------------------------------
 
 
-def _is_whole(kept: Path) -> bool:
-    """Whether the wheels that were kept are those that were fetched, and compared with the lock, byte for byte."""
-    try:
-        sums = json.loads((kept / _SUMS).read_text(encoding="utf-8"))
-        return bool({wheel.name: downloads.digest(wheel) for wheel in kept.glob("*.whl")} == sums)
-    except (OSError, ValueError):
-        return False
-
-
-def _place(wheel: Path, folder: Path) -> Path:
-    try:
-        os.link(wheel, folder / wheel.name)
-    except OSError:  # another file system
-        shutil.copyfile(wheel, folder / wheel.name)
-    return folder / wheel.name
-
-
-def _entry(wheel: Path) -> dict[str, str]:
-    name, version = wheel.name.split("-")[:2]
-    return {"name": name.replace("_", "-").lower(), "version": version, "sha256": downloads.digest(wheel)}
-
-
-# --- how the steps reach the distribution's packages ------------------------------------------------------------------------------------
-
-
-def _reach(settings: Settings, asked: Asked, mirror: str | None, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """(options of `docker build`, its environment): proxies, and for apt its options, its sources and whom it trusts.
+def _access(settings: Settings, target: Target, mirror: str | None, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """(options of `docker build`, its environment) by which steps reach packages: proxies, and apt's options, sources and certificates.
 
     All of it may hold passwords. It goes into the environment and files that only this user reads, and into no layer.
     """
     proxies = {name: value for name in _PROXIES if (value := (settings.proxies or {}).get(name))}
     words = [word for name in proxies for spelt in (name, name.upper()) for word in ("--build-arg", spelt)]
     environment = {**_environment(), **{spelt: value for name, value in proxies.items() for spelt in (name, name.upper())}}
-    sources = _sources(settings, asked, mirror)
-    if asked.target.host.family == "debian":
-        for name, content in _apt(settings, asked, sources).items():
+    sources = _sources(settings, target, mirror)
+    if target.host.family == "debian":
+        for name, content in _apt(settings, target, sources).items():
             path = folder / name
             path.touch(mode=0o600)
             path.write_text(content, encoding="utf-8")
             words += ["--secret", f"id={name},src={path}"]
     places = [*(value for name, value in proxies.items() if name != "no_proxy"), *(settings.apt or {}).values(), *sources.split()]
     if any(_is_loopback(place) for place in places):
-        words += ["--network", "host"]  # what listens on this machine's loopback is not reached from a network of the step's own
+        words += ["--network", "host"]  # a step's own network does not reach this machine's loopback address
     return words, environment
 
 
-def _apt(settings: Settings, asked: Asked, sources: str) -> dict[str, str]:
+def _apt(settings: Settings, target: Target, sources: str) -> dict[str, str]:
     """Secret → its text: apt's options, and the files that they name."""
     options, files = controller_settings.apt_conf(settings), {}
     if sources:
         options += 'Dir::Etc::sourcelist "/run/secrets/sources";\n'
-        nccl = asked.target.host.nccl
+        nccl = target.host.nccl
         if nccl is None or nccl.source == "wheel":  # else NVIDIA's repository is among the base's own
             options += 'Dir::Etc::sourceparts "/dev/null";\n'
         files["sources"] = sources
@@ -282,9 +221,9 @@ def _apt(settings: Settings, asked: Asked, sources: str) -> dict[str, str]:
     return {"apt": options, **files}
 
 
-def _sources(settings: Settings, asked: Asked, mirror: str | None) -> str:
+def _sources(settings: Settings, target: Target, mirror: str | None) -> str:
     """The text of ``sources.list`` for the base; empty where it keeps its own."""
-    distribution, version = asked.target.base.system.split()
+    distribution, version = target.base.system.split()
     place = aptsources.mirror_at(mirror, distribution) if mirror else settings.mirror if settings.distribution == distribution else None
     codename = catalog.os().distributions[distribution].codenames.get(version)
     return aptsources.sources_list(place, codename) if place and codename else ""
@@ -320,11 +259,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, o
         errors="replace",
         start_new_session=True,
     )
-    said: list[str] = []
+    last: list[str] = []
     try:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         for line in process.stdout:
-            said = [*said[-_LAST:], line.rstrip()]
+            last = [*last[-_LAST:], line.rstrip()]
             output.note(line.rstrip())
         code = process.wait()
     except BaseException:
@@ -332,7 +271,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, o
             _end(process)
         raise
     if code != 0 or not names.exists():
-        raise _failure(said, output, log)
+        raise failure(last, output, log)
     return names.read_text(encoding="utf-8").strip()
 
 
@@ -346,25 +285,15 @@ def _end(process: subprocess.Popen[str]) -> None:
             return
 
 
-def _failure(said: Sequence[str], output: BuildOutput, log: Path) -> ProvisionError:
-    lines = (output.tail(output.failed) if output.failed else []) or list(said)
-    text = "\n".join([*lines, *said])
+def failure(last: Sequence[str], output: BuildOutput, log: Path) -> ProvisionError:
+    lines = (output.tail(output.failed) if output.failed else []) or list(last)
+    text = "\n".join([*lines, *last])
     if "no space left on device" in text.lower():
         return container_engine.explain(docker.errors.APIError("no space left on device"), output.step)
     known = explain(text, output.failed)
     advice = f"{known.title}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
     what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"
     return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", hint=advice)
-
-
-def _write(folder: Path, files: Mapping[str, File]) -> None:
-    for path, file in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.content)
-        target.chmod(0o755 if file.executable else 0o644)
-    for place in filter(Path.is_dir, folder.rglob("*")):
-        place.chmod(0o755)  # BuildKit gives the image's folders the modes of these
 
 
 @contextlib.contextmanager

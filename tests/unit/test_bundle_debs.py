@@ -68,7 +68,7 @@ def seen(*installed: str, **lists: str) -> str:
 @pytest.fixture
 def bring(tmp_path: Path) -> Callable[..., list[str]]:
     def call(package: str, said: str, release: debs.Release = BOOKWORM) -> list[str]:
-        return debs.Apt("x86_64", said, tmp_path / "work", release).bring([package], tmp_path / "out")
+        return debs.Apt("x86_64", said, tmp_path / "work", release).download([package], tmp_path / "out")
 
     return call
 
@@ -111,7 +111,7 @@ def test_a_list_of_mirrors_is_read_where_it_lies_here(bring: Callable[..., list[
     root = tmp_path / "host"
     (root / "etc/apt/sources.list.d").mkdir(parents=True)
     (root / "etc/apt/sources.list.d/debian.sources").write_text(cloud)
-    debs._lay_out(root, BOOKWORM)
+    debs.adapt_lists(root, BOOKWORM)
     laid = (root / "etc/apt/sources.list.d/debian.sources").read_text()
     assert f"URIs: mirror+file://{root}/etc/apt/mirrors/debian.list\n" in laid
 
@@ -120,8 +120,8 @@ def test_what_the_host_has_from_an_earlier_run_comes_too_and_what_it_has_besides
     archive(tmp_path / "debian", "pvlib", "1.0")
     archive(tmp_path / "debian", "pvapp", "1.0", needs="pvlib")
     apt = debs.Apt("x86_64", seen("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
-    assert apt.bring(["pvapp"], tmp_path / "out") == ["pvapp_1.0_all.deb"]
-    assert apt.rely_on(["pvapp"]) == ["pvapp", "pvlib"]
+    assert apt.download(["pvapp"], tmp_path / "out") == ["pvapp_1.0_all.deb"]
+    assert apt.installed_dependencies(["pvapp"]) == ["pvapp", "pvlib"]
 
 
 def test_a_host_changes_nothing_that_another_one_gets(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_a_host_changes_nothing_that_another_one_gets(tmp_path: Path) -> None:
             sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages\n"
             release.write_text(release.read_text().partition("SHA256:\n")[0] + "SHA256:\n" + sums)
         said.append(seen(own=f"deb [trusted=yes] file://{tmp_path}/{number}/debian bookworm main\n"))
-    names += debs.Apt("x86_64", said[0], tmp_path / "one", BOOKWORM).bring(["pvdemo"], tmp_path / "out")
+    names += debs.Apt("x86_64", said[0], tmp_path / "one", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     first = (tmp_path / "out" / names[0]).read_bytes()
     with pytest.raises(ProvisionError, match=r"another pvdemo_1\.0_all\.deb than those of a host before it"):
-        debs.Apt("x86_64", said[1], tmp_path / "two", BOOKWORM).bring(["pvdemo"], tmp_path / "out")
+        debs.Apt("x86_64", said[1], tmp_path / "two", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     assert (tmp_path / "out" / names[0]).read_bytes() == first
 
 

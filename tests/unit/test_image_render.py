@@ -23,9 +23,9 @@ from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
-from provision.image import folder, recipe, render, request, targets
+from provision.image import recipe, render, targets
 from provision.image.render import File
-from provision.image.targets import Target
+from provision.image.targets import ImageRequest, Target
 from provision.install.installer import build_packages
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
@@ -51,18 +51,23 @@ LOOKED_AT = {
 }
 
 
-def dockerfile(target: Target, **options: Any) -> str:
-    return render.context(target, ENGINE, **options)["Dockerfile"].content.decode()
+def of_system(system: str, cuda: str | None, requirements: Requirements = REQUIREMENTS) -> Target:
+    return targets.of_system(system, cuda, requirements, ENGINE)
+
+
+def dockerfile(target: Target, *, fetched: bool = False) -> str:
+    target = replace(target, locked=LOCKED) if fetched else target
+    return render.context(target, fetched=fetched)["Dockerfile"].content.decode()
 
 
 def golden() -> dict[str, str]:
     """One of each kind: both families, oldest and newest, NCCL as wheel, deb and rpm, and as `build` makes it."""
-    made = {name: dockerfile(targets.of_system(system, cuda, REQUIREMENTS)) for name, (system, cuda) in LOOKED_AT.items()}
+    made = {name: dockerfile(of_system(system, cuda)) for name, (system, cuda) in LOOKED_AT.items()}
     for system in ("ubuntu 22.04", "rocky 9"):
-        target = targets.of_system(system, "12.4", FROM_THE_REPOSITORY)
+        target = of_system(system, "12.4", FROM_THE_REPOSITORY)
         made[f"{target.name}-nccl-package"] = dockerfile(target)
-    made["rocky8"] = dockerfile(targets.of_system("rocky 8", None, REQUIREMENTS))
-    made["debian12-fetched"] = dockerfile(targets.of_system("debian 12", None, REQUIREMENTS), locked=LOCKED, fetched=True)
+    made["rocky8"] = dockerfile(of_system("rocky 8", None))
+    made["debian12-fetched"] = dockerfile(of_system("debian 12", None), fetched=True)
     return made
 
 
@@ -73,12 +78,12 @@ def every() -> dict[str, tuple[Target, str]]:
     for system, cuda in targets.matrix():
         for nccl, requirements in (("", REQUIREMENTS), ("-nccl-package", FROM_THE_REPOSITORY)):
             try:
-                target = targets.of_system(system, cuda, requirements)
+                target = of_system(system, cuda, requirements)
             except ProvisionError:
                 assert nccl, f"{system}, CUDA {cuda}: no plan fits"  # NVIDIA has no packages of this version for some
                 continue
-            for how, options in (("", {}), ("-fetched", {"locked": LOCKED, "fetched": True})):
-                made[f"{target.name}{nccl}{how}"] = (target, dockerfile(target, **options))
+            for suffix, fetched in (("", False), ("-fetched", True)):
+                made[f"{target.name}{nccl}{suffix}"] = (target, dockerfile(target, fetched=fetched))
     return made
 
 
@@ -155,7 +160,7 @@ def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None
 
 def test_what_builds_stays_out_of_the_finished_image() -> None:
     for system in ("debian 12", "ubuntu 22.04", "rocky 9"):
-        files = render.context(targets.of_system(system, None, REQUIREMENTS), ENGINE)
+        files = render.context(of_system(system, None))
         text = files["Dockerfile"].content.decode()
         stages = {part.split("\n")[0].rpartition(" AS ")[2]: part for part in text.split("\nFROM ")[1:-1]}
         finished = stages["system"] + text.rpartition("\nFROM ")[2] + str(files.get("packages/system.txt", ""))
@@ -170,13 +175,13 @@ def test_what_builds_stays_out_of_the_finished_image() -> None:
 def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     plan, sources = planning.make_plan(inventory, known, Options())
-    made = {target.hosts: target for target in targets.of_hosts(plan, known)}
+    made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine)}
     gpu = made[("gpu1",)]
     host = plan.hosts["gpu1"]
     assert (gpu.host.nccl, gpu.host.torch, gpu.host.openmpi, gpu.host.numpy) == (host.nccl, host.torch, host.openmpi, host.numpy)
     assert gpu.name == "ubuntu22.04-cuda12.2"  # the newest image that its driver runs
     assert made[("node1",)].base.reference == "ubuntu:22.04"
-    text = render.context(gpu, sources.engine)["Dockerfile"].content.decode()
+    text = render.context(gpu)["Dockerfile"].content.decode()
     assert host.nccl is not None
     assert f'"{host.nccl.package}"' in text
     assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
@@ -187,9 +192,9 @@ def test_nccl_from_source_is_for_hosts_alone() -> None:
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
     plan, sources = planning.make_plan(inventory, known, Options(nccl_source="source"))
-    made = {target.hosts: target for target in targets.of_hosts(plan, known)}
-    with pytest.raises(UsageError, match="an image with NCCL from source cannot be made yet"):
-        render.context(made[("gpu1",)], sources.engine)
+    made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine)}
+    with pytest.raises(UsageError, match="NCCL from source is not available in images"):
+        render.context(made[("gpu1",)])
 
 
 def test_hosts_of_one_kind_share_an_image() -> None:
@@ -197,7 +202,7 @@ def test_hosts_of_one_kind_share_an_image() -> None:
     twice = {**known, "gpu2": changed(known["gpu1"], hostname="gpu2")}
     plan, _sources = planning.make_plan(inventory, known, Options())
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
-    assert [target.hosts for target in targets.of_hosts(plan, twice)] == [("node1",), ("gpu1", "gpu2")]
+    assert [target.hosts for target in targets.of_hosts(plan, twice, ENGINE)] == [("node1",), ("gpu1", "gpu2")]
 
 
 def test_uv_takes_the_wheels_of_a_lock() -> None:
@@ -209,8 +214,8 @@ def test_uv_takes_the_wheels_of_a_lock() -> None:
         ],
         "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
     }
-    target = targets.of_system("ubuntu 22.04", "12.4", replace(REQUIREMENTS, nccl_source="wheel"))
-    files = render.context(target, ENGINE, locked=locked)
+    target = of_system("ubuntu 22.04", "12.4", replace(REQUIREMENTS, nccl_source="wheel"))
+    files = render.context(replace(target, locked=locked))
     constraints = {path: file.content.decode() for path, file in files.items() if path.endswith("constraints.txt")}
     assert constraints == {
         "python/build/constraints.txt": "",
@@ -236,7 +241,7 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
     for wrong in (None, "pvdemo-part", "pvdemo-app"):
         entries = [{"name": name, "version": "1.0", "sha256": "0" * 64 if name == wrong else known} for name, known in sums.items()]
-        files = render.context(targets.of_system("debian 12", None, REQUIREMENTS), ENGINE, locked={"venv": entries}, fetched=True)
+        files = render.context(replace(of_system("debian 12", None), locked={"venv": entries}), fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
         (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())
         words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
@@ -247,14 +252,14 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
-    files = render.context(targets.of_system("debian 12", None, REQUIREMENTS), ENGINE)
+    files = render.context(of_system("debian 12", None))
     said = json.loads(files["files/opt/provision/manifest.json"].content)
     assert said["schema"] == 2
     assert targets.HostPlan.from_dict(said["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
 
 
 def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
-    text = dockerfile(targets.of_system("ubuntu 22.04", "12.4", FROM_THE_REPOSITORY))
+    text = dockerfile(of_system("ubuntu 22.04", "12.4", FROM_THE_REPOSITORY))
     assert '"libnccl2=2.21.5-1+cuda12.4"' in text
     assert "apt-mark hold libnccl2" in text
     assert "libnccl-dev" not in text
@@ -264,9 +269,9 @@ def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
 
 
 def test_a_folder_is_written_again_and_what_is_no_longer_needed_goes(tmp_path: Path) -> None:
-    folder.write(tmp_path / "new", {"a": File(b"1"), "b/c": File(b"2", executable=True)})
+    render.write(tmp_path / "new", {"a": File(b"1"), "b/c": File(b"2", executable=True)})
     assert (tmp_path / "new/b/c").stat().st_mode & 0o111
-    folder.write(tmp_path / "new", {"a": File(b"3")})
+    render.write(tmp_path / "new", {"a": File(b"3")})
     assert (tmp_path / "new/a").read_bytes() == b"3"
     assert not (tmp_path / "new/b/c").exists()
 
@@ -274,15 +279,15 @@ def test_a_folder_is_written_again_and_what_is_no_longer_needed_goes(tmp_path: P
 def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
-        folder.write(tmp_path, {"a": File(b"1")})
+        render.write(tmp_path, {"a": File(b"1")})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
 
 
 def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
     options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
-    (asked,), _ = request.targets_of(request.Subject(cpu=True), options, nobody, {})
-    files = render.context(asked.target, asked.engine)
+    (target,), _ = targets.plan_targets(ImageRequest(cpu=True), options, nobody, {})
+    files = render.context(target)
     assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
     assert any(b"https://index.example/cpu" in file.content for file in files.values())
 
@@ -296,46 +301,43 @@ def test_nccl_never_goes_where_pytorchs_own_is(every: dict[str, tuple[Target, st
 
 
 def test_a_file_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) -> None:
-    folder.write(tmp_path, {"Dockerfile": File(b"FROM x")})
+    render.write(tmp_path, {"Dockerfile": File(b"FROM x")})
     (tmp_path / "Dockerfile").write_text("FROM mine")
     with pytest.raises(UsageError, match="changed since: Dockerfile"):
-        folder.write(tmp_path, {"Dockerfile": File(b"FROM y")})
+        render.write(tmp_path, {"Dockerfile": File(b"FROM y")})
 
 
 def test_a_record_that_was_tampered_with_removes_nothing_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    folder.write(tmp_path / "out", {"a": File(b"1")})
+    render.write(tmp_path / "out", {"a": File(b"1")})
     (tmp_path / "out" / render.RECORD).write_text(json.dumps({"../mine": "x", str(tmp_path / "mine"): "y"}))
     (tmp_path / "out/a").unlink()
-    folder.write(tmp_path / "out", {"a": File(b"2")})
+    render.write(tmp_path / "out", {"a": File(b"2")})
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_folder_whose_writing_was_cut_off_is_still_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.write(tmp_path, {"a": File(b"1"), "b": File(b"1"), "old": File(b"1")})
-    store, left = folder.downloads.store, 2
+    render.write(tmp_path, {"a": File(b"1"), "b": File(b"1"), "old": File(b"1")})
+    store = render.downloads.store
 
     def cut_off(path: Path, content: bytes) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        if path.name == "b":
             raise KeyboardInterrupt
         store(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.downloads, "store", cut_off)
+        patch.setattr(render.downloads, "store", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            folder.write(tmp_path, {"a": File(b"2"), "b": File(b"2")})
-    assert ((tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()) == (b"2", b"1")
-    folder.write(tmp_path, {"a": File(b"3"), "b": File(b"3")})
+            render.write(tmp_path, {"a": File(b"2"), "b": File(b"2")})
+    render.write(tmp_path, {"a": File(b"3"), "b": File(b"3")})
     assert sorted(path.name for path in tmp_path.iterdir()) == [render.RECORD, "a", "b"]
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UsageError, match="-o DIR"):
-            folder.write(place, {"a": File(b"1")})
+            render.write(place, {"a": File(b"1")})
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -15,14 +13,14 @@ import pytest
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import main
-from provision.image import build, folder, labels, recipe, store, targets
+from provision.image import build, local_images, recipe, render, targets
 from provision.image.output import BuildOutput
 from provision.image.render import File
 from provision.plan.requirements import Requirements
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
-TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
-LABELS = recipe.recipe(TARGET, ENGINE).labels
+TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)
+LABELS = recipe.recipe(TARGET).labels
 
 
 def attributes(layers: list[str], **more: str) -> dict[str, Any]:
@@ -30,24 +28,24 @@ def attributes(layers: list[str], **more: str) -> dict[str, Any]:
 
 
 def test_ready_means_that_these_very_layers_were_run() -> None:
-    proven = {labels.VERIFIED_LAYERS: labels.layers(attributes(["a", "b"]))}
-    assert labels.read("mine:1", attributes(["a", "b"], **proven)).ready
-    assert not labels.read("mine:1", attributes(["a", "b"])).ready
-    assert not labels.read("derived:1", attributes(["a", "b", "c"], **proven)).ready
+    proven = {local_images.VERIFIED_LAYERS: local_images.layers_digest(attributes(["a", "b"]))}
+    assert local_images.info("mine:1", attributes(["a", "b"], **proven)).ready
+    assert not local_images.info("mine:1", attributes(["a", "b"])).ready
+    assert not local_images.info("derived:1", attributes(["a", "b", "c"], **proven)).ready
 
 
 def test_ready_means_that_they_were_run_with_these_settings() -> None:
-    proven = {labels.VERIFIED_LAYERS: labels.layers(attributes(["a"]))}
+    proven = {local_images.VERIFIED_LAYERS: local_images.layers_digest(attributes(["a"]))}
     image = attributes(["a"], **proven)
-    assert labels.read("mine:1", image).ready
+    assert local_images.info("mine:1", image).ready
     for name, value in (("Env", ["LD_PRELOAD=/x"]), ("User", "root"), ("Entrypoint", ["sh"])):
         other = {**image, "Config": {**image["Config"], name: value}}
-        assert not labels.read("mine:1", other).ready
+        assert not local_images.info("mine:1", other).ready
 
 
 def test_an_image_of_somebody_else_is_refused() -> None:
-    with pytest.raises(UsageError, match="no image of provision"):
-        labels.read("debian:12", {"Id": "sha256:1", "Size": 5, "RootFS": {}, "Config": {"Labels": None}})
+    with pytest.raises(UsageError, match="not an image of provision"):
+        local_images.info("debian:12", {"Id": "sha256:1", "Size": 5, "RootFS": {}, "Config": {"Labels": None}})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,7 @@ def test_an_image_of_somebody_else_is_refused() -> None:
     ],
 )
 def test_names_have_two_parts(name: str, parts: tuple[str, str]) -> None:
-    assert labels.parted(name) == parts
+    assert local_images.split_name(name) == parts
 
 
 def test_a_name_that_cannot_be_given_is_refused() -> None:
@@ -71,23 +69,23 @@ def test_a_name_that_cannot_be_given_is_refused() -> None:
 
 
 def test_hosts_that_hold_the_same_do_not_differ() -> None:
-    told = labels.read("mine:1", attributes(["a"]))
-    assert store.differences({"node1": TARGET.host, "node2": TARGET.host}, told) == []
+    image = local_images.info("mine:1", attributes(["a"]))
+    assert local_images.differences({"node1": TARGET.host, "node2": TARGET.host}, image) == []
 
 
 def test_a_host_knows_its_python_more_exactly_than_an_image() -> None:
-    told = labels.read("mine:1", attributes(["a"]))
+    image = local_images.info("mine:1", attributes(["a"]))
     exact, other = (replace(TARGET.host, python=replace(TARGET.host.python, version=version)) for version in ("3.11.2", "3.13.5"))
-    assert told.of("python") == "3.11"
-    assert store.differences({"node1": exact, "node2": other}, told) == ["python: 3.13, in the image 3.11 (node2)"]
+    assert image.of("python") == "3.11"
+    assert local_images.differences({"node1": exact, "node2": other}, image) == ["python: 3.13, in the image 3.11 (node2)"]
 
 
 def test_what_differs_is_said_once_with_its_hosts() -> None:
-    told = labels.read("mine:1", attributes(["a"]))
+    image = local_images.info("mine:1", attributes(["a"]))
     host, torch = TARGET.host, TARGET.host.torch
     assert torch is not None
     older = replace(host, torch=replace(torch, version="2.11.0+cpu"), engine=replace(host.engine, sha256="f" * 64))
-    lines = store.differences({"node1": older, "node2": older, "node3": None, "node4": replace(host, torch=None)}, told)
+    lines = local_images.differences({"node1": older, "node2": older, "node3": None, "node4": replace(host, torch=None)}, image)
     assert lines == [
         "engine.sha256: ffffffffffff, in the image eeeeeeeeeeee (node1, node2)",
         "torch: 2.11.0+cpu, in the image 2.13.0+cpu (node1, node2)",
@@ -108,7 +106,7 @@ def failure(*printed: str) -> str:
         for line in ("#5 [build 1/9] RUN true", f"#7 {STEP}", *printed, "------", f" > {STEP}:", "#7 9.1 again"):
             output.note(line)
         assert f"#7 {STEP}\n" in log.getvalue()
-        return str(build._failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
+        return str(build.failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
 
 
 def test_a_step_that_failed_is_named_with_its_last_lines() -> None:
@@ -141,21 +139,12 @@ def test_folders_of_a_context_are_open_whatever_the_umask(tmp_path: build.Path) 
     before = os.umask(0o077)
     try:
         files = {"files/etc/provision/sshd_config": File(b"x"), "Dockerfile": File(b"FROM x")}
-        build._write(tmp_path / "built", files)
-        folder.write(tmp_path / "rendered", files)
+        render.write_files(tmp_path / "built", files)
+        render.write(tmp_path / "rendered", files)
     finally:
         os.umask(before)
     for context in ("built", "rendered"):
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / context / "files").rglob("*") if path.is_dir()} == {0o755}
-
-
-def test_kept_wheels_that_are_not_those_that_were_fetched_are_fetched_again(tmp_path: build.Path) -> None:
-    assert not build._is_whole(tmp_path)
-    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"as fetched")
-    (tmp_path / "sha256.json").write_text(json.dumps({"a-1-py3-none-any.whl": hashlib.sha256(b"as fetched").hexdigest()}))
-    assert build._is_whole(tmp_path)
-    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"as fetc")
-    assert not build._is_whole(tmp_path)
 
 
 def test_a_build_that_fails_before_its_steps_is_named_by_what_was_said_last() -> None:
@@ -204,5 +193,5 @@ def test_a_base_that_cannot_be_had_says_what_to_do() -> None:
         BuildOutput(io.StringIO()) as output,
         pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image is unavailable: manifest unknown") as error,
     ):
-        build._have_base(Engine(), "nvidia/cuda:1", output)  # type: ignore[arg-type]
+        build.pull_base(Engine(), "nvidia/cuda:1", output)  # type: ignore[arg-type]
     assert "--base IMAGE" in str(error.value)

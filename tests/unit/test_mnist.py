@@ -23,7 +23,7 @@ from changed_catalogue import change
 from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
-from provision.install.bundle import archive, gather, using
+from provision.install.bundle import archive, gather
 from provision.plan import cluster_lock
 from provision.plan.options import DataSource, SmokeOptions
 from provision.smoke import mnist
@@ -216,13 +216,13 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
 def test_a_bundle_brings_the_data_to_a_controller_that_reaches_nothing(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    key = gather._data(tmp_path / "content/cache", lambda _line: None)
+    key = gather.gather_data(tmp_path / "content/cache", lambda _line: None)
     listing = {"hosts": {}, "lock": cluster_lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/404/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another"))
     Mirror.requests.clear()
-    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())
+    options = archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked").complete_smoke(SmokeOptions())
     assert options.cache is not None
     found = mnist.obtain(options.cache, source=options.source)
     assert (found.key, found.train_images, Mirror.requests) == ("mnist", 20, [])
@@ -346,7 +346,7 @@ def test_an_earlier_versions_bundle_of_digits_is_read_and_only_shipped_digits_ar
     (content / "train-images-idx3-ubyte.gz").write_bytes(damage)
     listing = {"hosts": {}, "lock": cluster_lock.Lock({}, {}).as_dict(), "data": "digits", "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
-    options = using.with_data_of(archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked"), SmokeOptions())
+    options = archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked").complete_smoke(SmokeOptions())
     assert options.cache is not None
     assert unpacked_sha256(mnist.obtain(options.cache, source=options.source)) == DIGITS_SHA256
 

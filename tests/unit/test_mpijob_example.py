@@ -15,7 +15,7 @@ import yaml
 from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.cli import main
-from provision.image import mesh, render, targets
+from provision.image import container_hosts, render, targets
 from provision.launch import jobs, mpirun
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = yaml.safe_load((ROOT / "tests/data/mpijob-v2beta1.yaml").read_text(encoding="utf-8"))
 JOB: dict[str, Any] = yaml.safe_load((ROOT / "examples/mpijob.yaml").read_text(encoding="utf-8"))
 ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)
-IMAGE = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256))
+IMAGE = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)
 HOSTFILE = "/etc/mpi/hostfile"  # where the operator mounts it
 
 
@@ -60,7 +60,7 @@ def test_its_pods_are_of_one_image_and_run_as_its_user(role: str) -> None:
 
 def test_a_worker_serves_ssh_as_the_image_does_with_the_jobs_key() -> None:
     worker, ssh = container("Worker"), JOB["spec"]["sshAuthMountPath"]
-    files = render.context(IMAGE, ENGINE)
+    files = render.context(IMAGE)
     serves = files["files/opt/provision/bin/serve"].content.decode().splitlines()[-1]
     assert serves == f"exec {' '.join(worker['command'])}"
     configuration = files[f"files{worker['command'][-1]}"].content.decode().splitlines()
@@ -97,7 +97,7 @@ def test_the_launcher_waits_for_the_workers_and_starts_mpirun_as_on_hosts(tmp_pa
     (tmp_path / ".ssh/id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA\n")
 
     where = jobs.Environment.of(Plan({IMAGE.host.name: IMAGE.host}))
-    there = {mesh.home(): str(tmp_path), HOSTFILE: str(tmp_path / "hostfile"), where.mpirun: str(tmp_path / "mpirun")}
+    there = {container_hosts.home(): str(tmp_path), HOSTFILE: str(tmp_path / "hostfile"), where.mpirun: str(tmp_path / "mpirun")}
     for path, instead in there.items():
         assert path in script
         script = script.replace(path, instead)
@@ -131,7 +131,7 @@ def test_ssh_of_the_launcher_believes_the_jobs_key_alone() -> None:
     lines = dict(line.split(" ", 1) for line in configuration.splitlines())
     assert lines["StrictHostKeyChecking"] == "yes"
     assert lines["IdentityFile"] == f"{JOB['spec']['sshAuthMountPath']}/id_rsa"
-    assert lines["UserKnownHostsFile"] == f"{mesh.home()}/mpi_known_hosts"
+    assert lines["UserKnownHostsFile"] == f"{container_hosts.home()}/mpi_known_hosts"
     assert lines["Port"] == str(catalog.images().ssh_port)
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from loading import load_ansible_module
 
-from provision.base import resources
+from provision.base import resources, uv_support
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
 
@@ -30,6 +30,7 @@ def play(
     book = tmp_path / "book"
     if not book.exists():
         shutil.copytree(resources.folder("playbooks"), book)
+        shutil.copy(uv_support.__file__, book / "module_utils")
     path = book / f"{name}.yml"
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     path.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))
@@ -192,9 +193,7 @@ def test_uv_packages_says_what_uv_said(tmp_path: Path) -> None:
     assert "pvdemo-that-exists-nowhere was not found" in " ".join(event.text.split())
 
 
-def test_what_pip_is_set_up_for_is_what_uv_asks_and_no_password_is_on_a_command_line() -> None:
-    module = load_ansible_module("uv_packages")
-    task = {"bundle": None, "index_url": None, "extra_index_url": "https://own.example/whl", "find_links": None}
+def test_uv_asks_what_pip_is_set_up_to_ask() -> None:
     environ = {
         "XDG_CONFIG_DIRS": "/nonexistent",
         "XDG_CONFIG_HOME": "/nonexistent",
@@ -203,16 +202,18 @@ def test_what_pip_is_set_up_for_is_what_uv_asks_and_no_password_is_on_a_command_
         "PIP_TRUSTED_HOST": "index.example",
         "PIP_CERT": "/etc/ca.pem",
         "PIP_CONSTRAINT": "/etc/constraints.txt",
+        "PIP_DEFAULT_TIMEOUT": "180",
     }
-    settings, variables, constraints = module.uv_settings(task, environ)
+    pip = uv_support.pip_settings(environ)
+    settings, variables, constraints = uv_support.online(pip, extra_index_url="https://own.example/whl")
     assert settings["index-url"] == "https://user:secret@index.example/simple"
     assert settings["extra-index-url"] == ["https://own.example/whl", "https://one.example/a", "https://two.example/b"]
     assert settings["allow-insecure-host"] == ["index.example"]
-    assert variables == {"SSL_CERT_FILE": "/etc/ca.pem"}
+    assert variables == {"SSL_CERT_FILE": "/etc/ca.pem", "UV_HTTP_TIMEOUT": "180"}
     assert constraints == ["/etc/constraints.txt"]
-    assert module.uv_settings({**task, "index_url": "https://other.example"}, environ)[0]["index-url"] == "https://other.example"
-    offline, variables, constraints = module.uv_settings({**task, "bundle": "/bundle"}, environ)
-    assert (offline["no-index"], offline["find-links"], variables, constraints) == (True, ["/bundle"], {}, [])
+    assert uv_support.online(pip, index_url="https://other.example")[0]["index-url"] == "https://other.example"
+    offline = uv_support.offline("/bundle")
+    assert (offline["no-index"], offline["find-links"]) == (True, ["/bundle"])
     assert "index-url" not in offline
 
 

@@ -1,4 +1,4 @@
-"""Closed networks: everything that a plan needs, gathered on the controller into one file, and installed from there.
+"""Closed networks: everything that a plan needs in one file, gathered where there is a network and installed where there is none.
 
-`gather` needs a network on the controller and changes nothing on the hosts; `archive` is the file; `up --bundle FILE` reads it.
+`gather` changes nothing on the hosts; `archive` is the file; `up --bundle FILE` reads it.
 """

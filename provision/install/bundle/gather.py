@@ -1,4 +1,4 @@
-"""Gathers a bundle: looks at the hosts once more (which packages they have), then brings everything to this machine."""
+"""Gathering a bundle: hosts are asked for their packages, then everything that the plan needs is fetched to this machine."""
 
 from __future__ import annotations
 
@@ -6,150 +6,138 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from provision.base import aptsources, downloads, paths, resources
+from provision.base import aptsources, paths, resources
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.facts import Facts
-from provision.install import artifacts, installer
-from provision.install.bundle import archive, debs, wheels
-from provision.plan.cluster_lock import Lock, of_plan
+from provision.install import artifacts, installer, wheels
+from provision.install.bundle import debs
+from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
+from provision.plan.cluster_lock import Files, Lock, of_plan
 from provision.plan.model import HostPlan, Plan
+from provision.plan.options import Options
 from provision.remote.session import Session
 from provision.smoke import mnist
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where things are fetched from, other than where pip and the hosts' apt look by themselves."""
-
-    index_url: str | None = None
-    wheels: Path | None = None
-    apt_mirror: str | None = None
-
-
 def gather(
     session: Session,
     plan: Plan,
     facts: Mapping[str, Facts],
-    places: Places,
+    options: Options,
     sources: installer.Sources,
     target: Path,
     locked: Lock | None,
 ) -> None:
-    """Write into ``target`` all that the plan needs, and with PyTorch the training job's data. Changes nothing on the hosts.
+    """Write into ``target`` all that the plan needs, and with PyTorch the smoke job's data. Changes nothing on the hosts.
 
     Args:
-        locked: the inventory's lock: what it knows is taken as it says.
+        locked: the inventory's lock: what it has is taken as it says.
     """
-    _refuse(plan, places.wheels)
+    _check(plan, options.wheels)
     say = session.progress.line
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
-        hosts: dict[str, dict[str, Any]] = {}
-        brought: dict[str, list[str]] = {}
-        seen = _look(session, plan, work / "seen")
+        apt_files = _ask_for_apt_files(session, plan, work / "apt-files")
+        gathered: dict[str, list[wheels.WheelFile]] = {}
+        hosts: dict[str, BundledHost] = {}
+        files: dict[str, Files] = {}
         for host in plan.hosts.values():
-            target_machine = wheels.Target(minor(host.python.version), host.arch, facts[host.name].os.libc or "2.17")
-            found: dict[str, list[str]] = {"venv": [], "nccl": []}
+            platform = wheels.Platform(minor(host.python.version), host.arch, facts[host.name].os.libc or "2.17")
+            # PyTorch's own index is asked in addition to the other, as on the hosts.
+            indexes = wheels.Indexes(options.index_url, host.torch.index if host.torch else None, options.wheels)
+            found: dict[str, tuple[str, ...]] = {"venv": (), "nccl": ()}
+            taken = {}
             for environment, pins in _pins(host).items():
                 kind = _kind(host, pins)
-                if kind not in brought:
-                    held = sources.locked.get(host.name, {}).get(environment, [])
-                    place, indexes = folder / "wheels" / kind, _indexes(host, places)
-                    brought[kind] = wheels.bring(pins, target_machine, place, held, indexes=indexes, find_links=places.wheels, say=say)
-                found[environment] = [f"{kind}/{file}" for file in brought[kind]]
-            hosts[host.name] = {
-                "machine": archive.machine_of(host),
-                "requirements": archive.requirements_of(host),
-                "wheels": found["venv"],
-                "nccl_wheels": found["nccl"],
-                **_packages(host, facts[host.name], seen[host.name], work / host.name, folder / "debs", places, say),
-            }
-        carried = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
-        carried |= artifacts.carry_uv(plan, folder / "supplies", places.index_url, say)
-        dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
-        files = {
-            name: {"venv": _files(folder, entry["wheels"]), "nccl": _files(folder, entry["nccl_wheels"])} for name, entry in hosts.items()
+                if kind not in gathered:
+                    entries = sources.locked.get(host.name, {}).get(environment, [])
+                    gathered[kind] = wheels.gather(pins, platform, folder / "wheels" / kind, indexes, entries, say=say)
+                found[environment] = tuple(f"{kind}/{wheel.file}" for wheel in gathered[kind])
+                # They come from the bundle, so no address is known.
+                taken[environment] = {each.name: {"version": each.version, "url": None, "sha256": each.sha256} for each in gathered[kind]}
+            files[host.name] = taken
+            packages = _gather_debs(
+                host, facts[host.name], apt_files[host.name], work / host.name, folder / "debs", options.apt_mirror, say
+            )
+            hosts[host.name] = BundledHost(
+                machine=machine_of(host),
+                requirements=tuple(requirements_of(host)),
+                wheels=found["venv"],
+                nccl_wheels=found["nccl"],
+                **packages,
+            )
+        supplies = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
+        supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, say)
+        listing = {
+            "hosts": {name: host.model_dump() for name, host in hosts.items()},
+            "lock": of_plan(plan, files, locked, session.inventory).as_dict(),
+            "data": gather_data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None,
+            "supplies": supplies,
         }
-        lock = of_plan(plan, files, locked, session.inventory)
-        archive.pack(folder, {"hosts": hosts, "lock": lock.as_dict(), "data": dataset, "supplies": carried}, target)
+        pack(folder, listing, target)
+
+
+def _check(plan: Plan, folder: Path | None) -> None:
+    """Raise ProvisionError for what cannot be gathered, before anything is fetched."""
+    for name, host in plan.hosts.items():
+        if host.family != "debian":
+            what = "bundles hold packages of Debian and Ubuntu only"
+            raise ProvisionError(what, where=name, hint=f"leave it out: --limit '!{name}'")
+        artifacts.torch_wheel(host, folder)  # the user's must be there
 
 
 def _pins(host: HostPlan) -> dict[str, list[str]]:
     """Folder in the prefix → what is installed there from the index. NCCL's wheel is apart: PyTorch pins another version."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
-    wanted = [*archive.requirements_of(host), *installer.build_packages()]
+    wanted = [*requirements_of(host), *installer.build_packages()]
     return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
-def _refuse(plan: Plan, folder: Path | None) -> None:
-    """What cannot be gathered is said before anything is fetched."""
-    for name, host in plan.hosts.items():
-        if host.family != "debian":
-            raise ProvisionError(
-                "packages of this kind of system are not gathered yet", where=name, hint=f"leave it out: --limit '!{name}'"
-            )
-        artifacts.torch_wheel(host, folder)  # of the user's: it must be at hand
-
-
-def _packages(host: HostPlan, facts: Facts, seen: str, work: Path, folder: Path, places: Places, say: Say) -> dict[str, list[str]]:
-    """The files of the host's system packages, those of NCCL apart: they are installed and held by a step of their own. And what is not
-    brought because the host has it.
-    """
-    nccl = host.nccl_packages if host.nccl_packages and host.nccl_packages.source != "local_repository" else None
-    say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
-    found: dict[str, list[str]] = {"debs": [], "nccl_debs": [], "relies_on": []}
-    pinned = {archive.name_of_package(package) for package in nccl.packages} if nccl else set()
-    try:
-        if host.packages or nccl:
-            apt = debs.Apt(host.arch, seen, work, _release(facts, places))
-            # What came with an earlier run goes again with `provision remove`.
-            earlier = sorted(set(facts.installed.system_packages.added) - set(host.packages) - pinned)
-            found["debs"] = apt.bring([*host.packages, *earlier], folder)
-            brought = {archive.name_of_package(file) for file in found["debs"]}
-            found["relies_on"] = [name for name in apt.rely_on(host.packages) if name not in brought]
-            if nccl and nccl.repository:
-                apt.know(nccl.repository, artifacts.repository_key(nccl.repository, say))
-            if nccl:
-                found["nccl_debs"] = apt.bring(nccl.packages, folder)
-    except ProvisionError as error:
-        raise ProvisionError(error.what, where=host.name, hint=error.hint) from error
-    return found
-
-
-def _release(facts: Facts, places: Places) -> debs.Release:
-    distribution, codename = facts.os.id, facts.os.codename or ""
-    mirror = aptsources.mirror_at(places.apt_mirror, distribution) if places.apt_mirror else None
-    return debs.Release(distribution, codename, mirror)
-
-
 def _kind(host: HostPlan, pins: list[str]) -> str:
-    """Hosts that get the same files share a folder; two builds of PyTorch must not lie side by side."""
+    """The folder that hosts share which get the same files; two builds of PyTorch must not be in one."""
     digest = hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()[:8]
     return f"py{minor(host.python.version)}-{host.arch}-{digest}"
 
 
-def _indexes(host: HostPlan, places: Places) -> dict[str, str]:
-    """pip's settings. PyTorch's own index stands next to the other, as on the hosts."""
-    found = {"PIP_INDEX_URL": places.index_url} if places.index_url else {}
-    extra = host.torch.index if host.torch else None
-    return {**found, "PIP_EXTRA_INDEX_URL": extra} if extra else found
+def _gather_debs(
+    host: HostPlan, facts: Facts, apt_files: str, work: Path, folder: Path, apt_mirror: str | None, say: Say
+) -> dict[str, tuple[str, ...]]:
+    """The files of the host's system packages, those of NCCL apart (a step of its own installs and holds them), and what the host has."""
+    nccl = host.nccl_packages if host.nccl_packages and host.nccl_packages.source != "local_repository" else None
+    say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
+    if not host.packages and nccl is None:
+        return {"debs": (), "nccl_debs": (), "relies_on": ()}
+    mirror = aptsources.mirror_at(apt_mirror, facts.os.id) if apt_mirror else None
+    try:
+        apt = debs.Apt(host.arch, apt_files, work, debs.Release(facts.os.id, facts.os.codename or "", mirror))
+        # What an earlier run installed is removed again by `provision remove`.
+        pinned = {package_name(package) for package in nccl.packages} if nccl else set()
+        earlier = sorted(set(facts.installed.system_packages.added) - set(host.packages) - pinned)
+        files = apt.download([*host.packages, *earlier], folder)
+        downloaded = {package_name(file) for file in files}
+        relies_on = [name for name in apt.installed_dependencies(host.packages) if name not in downloaded]
+        if nccl and nccl.repository:
+            apt.add_repository(nccl.repository, artifacts.repository_key(nccl.repository, say))
+        nccl_files = apt.download(nccl.packages, folder) if nccl else []
+    except ProvisionError as error:
+        raise ProvisionError(error.what, where=host.name, hint=error.hint) from error
+    return {"debs": tuple(files), "nccl_debs": tuple(nccl_files), "relies_on": tuple(relies_on)}
 
 
-def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
+def _ask_for_apt_files(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
+    """Host → what `debs.READ_APT_FILES` prints there."""
     folder.mkdir(parents=True)
     outcome = session.play(
         resources.folder("playbooks") / "look.yml",
         "Ask the hosts for their packages",
         hosts=list(plan.hosts),
-        extra_vars={"provision_look_command": debs.LOOK, "provision_look_folder": str(folder)},
+        extra_vars={"provision_look_command": debs.READ_APT_FILES, "provision_look_folder": str(folder)},
     )
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
@@ -157,18 +145,8 @@ def _look(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text(encoding="utf-8") for name in plan.hosts}
 
 
-def _data(cache: Path, say: Say) -> str:
-    """The training job's data, as `mnist.obtain` keeps it."""
+def gather_data(cache: Path, say: Say) -> str:
+    """Copy the smoke job's data into ``cache``, as `mnist.obtain` keeps it; returns which data set it is."""
     dataset = mnist.obtain(paths.cache(), say=say)
     shutil.copytree(paths.cache() / dataset.key, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
     return dataset.key
-
-
-def _files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """The wheels as the lock lists them; they come from the bundle, so no URL is known."""
-    found = {}
-    for name in names:
-        distribution, version = Path(name).name.split("-")[:2]
-        digest = downloads.digest(folder / "wheels" / name)
-        found[distribution.lower().replace("_", "-").replace(".", "-")] = {"version": version, "url": None, "sha256": digest}
-    return found

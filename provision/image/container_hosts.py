@@ -1,0 +1,78 @@
+"""Containers of an image as hosts: the files by which they reach each other over ssh, and the plan of what they hold. Pure."""
+
+from __future__ import annotations
+
+import functools
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jinja2
+
+from provision import catalog
+from provision.base import resources
+from provision.facts import Facts
+from provision.install.ssh_mesh import Member
+from provision.inventory import Inventory
+from provision.plan.model import Plan
+from provision.resolve import network
+from provision.survey import installed
+
+HOST_KEY = ".provision-sshd/host_ed25519"
+AUTHORIZED = ".ssh/authorized_keys"
+KEY = ".ssh/provision_ed25519"
+
+
+def home() -> str:
+    """The home of the image's user."""
+    return f"/home/{catalog.images().user.name}"
+
+
+def member(address: str, port: int, host_key: str) -> Member:
+    """A container as the others know it."""
+    return {"address": address, "port": port, "login": catalog.images().user.name, "host_keys": [host_key.strip()]}
+
+
+def ssh_files(members: Mapping[str, Member]) -> dict[str, str]:
+    """The files by which a container knows all members, below its home, as the role ssh_mesh writes them on hosts."""
+    return {f".ssh/provision_{name}": ssh_file(name, members) for name in ("known_hosts", "config")}
+
+
+def ssh_file(name: str, members: Mapping[str, Member]) -> str:
+    """The text of one of them: ``known_hosts`` or ``config``."""
+    return _templates().get_template(f"{name}.j2").render(provision_members=members)
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(resources.folder("playbooks") / "roles/ssh_mesh/templates")
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+
+
+def home_archive(files: Mapping[str, str]) -> bytes:
+    """A tar of these files for the home of the image's user, which only they can read."""
+    uid = catalog.images().user.uid
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder in sorted({path.partition("/")[0] for path in files}):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, uid, uid
+            tar.addfile(entry)
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode, entry.uid, entry.gid = len(content.encode()), 0o600, uid, uid
+            tar.addfile(entry, io.BytesIO(content.encode()))
+    return buffer.getvalue()
+
+
+def plan_of(inventory: Inventory, facts: Mapping[str, Facts], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:
+    """The plan in the image's manifest, which is among the facts, with the containers' own names, networks and slots."""
+    made = installed.plan(inventory, installed.manifests(facts))
+    hosts = {}
+    for name, held in made.hosts.items():
+        found = facts[name]
+        place = network.network(name, found, inventory.host(name).interface, alone=alone)
+        taken = slots[name] if slots else held.slots
+        hosts[name] = replace(held, hostname=str(found.hostname or name), network=place, slots=taken, root=False)
+    return replace(made, hosts=hosts)

@@ -1,0 +1,224 @@
+"""Python wheels for another machine: uv resolves them for its Python and glibc, and they are fetched here by checksum.
+
+For bundles, images and the uv that hosts are given. Where packages come from is what this machine's pip is set up for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import netrc
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import uv
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
+
+from provision.base import aptsources, downloads, paths, uv_support
+from provision.base.errors import ProvisionError
+
+_UV_S = 600.0
+#: The releases of glibc that uv has a platform for.
+_GLIBCS = (17, 28, *range(31, 41))
+_HINT = "name an index that has them: --index-url, --torch-index, --wheels"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The machine that wheels are for: its Python (``3.11``), architecture, and glibc (``2.36``)."""
+
+    python: str
+    arch: str
+    glibc: str
+
+    @property
+    def _glibc_minor(self) -> int:
+        return int(self.glibc.split(".")[1])
+
+    @property
+    def uv_name(self) -> str:
+        """The newest platform of uv whose wheels it runs. Raises ProvisionError where its glibc is too old for any."""
+        fitting = [release for release in _GLIBCS if release <= self._glibc_minor]
+        if not fitting:
+            raise ProvisionError(f"no wheels are made for glibc {self.glibc}", hint="2.17 is the oldest")
+        return f"{self.arch}-manylinux_2_{fitting[-1]}"
+
+    def tags(self) -> list[Tag]:
+        """The tags of wheels that it runs, best first."""
+        platforms = [f"manylinux_2_{number}_{self.arch}" for number in range(self._glibc_minor, 4, -1)]
+        platforms += [f"manylinux{old}_{self.arch}" for old in ("2014", "2010", "1")] + [f"linux_{self.arch}"]
+        major, minor = (int(part) for part in self.python.split(".")[:2])
+        return [
+            *cpython_tags((major, minor), platforms=platforms),
+            *compatible_tags((major, minor), f"cp{major}{minor}", platforms),
+        ]
+
+
+@dataclass(frozen=True)
+class Indexes:
+    """Where this run looks, in addition to what pip is set up for: ``index_url`` replaces pip's index."""
+
+    index_url: str | None = None
+    extra_index_url: str | None = None
+    find_links: Path | None = None
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """A wheel: its package, the file's name, where it is, and its SHA-256."""
+
+    name: str
+    version: str
+    file: str
+    url: str
+    sha256: str
+
+
+def gather(
+    pins: Iterable[str],
+    platform: Platform,
+    folder: Path,
+    indexes: Indexes,
+    locked: Sequence[Mapping[str, Any]] = (),
+    *,
+    say: Say,
+) -> list[WheelFile]:
+    """Put ``pins`` and what they depend on into ``folder``; returns the files, by name.
+
+    Args:
+        locked: the files that provision.lock has, each with name, version and sha256: of these packages nothing else is taken.
+
+    Raises:
+        ProvisionError: no wheels fit, cannot be fetched, or are not the locked ones.
+    """
+    wanted = sorted(pins)
+    say(f"wheels for Python {platform.python} on {platform.arch}: {', '.join(wanted)}")
+    pip = uv_support.pip_settings(os.environ, sys.prefix)
+    settings, variables, constraints = uv_support.online(
+        pip, indexes.index_url, indexes.extra_index_url, str(indexes.find_links) if indexes.find_links else None
+    )
+    versions = sorted({f"{entry['name']}=={entry['version']}" for entry in locked})
+    text = _resolve(wanted, versions, platform, settings, variables, constraints)
+    found = _choose(text, platform, locked)
+    folder.mkdir(parents=True, exist_ok=True)
+    for wheel in found:
+        _place(_fetch(wheel, settings, variables, say), folder / wheel.file)
+    return found
+
+
+def _resolve(
+    pins: Sequence[str],
+    versions: Sequence[str],
+    platform: Platform,
+    settings: Mapping[str, Any],
+    variables: Mapping[str, str],
+    constraints: Sequence[str],
+) -> str:
+    """The pylock.toml to which uv resolves ``pins``; its settings may hold passwords and are on no command line."""
+    with tempfile.TemporaryDirectory(prefix="provision-uv-") as name:
+        work = Path(name)
+        uv_support.write_settings(str(work / "uv.toml"), settings)
+        (work / "pins.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+        (work / "versions.txt").write_text("".join(f"{pin}\n" for pin in versions), encoding="utf-8")
+        command = [uv.find_uv_bin(), "pip", "compile", "--quiet", "--no-progress", "--only-binary", ":all:", "--generate-hashes"]
+        command += ["--python", sys.executable, "--python-version", platform.python, "--python-platform", platform.uv_name]
+        command += [word for path in ("versions.txt", *constraints) for word in ("--constraints", path)]
+        own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(paths.cache() / "uv"), "NO_COLOR": "1"}
+        try:
+            done = subprocess.run(
+                [*command, "--format", "pylock.toml", "-o", "pylock.toml", "pins.txt"],
+                cwd=work,
+                env={**os.environ, **variables, **own},
+                capture_output=True,
+                text=True,
+                timeout=_UV_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ProvisionError(f"uv did not finish in {_UV_S:.0f} s", hint="look at the network, then run it again") from error
+        if done.returncode != 0:
+            said = aptsources.without_logins(done.stderr.strip() or done.stdout.strip())
+            raise ProvisionError(f"uv found no wheels for {', '.join(pins)}:\n{said}", hint=_HINT)
+        return (work / "pylock.toml").read_text(encoding="utf-8")
+
+
+def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) -> list[WheelFile]:
+    """Of each package in a pylock.toml the wheel that fits the platform best, among those that the lock has."""
+    allowed: dict[str, set[str]] = {}
+    for entry in locked:
+        allowed.setdefault(uv_support.canonical(entry["name"]), set()).add(entry["sha256"])
+    ranks = {tag: rank for rank, tag in enumerate(platform.tags())}
+    found, wrong = [], []
+    for name, version, wheels in uv_support.parse_pylock(text):
+        files = {sha256: Path(unquote(urlsplit(url).path)).name for sha256, url in wheels.items()}
+        fitting = {
+            sha256: min(ranks[tag] for tag in tags & ranks.keys())
+            for sha256, file in files.items()
+            if (tags := parse_wheel_filename(file)[3]) & ranks.keys() and sha256 in allowed.get(name, files)
+        }
+        if fitting:
+            best = min(fitting, key=lambda sha256: (fitting[sha256], files[sha256]))
+            found.append(WheelFile(name, version, files[best], wheels[best], best))
+        else:
+            said = " or ".join(sorted(files)) or "(unknown)"
+            wrong.append(f"{name} {version} has checksum {said}, but provision.lock says {' or '.join(sorted(allowed.get(name, ())))}")
+    if wrong:
+        raise ProvisionError("\n".join(wrong), hint="if the index has a new file on purpose, take it with --upgrade")
+    return found
+
+
+def _fetch(wheel: WheelFile, settings: Mapping[str, Any], variables: Mapping[str, str], say: Say) -> Path:
+    """The file of a wheel, checked: where it is on this machine, else in the cache."""
+    place = urlsplit(wheel.url)
+    if place.scheme in ("", "file"):
+        return downloads.given(Path(unquote(place.path)), wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
+    opener = _opener(wheel.url, settings, variables)
+    return downloads.fetch(wheel.url, wheel.sha256, what=wheel.file, hint=_HINT, say=say, opener=opener)
+
+
+def _opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> urllib.request.OpenerDirector:
+    """What reaches a server as uv did: with pip's certificates and proxy, and the login of the index on that server."""
+    server = urlsplit(url)
+    context = ssl.create_default_context(cafile=variables.get("SSL_CERT_FILE"))
+    if "SSL_CLIENT_CERT" in variables:
+        context.load_cert_chain(variables["SSL_CLIENT_CERT"])
+    if {server.hostname, f"{server.hostname}:{server.port}"} & set(settings["allow-insecure-host"]):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if "ALL_PROXY" in variables:
+        handlers.append(urllib.request.ProxyHandler({"http": variables["ALL_PROXY"], "https": variables["ALL_PROXY"]}))
+    places = [urlsplit(place) for place in (settings.get("index-url", ""), *settings["extra-index-url"], *settings["find-links"])]
+    logins = [
+        (unquote(place.username), unquote(place.password or ""))
+        for place in places
+        if place.username and (place.hostname, place.port) == (server.hostname, server.port)
+    ]
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        known = netrc.netrc().authenticators(server.hostname or "")
+        logins += [(known[0], known[2] or "")] if known else []
+    if logins:
+        passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
+        passwords.add_password(None, f"{server.scheme}://{server.netloc}/", *logins[0], is_authenticated=True)
+        handlers.append(urllib.request.HTTPBasicAuthHandler(passwords))
+    return urllib.request.build_opener(*handlers)
+
+
+def _place(file: Path, target: Path) -> None:
+    """The file under another path: by a link where that works, because it may be large."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:  # another file system
+        shutil.copyfile(file, target)
