@@ -73,9 +73,9 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
             signals.also_when_ended(),
             container_engine.explained(f"building {tag}"),
             _log(target.name) as (log, path),
-            BuildOutput(log) as output,
             _work_folder() as work,
         ):
+            output = BuildOutput(log)
             command = buildkit()
             _refuse_other_processor(client, target.host.arch)
             pull_base(client, target.base.reference, output)

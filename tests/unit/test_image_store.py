@@ -102,11 +102,11 @@ STEP = "[system 2/2] RUN apt-get update"
 
 def failure(*printed: str) -> str:
     log = io.StringIO()
-    with BuildOutput(log) as output:
-        for line in ("#5 [build 1/9] RUN true", f"#7 {STEP}", *printed, "------", f" > {STEP}:", "#7 9.1 again"):
-            output.note(line)
-        assert f"#7 {STEP}\n" in log.getvalue()
-        return str(build.failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
+    output = BuildOutput(log)
+    for line in ("#5 [build 1/9] RUN true", f"#7 {STEP}", *printed, "------", f" > {STEP}:", "#7 9.1 again"):
+        output.note(line)
+    assert f"#7 {STEP}\n" in log.getvalue()
+    return str(build.failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
 
 
 def test_a_step_that_failed_is_named_with_its_last_lines() -> None:
@@ -127,9 +127,9 @@ def test_a_step_that_printed_nothing_is_explained_by_buildkit() -> None:
 
 def test_logins_of_mirrors_stay_out_of_log_and_error() -> None:
     log = io.StringIO()
-    with BuildOutput(log) as output:
-        for line in (f"#7 {STEP}", "#7 0.3 Err http://me:s3cr3t@mirror.example/debian", "#7 ERROR: exit code: 1"):
-            output.note(line)
+    output = BuildOutput(log)
+    for line in (f"#7 {STEP}", "#7 0.3 Err http://me:s3cr3t@mirror.example/debian", "#7 ERROR: exit code: 1"):
+        output.note(line)
     assert "mirror.example" in log.getvalue()
     assert "s3cr3t" not in log.getvalue() + str(output.tail(STEP))
 
@@ -189,9 +189,6 @@ def test_a_base_that_cannot_be_had_says_what_to_do() -> None:
     class Engine:
         images, api = Images(), Api()
 
-    with (
-        BuildOutput(io.StringIO()) as output,
-        pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image is unavailable: manifest unknown") as error,
-    ):
-        build.pull_base(Engine(), "nvidia/cuda:1", output)  # type: ignore[arg-type]
+    with pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image is unavailable: manifest unknown") as error:
+        build.pull_base(Engine(), "nvidia/cuda:1", BuildOutput(io.StringIO()))  # type: ignore[arg-type]
     assert "--base IMAGE" in str(error.value)

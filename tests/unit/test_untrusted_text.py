@@ -140,7 +140,6 @@ def test_the_output_of_image_builds(attack: str) -> None:
         for line in (f"#5 [system 2/2] RUN {attack}", f"#5 0.1 {attack}", attack):
             output.note(line)
         output.remark(attack)
-        console.print(output._table())
 
     assert_harmless(shown_by(go))
 
