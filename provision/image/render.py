@@ -40,7 +40,7 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
     """Path in the context → file: everything that a build of this image needs besides its base and a package index.
 
     Args:
-        fetched: whether the target's locked wheels are all, and are in ``python/ENVIRONMENT`` of the context: no index is asked.
+        fetched: whether the target's locked wheels are all that is needed, in ``python/ENVIRONMENT`` of the context: steps use no index.
 
     Raises:
         UsageError: the plan cannot be made into an image.

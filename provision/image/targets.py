@@ -79,7 +79,7 @@ class Target:
 def plan_targets(
     request: ImageRequest, options: Options, progress: Progress, passwords: Mapping[str, str]
 ) -> tuple[list[Target], list[Problem]]:
-    """The images that were asked for, and the problems of the hosts that they are for.
+    """The requested images, and the problems of the hosts that they are for.
 
     Raises:
         UsageError: there is no such image, or nothing was named.

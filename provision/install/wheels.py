@@ -149,8 +149,8 @@ def _resolve(
         except subprocess.TimeoutExpired as error:
             raise ProvisionError(f"uv did not finish in {_UV_S:.0f} s", hint="look at the network, then run it again") from error
         if done.returncode != 0:
-            said = aptsources.without_logins(done.stderr.strip() or done.stdout.strip())
-            raise ProvisionError(f"uv found no wheels for {', '.join(pins)}:\n{said}", hint=_HINT)
+            output = aptsources.without_logins(done.stderr.strip() or done.stdout.strip())
+            raise ProvisionError(f"uv found no wheels for {', '.join(pins)}:\n{output}", hint=_HINT)
         return (work / "pylock.toml").read_text(encoding="utf-8")
 
 
@@ -172,8 +172,8 @@ def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) 
             best = min(fitting, key=lambda sha256: (fitting[sha256], files[sha256]))
             found.append(WheelFile(name, version, files[best], wheels[best], best))
         else:
-            said = " or ".join(sorted(files)) or "(unknown)"
-            wrong.append(f"{name} {version} has checksum {said}, but provision.lock says {' or '.join(sorted(allowed.get(name, ())))}")
+            have, need = (" or ".join(sorted(each)) or "(unknown)" for each in (files, allowed.get(name, ())))
+            wrong.append(f"{name} {version} has checksum {have}, but provision.lock says {need}")
     if wrong:
         raise ProvisionError("\n".join(wrong), hint="if the index has a new file on purpose, take it with --upgrade")
     return found

@@ -1,4 +1,4 @@
-"""A company's proxy, small: HTTP and tunnels for who knows the password. It notes which hosts it was asked for."""
+"""A small company proxy: HTTP and tunnels for those who have the password. It records the requested hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Proxy:
-    """A running proxy: its address with the password, the password, and the hosts that it was asked for."""
+    """A running proxy: its address with the password, the password, and the hosts that were requested."""
 
     url: str
     password: str

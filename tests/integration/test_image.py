@@ -25,10 +25,10 @@ import docker.errors
 import pytest
 import yaml
 from conftest import PREFIX, SandboxFactory
-from far_engines import engine_of_its_own
 from hosts import images_of_image_tests, root, running
 from password_proxy import Proxy, password_proxy
 from registry import Registry
+from remote_engines import engine_of_its_own
 
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError
@@ -108,8 +108,8 @@ def image(engine: docker.DockerClient, base: str, secrets: dict[str, str]) -> It
 
 
 def run(engine: docker.DockerClient, image: str, *command: str) -> str:
-    said: bytes = engine.containers.run(image, list(command), remove=True)
-    return said.decode()
+    output: bytes = engine.containers.run(image, list(command), remove=True)
+    return output.decode()
 
 
 def found_in_layers(engine: docker.DockerClient, image: str, needles: dict[str, str]) -> set[str]:
@@ -131,8 +131,8 @@ def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerC
     assert attributes["Config"]["User"] == "10001"
     assert attributes["Config"]["Healthcheck"]["Test"][0] == "CMD"
     script = "import torch, mpi4py.MPI as m, collective_core as c; print(torch.__version__, c.__version__, m.Get_library_version())"
-    said = run(engine, image, "python", "-c", script)
-    assert said.startswith(f"{info.of('torch')} {info.of('engine')} Open MPI v{info.of('openmpi')},")
+    output = run(engine, image, "python", "-c", script)
+    assert output.startswith(f"{info.of('torch')} {info.of('engine')} Open MPI v{info.of('openmpi')},")
     assert run(engine, image, "sh", "-c", "for each in g++ cc1plus cmake ninja; do command -v $each; done; id -un").split() == ["trainer"]
     assert "/opt/provision/venv/lib/libmpi.so.40" in run(engine, image, "sh", "-c", "/sbin/ldconfig -p")
     assert run(engine, image, "/opt/provision/bin/healthy") == ""
@@ -163,10 +163,10 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
 ) -> None:
     words = ("build", "--cpu", "--base", base, "-t", f"{IMAGE}-bad", "--no-cache", "--mirror", "http://mirror.invalid/debian")
     assert provision(*words) == 1
-    said = capsys.readouterr().err
-    assert re.search(r"provision: \[system 2/\d+\] RUN .*: it failed; its last lines:", said)
-    assert "http://mirror.invalid/debian/dists/bookworm/" in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert re.search(r"provision: \[system 2/\d+\] RUN .*: it failed; its last lines:", output)
+    assert "http://mirror.invalid/debian/dists/bookworm/" in output
+    assert "Traceback" not in output
     has_no_image(engine, f"{IMAGE}-bad")
 
 
@@ -184,12 +184,12 @@ def test_an_interrupted_build_leaves_nothing_with_a_name(engine: docker.DockerCl
         with step:
             assert step.recv(1 << 16).startswith(b"GET /debian/dists/bookworm/")
             process.send_signal(how)
-            said = process.stderr.read()
+            output = process.stderr.read()
             assert process.wait(timeout=60) == 1
             step.settimeout(10)
             while step.recv(1 << 16):  # until the step that asked has ended
                 pass
-    assert "provision: interrupted" in said
+    assert "provision: interrupted" in output
     has_no_image(engine, f"{IMAGE}-cut")
 
 
@@ -206,13 +206,13 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert provision("verify", image, "--hosts", "1") == 2
     capsys.readouterr()
     assert provision("verify", image, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["ready"]
-    assert said["faults"] == []
-    assert "engine check: 4 ranks on 2 hosts" in said["summaries"][0]
-    assert "2 ranks on 2 hosts" in said["summaries"][1]
-    assert "bit-identical on all ranks" in said["summaries"][1]
-    assert json.loads((Path(said["folder"]) / "verify.json").read_text())["ready"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["ready"]
+    assert output["faults"] == []
+    assert "engine check: 4 ranks on 2 hosts" in output["summaries"][0]
+    assert "2 ranks on 2 hosts" in output["summaries"][1]
+    assert "bit-identical on all ranks" in output["summaries"][1]
+    assert json.loads((Path(output["folder"]) / "verify.json").read_text())["ready"]
     assert provision("ls", "--json") == 0
     listed = {each["image"]: each for each in json.loads(capsys.readouterr().out)["images"]}
     assert listed[image]["ready"]
@@ -285,11 +285,11 @@ def test_a_pushed_image_comes_back_by_its_digest(engine: docker.DockerClient, ca
 
 @pytest.fixture(scope="module")
 def bare(sandbox_factory: SandboxFactory) -> Sandbox:
-    return sandbox_factory(count=2, name="far", slots=1)
+    return sandbox_factory(count=2, name="engines", slots=1)
 
 
 @pytest.fixture(scope="module")
-def far_hosts(bare: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def engine_hosts(bare: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     folder = tmp_path_factory.mktemp("engines")
     with contextlib.ExitStack() as stack:
         for host in bare.hosts:
@@ -314,9 +314,9 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
 
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert provision("run", str(bare.inventory), image, "--smoke") == 1
-    said = capsys.readouterr().err
-    assert "node1, node2: it has no container engine" in said
-    assert "sudo apt-get install docker.io" in said
+    output = capsys.readouterr().err
+    assert "node1, node2: it has no container engine" in output
+    assert "sudo apt-get install docker.io" in output
 
 
 SAYS_HERE = """
@@ -329,38 +329,38 @@ print("here", c.rank(), (pathlib.Path.home() / "more").exists())
 def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     engine: docker.DockerClient,
     image: str,
-    far_hosts: Sandbox,
+    engine_hosts: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    hosts = str(far_hosts.inventory)
+    hosts = str(engine_hosts.inventory)
     assert provision("run", hosts, image, "--smoke", "--epochs", "1", "--keep") == 0
     out, err = capfd.readouterr()
     assert "2 ranks on 2 hosts" in out
     assert "bit-identical on all ranks" in out
     assert re.search(r"copying \d+ MB to node1, node2", err)
-    kept = held(far_hosts)
+    kept = held(engine_hosts)
     assert [line.splitlines()[0] for line in kept] == [f"{image} {str(engine.images.get(image).id)[7:19]}"] * 2
     assert not [line for lines in kept for line in lines.splitlines()[1:] if int(line.rpartition(":")[2]) in PORTS]  # no sshd
 
     # It is there now, and the job's exit code is ours. What a killed run left goes on the way.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fails.py").write_text(SAYS_HERE + "sys.exit(7 * c.rank())\n")
-    a_killed_run_left(far_hosts, image)
-    assert held(far_hosts) != kept
+    a_killed_run_left(engine_hosts, image)
+    assert held(engine_hosts) != kept
     assert provision("run", hosts, image, "--", "python", "fails.py") == 7
     out, err = capfd.readouterr()
     assert "here 1 False" in out
     assert "copying" not in err
-    assert held(far_hosts) == kept
+    assert held(engine_hosts) == kept
 
 
 @pytest.mark.slow
 def test_another_image_goes_when_the_job_is_ended(
-    engine: docker.DockerClient, image: str, far_hosts: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: docker.DockerClient, image: str, engine_hosts: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts, before = str(far_hosts.inventory), held(far_hosts)
+    hosts, before = str(engine_hosts.inventory), held(engine_hosts)
     monkeypatch.chdir(tmp_path)
     derived = f"{IMAGE}-more"
     engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nRUN echo more > ~/more\n".encode()), tag=derived, rm=True)
@@ -368,19 +368,19 @@ def test_another_image_goes_when_the_job_is_ended(
         (tmp_path / "waits.py").write_text(SAYS_HERE + "time.sleep(600)\n")
         with running("image", "run", hosts, derived, "--", "python", "waits.py") as job:
             job.wait_for("here 1 True")
-            assert held(far_hosts) != before
+            assert held(engine_hosts) != before
             job.process.send_signal(signal.SIGTERM)
             ended = job.finish(timeout=120)
         assert ended.returncode == 130
         assert "provision: interrupted" in ended.stderr
-        assert held(far_hosts) == before
+        assert held(engine_hosts) == before
     finally:
         engine.images.remove(derived, force=True)
 
 
-def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClient, far_hosts: Sandbox) -> None:
-    network = engine.networks.get(next(iter(engine.containers.get(far_hosts.hosts[0].container).attrs["NetworkSettings"]["Networks"])))
-    before = held(far_hosts)
+def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClient, engine_hosts: Sandbox) -> None:
+    network = engine.networks.get(next(iter(engine.containers.get(engine_hosts.hosts[0].container).attrs["NetworkSettings"]["Networks"])))
+    before = held(engine_hosts)
     empty = io.BytesIO()
     tarfile.open(fileobj=empty, mode="w").close()
     with Registry() as near, Registry(network.attrs["IPAM"]["Config"][0]["Gateway"]) as registry:
@@ -392,18 +392,18 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
             registry.blobs, registry.manifests = near.blobs, near.manifests
         finally:
             engine.images.remove(f"{name}:1", force=True)
-        session = Session(inventories.load(str(far_hosts.inventory)), Progress())
+        session = Session(inventories.load(str(engine_hosts.inventory)), Progress())
         hosts = image_run._Hosts(session, {}, image_run._engines(session))
         try:
             assert image_run._attributes_here(f"{registry.address}/team/tiny:1") is None  # only the registry knows it
             attributes = hosts.get_image(f"{registry.address}/team/tiny:1", None, keep=False)
             assert attributes["Id"] == wanted
             inspect = f"docker image inspect --format '{{{{.Id}}}}' {hosts.tag}"
-            assert [root(host, inspect) for host in far_hosts.hosts] == [wanted] * 2
+            assert [root(host, inspect) for host in engine_hosts.hosts] == [wanted] * 2
         finally:
             hosts.clean_up({name: {session.run_id} for name in hosts.engines})
             session.close()
-    assert held(far_hosts) == before
+    assert held(engine_hosts) == before
 
 
 def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.DockerClient, image: str, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.Docke
         workers = [pod(f"worker-{number}", "Worker") for number in range(replicas["Worker"]["replicas"])]
         launcher = pod("launcher", "Launcher")
         code = launcher.wait(timeout=120)["StatusCode"]
-        said = "\n".join(each.logs().decode() for each in (launcher, *workers))
-        assert code == 0, said
-        assert "2 ranks on worker-0 (1), worker-1 (1)" in said
-        assert "all collectives correct" in said
+        output = "\n".join(each.logs().decode() for each in (launcher, *workers))
+        assert code == 0, output
+        assert "2 ranks on worker-0 (1), worker-1 (1)" in output
+        assert "all collectives correct" in output

@@ -126,9 +126,9 @@ class Bundle:
     def check(self, session: Session, plan: Plan) -> None:
         """Raise UsageError where the plan needs what neither the bundle nor the host has; nothing was changed then."""
         self.check_contents(plan)
-        asked = [name for name, host in plan.hosts.items() if host.root]  # without root no packages are installed
+        with_root = [name for name, host in plan.hosts.items() if host.root]  # without root no packages are installed
         installed: dict[str, list[str]] = {name: [] for name in plan.hosts}
-        for name, answer in shell.ask(session, dict.fromkeys(asked, _INSTALLED)).items():
+        for name, answer in shell.ask(session, dict.fromkeys(with_root, _INSTALLED)).items():
             if answer.code != 0:
                 raise ProvisionError(f"its installed packages cannot be read: {answer.complaint}", where=name)
             installed[name] = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("installed ")]

@@ -145,7 +145,7 @@ class Apt:
 
 
 def _unpack(apt_files: str, root: Path) -> None:
-    """Unpack the host's files, and nothing that its answer would put elsewhere."""
+    """Unpack the host's files, and nothing outside ``root``, whatever its answer holds."""
     try:
         content = base64.b64decode("".join(apt_files.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:
@@ -177,7 +177,7 @@ def adapt_lists(root: Path, release: Release) -> list[str]:
             text = aptsources.moved(text, release.mirror, release.distribution, release.codename)
         text = re.sub(r"(?<!\+)\bfile:/", "copy:/", text)  # from folders that are here, too, apt would not copy the packages
         found += [*aptsources.parse_list(text), *aptsources.parse_deb822(text)]
-        # Keys and lists of mirrors are elsewhere here.
+        # Keys and lists of mirrors are below ``root`` here.
         text = re.sub(r"(?i)(signed-by\s*[=:]\s*|mirror\+file:/*)/(?=(etc|usr)/)", rf"\1{root}/", text)
         path.write_text(text, encoding="utf-8")
     own = [entry.uri for entry in found if aptsources.is_own_part(entry, release.distribution, release.codename)]

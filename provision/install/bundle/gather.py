@@ -1,4 +1,4 @@
-"""Gathering a bundle: hosts are asked for their packages, then everything that the plan needs is fetched to this machine."""
+"""Gathering a bundle: the hosts list their packages, then everything that the plan needs is fetched to this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gather(
         files: dict[str, Files] = {}
         for host in plan.hosts.values():
             platform = wheels.Platform(minor(host.python.version), host.arch, facts[host.name].os.libc or "2.17")
-            # PyTorch's own index is asked in addition to the other, as on the hosts.
+            # PyTorch's own index in addition to the other, as on the hosts.
             indexes = wheels.Indexes(options.index_url, host.torch.index if host.torch else None, options.wheels)
             found: dict[str, tuple[str, ...]] = {"venv": (), "nccl": ()}
             taken = {}

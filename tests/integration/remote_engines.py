@@ -1,8 +1,7 @@
-"""A container engine of its own for a sandbox host: a real dockerd in the host's network, and the real client in the host.
+"""Container engines of sandbox hosts: a real dockerd in the host's network, and the real client in the host.
 
-A sandbox host is an ordinary container, which may start no containers. So this machine starts the dockerd, as root, in the host's network
-and under its name, with mounts of its own that end with it; dockerd lays its socket into the host: for whoever logs in there it is the
-host's engine.
+A sandbox host is an ordinary container, which may not start containers. So this machine starts the dockerd, as root, in the host's network
+and under its name, with mounts of its own; its socket is in the host, where it is the host's engine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PATH = f"{os.environ['PATH']}:/usr/sbin:/usr/bin"
 
 @contextlib.contextmanager
 def engine_of_its_own(host: SandboxHost, folder: Path) -> Iterator[None]:
-    """The host has an engine within the block, which its user may use; it keeps its things in ``folder``."""
+    """The host has an engine within the block, which its user may use; its data are in ``folder``."""
     client = shutil.which("docker", path=_PATH)
     assert client is not None
     box = container(host)
