@@ -404,11 +404,15 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
         members, held = {}, {}
         for name, answer in self._ask(scripts, stdin=archives, timeout=_START_S).items():
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
-            if answer.code != 0 or not port.isdigit():
+            try:
+                started = (int(port), json.loads(manifest)) if answer.code == 0 else None
+            except ValueError:
+                started = None
+            if started is None:
                 what = f"the container does not come up: {answer.complaint}"
                 raise ProvisionError(what, where=name, hint="see there: docker info, free -h, df -h")
-            members[name] = container_hosts.member(networks[name].address, int(port), public[name])
-            held[name] = self.facts[name].model_copy(update={"installed": Installed(manifest=json.loads(manifest))})
+            members[name] = container_hosts.member(networks[name].address, started[0], public[name])
+            held[name] = self.facts[name].model_copy(update={"installed": Installed(manifest=started[1])})
         files = container_hosts.ssh_files(members)
         script = f"docker cp - {self.container}:{container_hosts.home()}"
         self._must(self._ask({first: script}, stdin=container_hosts.home_archive(files)), "copying ssh's files into the container")

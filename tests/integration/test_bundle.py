@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hosts import good, no_way_out, provision, report, root
+from hosts import good, no_hint, provision, report, root
 
 from provision.sandbox import Sandbox
 
@@ -27,7 +27,7 @@ def bundle(closed, tmp_path_factory) -> Path:
     target = tmp_path_factory.mktemp("bundle") / "hosts.bundle"
     good(provision("bundle", str(closed.inventory), "--out", str(target), *LEAN))
     for host in closed.hosts:
-        no_way_out(host)
+        no_hint(host)
         root(host, "rm -f /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
         root(host, "! apt-get update -q 2>/dev/null | grep -q ^Get:")
         assert root(host, "ip route get 192.0.2.1 2>&1 || true").endswith("Network is unreachable")
@@ -53,7 +53,7 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
     assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
 
 
-def test_hosts_without_a_way_out_are_installed_and_proven_from_the_bundle(closed, bundle):
+def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(closed, bundle):
     document = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
     assert {host["state"] for host in document["hosts"]} == {"ready"}
     assert document["smoke"]["size"] == 2
@@ -68,7 +68,7 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     assert [host["changed"] for host in whole["hosts"]] == [0, 0]
 
 
-def test_what_was_changed_behind_our_back_is_noticed_and_fixed(closed, bundle):
+def test_drift_is_detected_and_fixed(closed, bundle):
     one, two = closed.hosts
     root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
     engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")

@@ -138,7 +138,7 @@ def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerC
     assert run(engine, image, "/opt/provision/bin/healthy") == ""
 
 
-def test_no_layer_holds_what_the_build_needed_to_get_through(engine: docker.DockerClient, image: str, secrets: dict[str, str]) -> None:
+def test_no_layer_holds_a_secret_of_the_build(engine: docker.DockerClient, image: str, secrets: dict[str, str]) -> None:
     known = {"ours": "# Written by provision."}  # what is there is found, so that what is not found is not there
     assert found_in_layers(engine, image, {**secrets, **known}) == {"ours"}
     for each in images_of_image_tests(engine):  # those of earlier stages, too

@@ -64,7 +64,7 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "hosts.bundle"
 
 
-def test_what_was_packed_comes_out(packed: Path, tmp_path: Path) -> None:
+def test_pack_and_unpack(packed: Path, tmp_path: Path) -> None:
     bundle = archive.unpack(packed, tmp_path / "out")
     assert (bundle.folder / "wheels/kind/demo-1.0+cpu-py3-none-any.whl").read_bytes() == b"wheel" * 1000
     assert bundle.data == "digits"
@@ -91,7 +91,7 @@ def test_any_changed_byte_is_refused(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 2000, 6000])
-def test_a_bundle_that_breaks_off_is_refused(packed: Path, tmp_path: Path, size: int) -> None:
+def test_a_truncated_bundle_is_refused(packed: Path, tmp_path: Path, size: int) -> None:
     (tmp_path / "short").write_bytes(packed.read_bytes()[:size])
     with pytest.raises(UsageError):
         archive.unpack(tmp_path / "short", tmp_path / "out")
@@ -116,7 +116,7 @@ def rewritten(packed: Path, change: Callable[[dict[str, Any]], None], extra: str
 
 
 @pytest.mark.parametrize(
-    ("change", "extra", "said"),
+    ("change", "extra", "message"),
     [
         (lambda listing: listing.update(schema=9), None, "schema 9"),
         (lambda listing: listing.pop("hosts"), None, "list is damaged"),
@@ -129,8 +129,8 @@ def rewritten(packed: Path, change: Callable[[dict[str, Any]], None], extra: str
         ),
     ],
 )
-def test_a_list_that_does_not_fit_is_refused(packed: Path, tmp_path: Path, change: Any, extra: str | None, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_invalid_list_is_refused(packed: Path, tmp_path: Path, change: Any, extra: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         archive.unpack(rewritten(packed, change, extra), tmp_path / "out")
     assert not (tmp_path / "evil").exists()
 
@@ -143,7 +143,7 @@ HOSTS_LISTS = ("wheels", "nccl_wheels", "debs", "nccl_debs")
 @pytest.mark.parametrize(
     "name", ["../../etc/shadow", "../cache/x", "/etc/shadow", "kind/../" + WHEEL, ".", "", "a\nb", "kind/other.whl", 7, None]
 )
-def test_a_name_that_leads_elsewhere_or_to_nothing_in_it_is_refused(packed: Path, tmp_path: Path, kind: str, name: Any) -> None:
+def test_a_path_outside_or_missing_is_refused(packed: Path, tmp_path: Path, kind: str, name: Any) -> None:
     def change(listing: dict[str, Any]) -> None:
         if kind == "supplies":
             listing["supplies"]["openmpi_sources"] = name
@@ -170,7 +170,7 @@ def test_two_files_that_would_be_one_on_a_host_are_refused(packed: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, "sparse", "longer"])
-def test_what_is_no_plain_file_of_the_stated_size_is_refused(packed: Path, tmp_path: Path, kind: Any) -> None:
+def test_members_that_are_not_plain_files_of_the_listed_size_are_refused(packed: Path, tmp_path: Path, kind: Any) -> None:
     stated = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
     whole = rewritten(packed, lambda listing: listing["files"].update({"wheels/kind/odd.whl": stated}))
     with tarfile.open(whole, "a", format=tarfile.PAX_FORMAT) as more:
@@ -187,7 +187,7 @@ def test_what_is_no_plain_file_of_the_stated_size_is_refused(packed: Path, tmp_p
     assert not (tmp_path / "out/wheels/kind/odd.whl").exists()
 
 
-def test_a_lock_in_it_that_cannot_be_believed_is_refused(packed: Path, tmp_path: Path) -> None:
+def test_an_invalid_lock_is_refused(packed: Path, tmp_path: Path) -> None:
     version = {"openmpi": [{"version": "{{ x }}", "package": "p", "source": "wheel", "hosts": [], "why": []}]}
     files = [{"name": "x\n--index-url http://x", "version": "1.0", "url": None, "sha256": "a" * 64}]
     bodies = [{"components": version, "environments": {}}, {"components": {}, "environments": {"e": files}}]
@@ -209,12 +209,12 @@ def test_a_lock_in_it_that_cannot_be_believed_is_refused(packed: Path, tmp_path:
         *({kind: {}} for kind in (*HOSTS_LISTS, "requirements", "relies_on")),
     ],
 )
-def test_a_host_in_it_that_lacks_what_is_read_later_is_refused(packed: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_an_incomplete_host_is_refused(packed: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"its list is damaged.*nothing of it was used"):
         archive.unpack(rewritten(packed, lambda listing: listing["hosts"]["gpu1"].update(odd)), tmp_path / "out")
 
 
-def test_something_else_is_no_bundle(tmp_path: Path) -> None:
+def test_other_files_are_not_bundles(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(UsageError, match="cannot be read as a bundle"):
         archive.unpack(tmp_path / "text", tmp_path / "out")
@@ -222,7 +222,7 @@ def test_something_else_is_no_bundle(tmp_path: Path) -> None:
         archive.unpack(tmp_path / "nowhere", tmp_path / "out")
 
 
-def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: Path) -> None:
+def test_what_the_plan_needs_and_the_bundle_lacks_is_named(packed: Path, tmp_path: Path) -> None:
     bundle = archive.unpack(packed, tmp_path / "out")
     made = plan()
     other = replace(made.hosts["node1"], cmake=replace(made.hosts["node1"].cmake, version="9.9", package="cmake==9.9"))
@@ -236,19 +236,19 @@ def test_a_plan_that_needs_more_is_told_what_is_lacking(packed: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"system": "debian 13"}, "its system was .*, now it is debian 13"),
         ({"arch": "aarch64"}, "its architecture was x86_64, now it is aarch64"),
         ({"python": "3.13.5"}, r"its Python was 3\.\d+, now it is 3\.13"),
     ],
 )
-def test_a_host_that_is_another_machine_by_now_is_refused(packed: Path, tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_a_host_that_has_changed_since_is_refused(packed: Path, tmp_path: Path, change: dict[str, str], message: str) -> None:
     bundle = archive.unpack(packed, tmp_path / "out")
     host = plan().hosts["node1"]
     if "python" in change:
         change = {"python": replace(host.python, version=change["python"])}  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         bundle.check_contents(Plan({"node1": replace(host, **change)}))  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def gather_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     return call
 
 
-def test_nccls_wheel_is_gathered_beside_the_one_that_pytorch_pins(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
+def test_nccls_wheel_is_gathered_next_to_the_one_that_pytorch_pins(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
     known = facts.load_file(DATA / "lint-facts.json")
     host = resolve(known, Requirements(nccl_source="wheel"), {}).hosts["gpu1"]
     assert host.nccl is not None
@@ -301,7 +301,7 @@ def test_nccls_wheel_is_gathered_beside_the_one_that_pytorch_pins(tmp_path: Path
         gather_wheels(platform, "pvtorch==1.0", "pvnccl==1.0", to="both")
 
 
-def test_locked_packages_are_taken_as_the_lock_says(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
+def test_locked_packages_have_the_locks_versions_and_checksums(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
     wheel(tmp_path / "links", "pvtop", "1.0", "pv-under>=1")
     for version in ("1.0", "1.5"):
         wheel(tmp_path / "links", "pv_under", version)
@@ -341,11 +341,11 @@ def test_wheels_are_the_best_for_the_other_machines_processor_and_c_library(
 
 def test_a_wheel_is_fetched_with_the_login_of_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    asked: list[str] = []
+    logins: list[str] = []
 
     class Site(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.headers.get("Authorization", ""))
+            logins.append(self.headers.get("Authorization", ""))
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"wheel")
@@ -362,10 +362,10 @@ def test_a_wheel_is_fetched_with_the_login_of_its_index(tmp_path: Path, monkeypa
         with pytest.raises(ProvisionError, match="wrong content"):
             wheels._fetch(replace(wheel, sha256="0" * 64), settings, {}, lambda _line: None)
         server.shutdown()
-    assert asked[0] == "Basic " + base64.b64encode(b"me:s3cr@t").decode()
+    assert logins[0] == "Basic " + base64.b64encode(b"me:s3cr@t").decode()
 
 
-def test_packages_that_the_bundle_lacks_for_a_host_are_named(packed: Path, tmp_path: Path) -> None:
+def test_missing_system_packages_are_named(packed: Path, tmp_path: Path) -> None:
     bundle = archive.unpack(packed, tmp_path / "out")
     made = plan()
     complete = {name: ["libc6", *host.packages] for name, host in made.hosts.items()}

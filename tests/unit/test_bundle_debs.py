@@ -50,7 +50,7 @@ def archive(folder: Path, name: str, version: str, suite: str = "bookworm", need
     (folder / f"dists/{suite}/Release").write_text(release)
 
 
-def seen(*installed: str, **lists: str) -> str:
+def apt_files(*installed: str, **lists: str) -> str:
     """What a host says of itself that has these packages in version 1.0, with these lists."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
@@ -66,9 +66,9 @@ def seen(*installed: str, **lists: str) -> str:
 
 
 @pytest.fixture
-def bring(tmp_path: Path) -> Callable[..., list[str]]:
-    def call(package: str, said: str, release: debs.Release = BOOKWORM) -> list[str]:
-        return debs.Apt("x86_64", said, tmp_path / "work", release).download([package], tmp_path / "out")
+def download(tmp_path: Path) -> Callable[..., list[str]]:
+    def call(package: str, apt_files: str, release: debs.Release = BOOKWORM) -> list[str]:
+        return debs.Apt("x86_64", apt_files, tmp_path / "work", release).download([package], tmp_path / "out")
 
     return call
 
@@ -79,34 +79,32 @@ def own(tmp_path: Path) -> str:
     return f"deb [trusted=yes] file://{tmp_path}/debian bookworm main\n"
 
 
-def test_repositories_that_only_the_host_reaches_are_done_without(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
-    assert bring("pvdemo", seen(own=own, local=LOCAL, vendor=UNREACHABLE, namesake=NAMESAKE, disc=DISC)) == ["pvdemo_1.0_all.deb"]
+def test_repositories_that_only_the_host_reaches_are_left_out(download: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+    assert download("pvdemo", apt_files(own=own, local=LOCAL, vendor=UNREACHABLE, namesake=NAMESAKE, disc=DISC)) == ["pvdemo_1.0_all.deb"]
     assert (tmp_path / "out/pvdemo_1.0_all.deb").is_file()
 
 
-def test_what_only_such_a_repository_has_is_named_with_it(bring: Callable[..., list[str]], own: str) -> None:
+def test_packages_of_an_unreachable_repository_are_named_with_it(download: Callable[..., list[str]], own: str) -> None:
     with pytest.raises(ProvisionError, match=r"Unable to locate package pvother\n.*nccl-local-repo-debian12"):
-        bring("pvother", seen(own=own, local=LOCAL))
+        download("pvother", apt_files(own=own, local=LOCAL))
 
 
-def test_the_distribution_must_answer(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+def test_the_distribution_must_answer(download: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "debian/dists")
     archive(tmp_path / "vendor", "pvdemo", "0.9", suite="anything")  # which has it, too, but is older
     vendor = f"deb [trusted=yes] file:{tmp_path}/vendor anything main\n"
     with pytest.raises(ProvisionError, match=rf"package lists: .*{tmp_path}/debian/dists/bookworm/") as refused:
-        bring("pvdemo", seen(own=own, vendor=vendor))
+        download("pvdemo", apt_files(own=own, vendor=vendor))
     assert "--apt-mirror" in str(refused.value.hint)
 
 
-def test_a_mirror_takes_the_place_of_a_distribution_that_only_the_host_has(
-    bring: Callable[..., list[str]], own: str, tmp_path: Path
-) -> None:
+def test_a_mirror_replaces_a_distribution_that_only_the_host_reaches(download: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
     mirror = aptsources.Mirror(f"file:{tmp_path}/debian", ("main",))
     theirs = "deb [trusted=yes] file:/mnt/debian bookworm main\n"
-    assert bring("pvdemo", seen(own=theirs), debs.Release("debian", "bookworm", mirror)) == ["pvdemo_1.0_all.deb"]
+    assert download("pvdemo", apt_files(own=theirs), debs.Release("debian", "bookworm", mirror)) == ["pvdemo_1.0_all.deb"]
 
 
-def test_a_list_of_mirrors_is_read_where_it_lies_here(bring: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
+def test_a_list_of_mirrors_is_read_from_the_hosts_files(download: Callable[..., list[str]], own: str, tmp_path: Path) -> None:
     cloud = "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: bookworm\nComponents: main\n"
     root = tmp_path / "host"
     (root / "etc/apt/sources.list.d").mkdir(parents=True)
@@ -116,16 +114,16 @@ def test_a_list_of_mirrors_is_read_where_it_lies_here(bring: Callable[..., list[
     assert f"URIs: mirror+file://{root}/etc/apt/mirrors/debian.list\n" in laid
 
 
-def test_what_the_host_has_from_an_earlier_run_comes_too_and_what_it_has_besides_is_named(own: str, tmp_path: Path) -> None:
+def test_packages_of_an_earlier_run_are_downloaded_and_installed_dependencies_named(own: str, tmp_path: Path) -> None:
     archive(tmp_path / "debian", "pvlib", "1.0")
     archive(tmp_path / "debian", "pvapp", "1.0", needs="pvlib")
-    apt = debs.Apt("x86_64", seen("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
+    apt = debs.Apt("x86_64", apt_files("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
     assert apt.download(["pvapp"], tmp_path / "out") == ["pvapp_1.0_all.deb"]
     assert apt.installed_dependencies(["pvapp"]) == ["pvapp", "pvlib"]
 
 
-def test_a_host_changes_nothing_that_another_one_gets(tmp_path: Path) -> None:
-    said, names = [], []
+def test_a_host_cannot_change_another_hosts_packages(tmp_path: Path) -> None:
+    answers, names = [], []
     for number in (1, 2):
         archive(tmp_path / f"{number}/debian", "pvdemo", "1.0")
         if number == 2:  # a host that believes somebody else for the same package
@@ -139,15 +137,15 @@ def test_a_host_changes_nothing_that_another_one_gets(tmp_path: Path) -> None:
             release = tmp_path / "2/debian/dists/bookworm/Release"
             sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages\n"
             release.write_text(release.read_text().partition("SHA256:\n")[0] + "SHA256:\n" + sums)
-        said.append(seen(own=f"deb [trusted=yes] file://{tmp_path}/{number}/debian bookworm main\n"))
-    names += debs.Apt("x86_64", said[0], tmp_path / "one", BOOKWORM).download(["pvdemo"], tmp_path / "out")
+        answers.append(apt_files(own=f"deb [trusted=yes] file://{tmp_path}/{number}/debian bookworm main\n"))
+    names += debs.Apt("x86_64", answers[0], tmp_path / "one", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     first = (tmp_path / "out" / names[0]).read_bytes()
     with pytest.raises(ProvisionError, match=r"another pvdemo_1\.0_all\.deb than those of a host before it"):
-        debs.Apt("x86_64", said[1], tmp_path / "two", BOOKWORM).download(["pvdemo"], tmp_path / "out")
+        debs.Apt("x86_64", answers[1], tmp_path / "two", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     assert (tmp_path / "out" / names[0]).read_bytes() == first
 
 
-def test_what_a_host_says_lands_nowhere_else(tmp_path: Path) -> None:
+def test_a_hosts_answer_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, kind in (("etc/apt/x", tarfile.SYMTYPE), ("etc/apt/sources.list.d/../../../../evil", tarfile.REGTYPE)):

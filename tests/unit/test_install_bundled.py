@@ -23,21 +23,20 @@ Install = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Path:
+def apt_log(tmp_path: Path) -> Path:
     """What apt says it would do."""
-    return tmp_path / "said"
+    return tmp_path / "apt_log"
 
 
 @pytest.fixture
-def install(tmp_path: Path, said: Path) -> Install:
+def install(tmp_path: Path, apt_log: Path) -> Install:
     """``install(there, *files)``: what the script prints on a host with these packages."""
     status = tmp_path / "dpkg/status"
     status.parent.mkdir()
     fake = tmp_path / "bin/apt-get"
     fake.parent.mkdir()
-    fake.write_text(
-        f"#!/bin/sh\n{shutil.which('apt-get')} --simulate -o Dir::State::status={status} \"$@\" 2>&1 | tee {said}; ! grep -q '^E:' {said}\n"
-    )
+    simulate = f"{shutil.which('apt-get')} --simulate -o Dir::State::status={status}"
+    fake.write_text(f"#!/bin/sh\n{simulate} \"$@\" 2>&1 | tee {apt_log}; ! grep -q '^E:' {apt_log}\n")
     fake.chmod(0o755)
 
     def call(there: Mapping[str, str], *files: Path) -> subprocess.CompletedProcess[str]:
@@ -68,14 +67,14 @@ def taken(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [Path(line).name for line in done.stdout.splitlines()]
 
 
-def test_what_is_there_in_that_version_or_a_newer_one_stays(install: Install, deb: Callable[..., Path], said: Path) -> None:
+def test_packages_in_the_same_or_a_newer_version_stay(install: Install, deb: Callable[..., Path], apt_log: Path) -> None:
     files = [deb("pvnew", "1.0"), deb("pvsame", "1.0"), deb("pvnewer", "1.9"), deb("pvolder", "1.10")]
     done = install({"pvsame": "1.0", "pvnewer": "1.10", "pvolder": "1.9"}, *files)
     assert taken(done) == ["pvnew_1.0_all.deb", "pvolder_1.10_all.deb"]
-    assert {line.split()[1] for line in said.read_text().splitlines() if line.startswith("Inst ")} == {"pvnew", "pvolder"}
+    assert {line.split()[1] for line in apt_log.read_text().splitlines() if line.startswith("Inst ")} == {"pvnew", "pvolder"}
 
 
-def test_what_would_be_half_installed_is_refused_as_a_whole(install: Install, deb: Callable[..., Path]) -> None:
+def test_packages_that_do_not_fit_the_host_are_refused_as_a_whole(install: Install, deb: Callable[..., Path]) -> None:
     files = [deb("pvtop", "1.0", "pvunder (= 1.0)"), deb("pvunder", "1.0")]
     assert taken(install({}, *files)) == ["pvtop_1.0_all.deb", "pvunder_1.0_all.deb"]
     refused = install({"pvunder": "1.1"}, *files)

@@ -1,4 +1,4 @@
-"""What images say of themselves, and where hosts differ from one."""
+"""Images on this machine: labels, names, differences from hosts; and builds that fail."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def attributes(layers: list[str], **more: str) -> dict[str, Any]:
     return {"Id": "sha256:1", "Size": 5, "RootFS": {"Layers": layers}, "Config": {"Labels": {**LABELS, **more}}}
 
 
-def test_ready_means_that_these_very_layers_were_run() -> None:
+def test_ready_means_that_these_layers_were_verified() -> None:
     proven = {local_images.VERIFIED_LAYERS: local_images.layers_digest(attributes(["a", "b"]))}
     assert local_images.info("mine:1", attributes(["a", "b"], **proven)).ready
     assert not local_images.info("mine:1", attributes(["a", "b"])).ready
     assert not local_images.info("derived:1", attributes(["a", "b", "c"], **proven)).ready
 
 
-def test_ready_means_that_they_were_run_with_these_settings() -> None:
+def test_ready_means_that_these_settings_were_verified() -> None:
     proven = {local_images.VERIFIED_LAYERS: local_images.layers_digest(attributes(["a"]))}
     image = attributes(["a"], **proven)
     assert local_images.info("mine:1", image).ready
@@ -57,30 +57,30 @@ def test_an_image_of_somebody_else_is_refused() -> None:
         ("localhost:5000/a/mine:1", ("localhost:5000/a/mine", "1")),
     ],
 )
-def test_names_have_two_parts(name: str, parts: tuple[str, str]) -> None:
+def test_a_name_is_split_into_repository_and_tag(name: str, parts: tuple[str, str]) -> None:
     assert local_images.split_name(name) == parts
 
 
-def test_a_name_that_cannot_be_given_is_refused() -> None:
+def test_an_invalid_name_is_refused() -> None:
     for name in ("Mine!", "a b", "mine@sha256:" + "0" * 64):
         with pytest.raises(UsageError):
             build.checked_tag(name)
     assert build.checked_tag("mine") == "mine:latest"
 
 
-def test_hosts_that_hold_the_same_do_not_differ() -> None:
+def test_hosts_with_the_same_plan_do_not_differ() -> None:
     image = local_images.info("mine:1", attributes(["a"]))
     assert local_images.differences({"node1": TARGET.host, "node2": TARGET.host}, image) == []
 
 
-def test_a_host_knows_its_python_more_exactly_than_an_image() -> None:
+def test_python_is_compared_without_its_last_number() -> None:
     image = local_images.info("mine:1", attributes(["a"]))
     exact, other = (replace(TARGET.host, python=replace(TARGET.host.python, version=version)) for version in ("3.11.2", "3.13.5"))
     assert image.of("python") == "3.11"
     assert local_images.differences({"node1": exact, "node2": other}, image) == ["python: 3.13, in the image 3.11 (node2)"]
 
 
-def test_what_differs_is_said_once_with_its_hosts() -> None:
+def test_a_difference_is_listed_once_with_its_hosts() -> None:
     image = local_images.info("mine:1", attributes(["a"]))
     host, torch = TARGET.host, TARGET.host.torch
     assert torch is not None
@@ -109,19 +109,19 @@ def failure(*printed: str) -> str:
     return str(build.failure(["executor failed running [/bin/sh]: exit code: 100"], output, build.Path("/log")))
 
 
-def test_a_step_that_failed_is_named_with_its_last_lines() -> None:
+def test_a_failed_step_is_named_with_its_last_lines() -> None:
     printed = ["#7 sha256:0123", "#7 0.3 Reading lists", "#5 0.4 of another step", "#7 1.5 E: Unable to locate package", "#7 ERROR: failed"]
-    said = failure(*printed)
-    assert said.startswith(f"{STEP}: it failed; its last lines:\n    Reading lists\n    E: Unable to locate package\n")
-    assert "/log" in said
+    message = failure(*printed)
+    assert message.startswith(f"{STEP}: it failed; its last lines:\n    Reading lists\n    E: Unable to locate package\n")
+    assert "/log" in message
 
 
-def test_what_a_program_prints_is_no_verdict_of_the_builds() -> None:
-    said = failure("#7 0.3 ERROR: No matching distribution", "#5 0.4 ERROR: harmless", "#7 ERROR: exit code: 1")
-    assert said.startswith(f"{STEP}: it failed; its last lines:\n    ERROR: No matching distribution\n")
+def test_error_lines_of_programs_do_not_fail_a_step() -> None:
+    message = failure("#7 0.3 ERROR: No matching distribution", "#5 0.4 ERROR: harmless", "#7 ERROR: exit code: 1")
+    assert message.startswith(f"{STEP}: it failed; its last lines:\n    ERROR: No matching distribution\n")
 
 
-def test_a_step_that_printed_nothing_is_explained_by_buildkit() -> None:
+def test_a_silent_step_is_explained_by_buildkits_error() -> None:
     assert f"{STEP}: it failed; its last lines:\n    ERROR: pull: i/o timeout" in failure("#7 ERROR: pull: i/o timeout")
 
 
@@ -147,16 +147,16 @@ def test_folders_of_a_context_are_open_whatever_the_umask(tmp_path: build.Path) 
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / context / "files").rglob("*") if path.is_dir()} == {0o755}
 
 
-def test_a_build_that_fails_before_its_steps_is_named_by_what_was_said_last() -> None:
-    said = failure()
-    assert said.startswith("before the first step: the build failed; its last lines:\n    executor failed running")
+def test_a_build_that_fails_before_its_steps_shows_its_last_lines() -> None:
+    message = failure()
+    assert message.startswith("before the first step: the build failed; its last lines:\n    executor failed running")
 
 
-def test_a_full_disk_is_said_as_such() -> None:
+def test_a_full_disk_is_reported() -> None:
     assert "The disk is full." in failure("#7 2.0 cp: error writing: No space left on device", "#7 ERROR: exit code: 1")
 
 
-def test_of_several_docker_commands_the_one_that_builds_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: build.Path) -> None:
+def test_the_first_docker_command_with_buildkit_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: build.Path) -> None:
     for name, code in (("without", 1), ("with", 0)):
         command = tmp_path / name / "docker"
         command.parent.mkdir()
@@ -169,7 +169,9 @@ def test_of_several_docker_commands_the_one_that_builds_is_taken(monkeypatch: py
         build.buildkit()
 
 
-def test_no_engine_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: build.Path) -> None:
+def test_without_an_engine_the_error_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: build.Path
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     for words in (["build", "--cpu"], ["verify", "mine:1"], ["ls"], ["rm", "mine:1"], ["push", "mine:1"]):
@@ -177,7 +179,7 @@ def test_no_engine_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, capsys
         assert "No container engine answers at DOCKER_HOST" in capsys.readouterr().err
 
 
-def test_a_base_that_cannot_be_had_says_what_to_do() -> None:
+def test_an_unavailable_base_gives_a_hint() -> None:
     class Images:
         def get(self, _name: str) -> None:
             raise docker.errors.ImageNotFound("no such image")
