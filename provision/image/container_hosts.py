@@ -1,17 +1,19 @@
-"""Containers of an image as hosts: the files by which they reach each other over ssh, and the plan of what they hold. Pure."""
+"""Containers of an image as hosts: keys and files by which they reach each other over ssh, and the plan of what they hold."""
 
 from __future__ import annotations
 
 import functools
 import io
 import tarfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jinja2
 
 from provision import catalog
 from provision.base import resources
+from provision.containers import ssh_keys
 from provision.facts import Facts
 from provision.install.ssh_mesh import Member
 from provision.inventory import Inventory
@@ -22,6 +24,25 @@ from provision.survey import installed
 HOST_KEY = ".provision-sshd/host_ed25519"
 AUTHORIZED = ".ssh/authorized_keys"
 KEY = ".ssh/provision_ed25519"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key pair: the private one's file, and both as text."""
+
+    file: Path
+    private: str
+    public: str
+
+
+def make_keys(folder: Path, names: Iterable[str]) -> dict[str, Key]:
+    """A key pair for each name; its files are in ``folder``, numbered."""
+    found = {}
+    for number, name in enumerate(names):
+        file = folder / f"key-{number}"
+        public = ssh_keys.make_pair(file, f"provision {name}")
+        found[name] = Key(file, file.read_text(encoding="utf-8"), public)
+    return found
 
 
 def home() -> str:

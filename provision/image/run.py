@@ -24,7 +24,7 @@ from provision import catalog
 from provision.base import resources, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.containers import container_engine, ssh_keys
+from provision.containers import container_engine
 from provision.facts import Facts
 from provision.facts.model import Installed
 from provision.image import container_hosts, local_images
@@ -51,6 +51,7 @@ _NO_ENGINE, _REFUSED, _SSH_ITSELF = 71, 72, 255  # exit codes
 PORTS = range(20000, 32768)  # below those that Linux uses for outgoing connections
 _TRIES = 20
 _UNLIMITED = ("--ulimit", "memlock=-1:-1")  # an engine without the right to raise limits refuses it
+_RUN_KEY = "the run"  # the key by which the first container logs in to the others; no host is called like this
 _LEAST_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 # A user without the right to use the engine, who can become root without a password, uses it as root.
@@ -392,14 +393,15 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
         inventory = self.session.inventory
         networks = {name: network.network(name, self.facts[name], inventory.host(name).interface, alone=alone) for name in self.engines}
         self.session.progress.stage("Start a container", list(self.engines))
-        private, public = _make_keys(self.engines)
+        with tempfile.TemporaryDirectory(prefix="provision-keys-") as folder:
+            keys = container_hosts.make_keys(Path(folder), [*self.engines, _RUN_KEY])
         first = next(iter(self.engines))
         scripts, archives = {}, {}
         for name in self.engines:
             words = [*container_options(self.facts[name], self.engines[name]), *(word for each in volumes for word in ("-v", each))]
             scripts[name] = self._start_script(info.of("prefix"), networks[name].address, words)
-            files = {container_hosts.HOST_KEY: private[name], container_hosts.AUTHORIZED: f"restrict {public['']}"}
-            files |= {container_hosts.KEY: private[""]} if name == first else {}
+            files = {container_hosts.HOST_KEY: keys[name].private, container_hosts.AUTHORIZED: f"restrict {keys[_RUN_KEY].public}"}
+            files |= {container_hosts.KEY: keys[_RUN_KEY].private} if name == first else {}
             archives[name] = container_hosts.home_archive(files)
         members, held = {}, {}
         for name, answer in self._ask(scripts, stdin=archives, timeout=_START_S).items():
@@ -411,7 +413,7 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
             if started is None:
                 what = f"the container does not come up: {answer.complaint}"
                 raise ProvisionError(what, where=name, hint="see there: docker info, free -h, df -h")
-            members[name] = container_hosts.member(networks[name].address, started[0], public[name])
+            members[name] = container_hosts.member(networks[name].address, started[0], keys[name].public)
             held[name] = self.facts[name].model_copy(update={"installed": Installed(manifest=started[1])})
         files = container_hosts.ssh_files(members)
         script = f"docker cp - {self.container}:{container_hosts.home()}"
@@ -442,17 +444,6 @@ def container_options(facts: Facts, engine: Engine) -> list[str]:
     words = ["--shm-size", str(memory)]
     words += ["--gpus", "all"] if facts.gpus and engine.nvidia else []
     return words + (["--device", "/dev/infiniband"] if facts.infiniband else [])
-
-
-def _make_keys(hosts: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """(private, public) host keys by host; under the empty name the one by which the first container logs in to the others."""
-    with tempfile.TemporaryDirectory(prefix="provision-keys-") as folder:
-        public, private = {}, {}
-        for number, host in enumerate(["", *hosts]):
-            file = Path(folder) / str(number)
-            public[host] = ssh_keys.make_pair(file, f"provision {host or 'run'}")
-            private[host] = file.read_text(encoding="utf-8")
-        return private, public
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from docker.types import DeviceRequest
 from provision import catalog
 from provision.base import paths, signals
 from provision.base.errors import ProvisionError, UsageError
-from provision.containers import container_engine, ssh_keys
+from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
 from provision.doctor import reach
 from provision.doctor.checks import examine
@@ -224,29 +224,27 @@ def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[P
         with signals.held_back():
             network = client.networks.create(f"provision-verify-{run}", driver="bridge", labels=labels)
         names = [f"node{number}" for number in range(1, count + 1)]
-        controller = ssh_keys.make_pair(folder / "id_ed25519", "provision image verify")
-        mesh = {name: ssh_keys.make_pair(folder / f"{name}_mesh", f"provision {name}") for name in names}
-        host_keys = {name: ssh_keys.make_pair(folder / f"{name}_host", name) for name in names}
+        keys = container_hosts.make_keys(folder, [*names, "controller", "mesh"])
         started, members = {}, {}
         for name in names:
             files = {
-                container_hosts.HOST_KEY: (folder / f"{name}_host").read_text(encoding="utf-8"),
-                f"{container_hosts.HOST_KEY}.pub": host_keys[name],
-                container_hosts.AUTHORIZED: controller + "".join(f"restrict {key}" for key in mesh.values()),
-                container_hosts.KEY: (folder / f"{name}_mesh").read_text(encoding="utf-8"),
+                container_hosts.HOST_KEY: keys[name].private,
+                f"{container_hosts.HOST_KEY}.pub": keys[name].public,
+                container_hosts.AUTHORIZED: f"{keys['controller'].public}restrict {keys['mesh'].public}",
+                container_hosts.KEY: keys["mesh"].private,
             }
             started[name] = _start(client, image.id, name, network.name or "", labels, files)
             address = started[name].attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"]
-            members[name] = container_hosts.member(address, catalog.images().ssh_port, host_keys[name])
+            members[name] = container_hosts.member(address, catalog.images().ssh_port, keys[name].public)
         for container in started.values():
             container.put_archive(container_hosts.home(), container_hosts.home_archive(container_hosts.ssh_files(members)))
         (folder / "known_hosts").write_text(container_hosts.ssh_file("known_hosts", members), encoding="utf-8")
         addresses = {name: str(member["address"]) for name, member in members.items()}
         trust = _trust(folder)
         inventory = folder / "hosts.ini"
-        inventory.write_text(_inventory(addresses, trust, folder, image.of("prefix")), encoding="utf-8")
+        inventory.write_text(_inventory(addresses, trust, keys["controller"].file, image.of("prefix")), encoding="utf-8")
         for name, container in started.items():
-            _wait(container, name, addresses[name], [*trust, "-i", str(folder / "id_ed25519")])
+            _wait(container, name, addresses[name], [*trust, "-i", str(keys["controller"].file)])
         yield inventory
     finally:
         with signals.ignored():
@@ -314,14 +312,14 @@ def _trust(folder: Path) -> list[str]:
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
-def _inventory(addresses: Mapping[str, str], trust: Sequence[str], folder: Path, prefix: str) -> str:
+def _inventory(addresses: Mapping[str, str], trust: Sequence[str], key: Path, prefix: str) -> str:
     known = catalog.images()
     lines = [
         *(f"{name} ansible_host={address} slots={_SLOTS}" for name, address in addresses.items()),
         "[all:vars]",
         f"ansible_user={known.user.name}",
         f"ansible_port={known.ssh_port}",
-        f"ansible_ssh_private_key_file={folder / 'id_ed25519'}",
+        f"ansible_ssh_private_key_file={key}",
         f"ansible_ssh_common_args='{' '.join(trust)}'",
         f"ansible_python_interpreter={prefix}/venv/bin/python",
         f"provision_prefix={prefix}",
