@@ -42,15 +42,9 @@ def checked_system(text: str) -> str:
 
 
 def checked_cuda(cuda: str) -> str:
-    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError where it is not a CUDA, or too new for every NCCL."""
+    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for anything else."""
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
         raise UsageError(f"--cuda {cuda}: this is not a CUDA version", hint="write it like 12.4")
-    known = catalog.nccl()
-    built = {number for builds in known.wheels.builds.values() for number in builds.values()}
-    built |= {number for builds in known.repository.builds.values() for number in builds}
-    newest = max(built, key=key)
-    if key(cuda)[:2] > key(newest):
-        raise UsageError(f"--cuda {cuda}: no NCCL is built for it yet", hint=f"the newest builds are for CUDA {newest}")
     return cuda
 
 

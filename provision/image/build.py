@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 import docker.errors
@@ -72,7 +71,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
             local_images.engine() as client,
             signals.also_when_ended(),
             container_engine.explained(f"building {tag}"),
-            _log(target.name) as (log, path),
+            (path := _log(target.name)).open("w", encoding="utf-8") as log,
             _work_folder() as work,
         ):
             output = BuildOutput(log)
@@ -296,15 +295,7 @@ def failure(last: Sequence[str], output: BuildOutput, log: Path) -> ProvisionErr
     return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", hint=advice)
 
 
-@contextlib.contextmanager
-def _log(name: str) -> Iterator[tuple[IO[str], Path]]:
+def _log(name: str) -> Path:
     folder = paths.home() / "builds"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{name}.log"
-        with path.open("w", encoding="utf-8") as log:
-            yield log, path
-    except OSError as error:
-        if error.filename is not None and str(folder) in str(error.filename):
-            raise ProvisionError(f"the build's log cannot be written: {error.strerror}", where=str(folder)) from error
-        raise
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{name}.log"

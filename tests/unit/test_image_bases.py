@@ -55,7 +55,7 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("--cuda 14.0", "no NCCL is built for it yet", "CUDA 13."),
+        ("--cuda 14.0", "there is no image for it", "13.2"),
         ("--os debian12 --cuda 12.4", "no image of debian 12", "CUDA 12.4 is in images of ubuntu20.04"),
         ("--os ubuntu24.04 --cuda 11.8", "no image of ubuntu 24.04", "ubuntu24.04 has CUDA 12."),
         ("--os ubuntu22.04 --cuda 12.4.0", "no image of ubuntu 22.04", "12.4.1"),
