@@ -6,6 +6,7 @@ run's id as label or tag, and is removed by it at the end, whatever comes betwee
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -17,8 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
-
-import docker.errors
 
 from provision import catalog
 from provision.base import resources, signals
@@ -149,22 +148,12 @@ def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress,
 
 
 def _attributes_here(image: str) -> dict[str, Any] | None:
-    """What this machine's engine says of the image; None where it does not have it: then the hosts pull it."""
+    """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
         raise UsageError("is a file", where=image, hint="load it here, then give its name: docker load -i FILE")
-    try:
-        client = container_engine.connect()
-    except ProvisionError:
-        return None
-    try:
-        with container_engine.explained(f"inspecting {image}"):
-            return dict(client.images.get(image).attrs)
-    except ProvisionError as error:
-        if isinstance(error.__cause__, docker.errors.ImageNotFound):
-            return None
-        raise
-    finally:
-        client.close()
+    with contextlib.suppress(ProvisionError), local_images.engine() as client, container_engine.explained(f"inspecting {image}"):
+        return dict(client.images.get(image).attrs)
+    return None
 
 
 def _facts(session: Session) -> dict[str, Facts]:
@@ -193,8 +182,8 @@ def _engines(session: Session) -> dict[str, Engine]:
 
 def read_engine(output: str) -> Engine:
     """The engine in what a host printed."""
-    docker_command, nvidia, *runs = output.partition(_MARK)[2].split("\n")[1:]
-    return Engine(docker_command, nvidia == "yes", frozenset(filter(None, runs)))
+    command, nvidia, *runs = [*output.partition(_MARK)[2].split("\n")[1:], "", ""]
+    return Engine("sudo -n docker" if command.startswith("sudo") else "docker", nvidia == "yes", frozenset(filter(None, runs)))
 
 
 def engine_problem(session: Session, name: str, answer: shell.Answer) -> tuple[str, str]:
@@ -359,13 +348,9 @@ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
         saved = self.session.folder / "image.tar"
         self.session.progress.line(f"copying {attributes['Size'] / 1e6:.0f} MB to {', '.join(names)}")
         try:
-            client = container_engine.connect()
-            try:
-                with container_engine.explained(f"saving {image} to {saved}"), saved.open("wb") as file:
-                    for chunk in client.images.get(str(attributes["Id"])).save():
-                        file.write(chunk)
-            finally:
-                client.close()
+            with local_images.engine() as client, container_engine.explained(f"saving {image} to {saved}"), saved.open("wb") as file:
+                for chunk in client.images.get(str(attributes["Id"])).save():
+                    file.write(chunk)
 
             def write(pipe: IO[bytes]) -> None:
                 with saved.open("rb") as file:
