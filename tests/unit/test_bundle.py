@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from provision import facts
-from provision.base import downloads, uv_support
+from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import wheels
 from provision.install.bundle import archive, gather
@@ -29,7 +29,6 @@ from provision.plan.model import Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
-SHA256_OF_WHEEL = hashlib.sha256(b"wheel").hexdigest()
 OUTSIDE = "wheels/../../evil"
 DATA = Path(__file__).parents[1] / "data"
 
@@ -339,30 +338,40 @@ def test_wheels_are_the_best_for_the_other_machines_processor_and_c_library(
         gather_wheels(wheels.Platform("3.12", "aarch64", "2.12"), "pvbin==1.0")
 
 
-def test_a_wheel_is_fetched_with_the_login_of_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    logins: list[str] = []
+def test_the_login_of_an_index_fetches_its_wheels_and_is_kept_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path, "pvsecret", "1.0")
+    login = "Basic " + base64.b64encode(b"me:s3cr@t").decode()
 
-    class Site(BaseHTTPRequestHandler):
+    class Index(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            logins.append(self.headers.get("Authorization", ""))
-            self.send_response(200)
+            body = b'<a href="/files/pvsecret-1.0-py3-none-any.whl">pvsecret-1.0-py3-none-any.whl</a>'
+            if self.path.startswith("/files/"):
+                body = (tmp_path / "pvsecret-1.0-py3-none-any.whl").read_bytes()
+            self.send_response(200 if self.headers.get("Authorization") == login else 401)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"wheel")
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Print nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{server.server_address[1]}"
-        settings = uv_support.online({"index-url": f"http://me:s3cr%40t@{place}/simple"})[0]
-        wheel = wheels.WheelFile("pv", "1", "pv-1-py3-none-any.whl", f"http://{place}/f/pv-1-py3-none-any.whl", SHA256_OF_WHEEL)
-        assert wheels._fetch(wheel, settings, {}, lambda _line: None).read_bytes() == b"wheel"
-        with pytest.raises(ProvisionError, match="wrong content"):
-            wheels._fetch(replace(wheel, sha256="0" * 64), settings, {}, lambda _line: None)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://me:s3cr%40t@127.0.0.1:{server.server_address[1]}/simple")
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+        monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+        printed: list[str] = []
+        platform = wheels.Platform("3.12", "x86_64", "2.31")
+        (found,) = wheels.gather(["pvsecret==1.0"], platform, tmp_path / "out", wheels.Indexes(), say=printed.append)
+        with pytest.raises(ProvisionError, match=r"pvsecret==2\.0") as refused:
+            wheels.gather(["pvsecret==2.0"], platform, tmp_path / "out", wheels.Indexes(), say=printed.append)
         server.shutdown()
-    assert logins[0] == "Basic " + base64.b64encode(b"me:s3cr@t").decode()
+    assert downloads.digest(tmp_path / "out" / found.file) == downloads.digest(tmp_path / found.file)
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and b"s3cr" in path.read_bytes()]
+    assert (kept, "s3cr" in f"{printed} {refused.value} {found}") == ([], False)
 
 
 def test_missing_system_packages_are_named(packed: Path, tmp_path: Path) -> None:
