@@ -32,12 +32,12 @@ app = App(
 )
 
 ForHosts = Annotated[
-    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Make it for these hosts; or say --os, --cuda, --cpu.")
+    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="Build for these hosts; or give --os, --cuda, --cpu.")
 ]
-System = Annotated[str | None, typer.Option("--os", help="Make it of this system, e.g. ubuntu22.04.", metavar="SYSTEM")]
-Cuda = Annotated[str | None, typer.Option("--cuda", help="For this CUDA, e.g. 12.4.", metavar="VERSION")]
-Facts = Annotated[Path | None, typer.Option("--facts", help="As for `plan`: from this file of facts, touching no host.")]
-Base = Annotated[str | None, typer.Option("--base", help="Begin with this image instead of the catalogue's.", metavar="IMAGE")]
+System = Annotated[str | None, typer.Option("--os", help="Operating system of the image, e.g. ubuntu22.04.", metavar="SYSTEM")]
+Cuda = Annotated[str | None, typer.Option("--cuda", help="CUDA version of the image, e.g. 12.4.", metavar="VERSION")]
+Facts = Annotated[Path | None, typer.Option("--facts", help="Read facts from this file instead of surveying hosts.")]
+Base = Annotated[str | None, typer.Option("--base", help="Base image to use instead of the catalogue's.", metavar="IMAGE")]
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
 
 
@@ -81,9 +81,11 @@ def _check_format(kind: str | None) -> None:
 def render_(
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Write it and all that a build needs here; without, print it.", file_okay=True),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Write the Dockerfile and its context into this folder; without, print it.", file_okay=True
+        ),
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Every system and CUDA that there are images of, a folder each.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Render every supported system and CUDA, each into a folder.")] = False,
     buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
     kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
@@ -114,16 +116,16 @@ def render_(
 @also(request=image_request, options=requirements, passwords=passwords)
 def build_(
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="What to call it; provision:SYSTEM by default.")
+        str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="Name of the image; provision:SYSTEM by default.")
     ] = None,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Take the distribution's packages from here.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Use nothing that earlier builds left.")] = False,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="Mirror for the distribution's packages.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build without the cache of earlier builds.")] = False,
     *,
     request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
-    """Build the image on this machine's container engine. Certificates, proxies and indexes of this machine are used and stay out of it."""
+    """Build the image with this machine's container engine. The machine's certificates and proxies are used and stay out of the image."""
     wanted = build.checked_tag(tag) if tag else None
     made = _plan(request, options, passwords)
     if wanted and len(made) > 1:
@@ -146,7 +148,7 @@ def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str])
 @app.command("verify")
 def verify_(
     image: Image,
-    hosts: Annotated[int, typer.Option("--hosts", help="Containers that train together.")] = 2,
+    hosts: Annotated[int, typer.Option("--hosts", help="Number of containers to train in.")] = 2,
     data: Data = None,
     json_: Json = False,
 ) -> None:
@@ -161,7 +163,7 @@ def verify_(
             console.say(line)
         for finding in verdict.findings:
             if finding.severity != "error":
-                console.say(f"{finding.severity}: {finding.host or 'between them'}: {finding.title}: {finding.seen}")
+                console.say(f"{finding.severity}: {finding.host or 'between hosts'}: {finding.title}: {finding.seen}")
         for fault in verdict.faults:
             console.say(f"fault: {fault}", style="red")
         console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")
@@ -180,7 +182,9 @@ def run_(
     data: Data = None,
     volumes: Annotated[
         list[str] | None,
-        typer.Option("--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="A folder of the hosts in the containers, for data and results."),
+        typer.Option(
+            "--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="Mount a folder of the hosts into the containers, for data and results."
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the image on the hosts; without, it is removed at the end.")] = False,
     *,
@@ -194,14 +198,14 @@ def run_(
     if smoke and options.command:
         raise UsageError("--smoke and a program exclude each other", hint="leave one of them out")
     if not smoke and not options.command:
-        raise UsageError("nothing to run", hint="say --smoke, or name a program: provision image run HOSTS IMAGE -- python train.py")
+        raise UsageError("nothing to run", hint="give --smoke, or a program: provision image run HOSTS IMAGE -- python train.py")
     if not smoke and (epochs or data):
-        raise UsageError("--epochs and --data are about --smoke", hint="leave them out")
+        raise UsageError("--epochs and --data need --smoke", hint="leave them out")
     if options.python is not None:
         raise UsageError("--python: the image has its own", hint="leave it out")
     for volume in volumes or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is not a folder of hosts and one of containers", hint="write it like /data:/data:ro")
+            raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
     inventory = inventory_of(hosts, limit)
     training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
     with progress.make() as shown:
@@ -224,7 +228,7 @@ def manifest() -> None:
 
 @app.command("ls")
 def ls(json_: Json = False) -> None:
-    """The images that were made here: their contents, and whether they are verified."""
+    """List the images that were built here: their contents, and whether they are verified."""
     with local_images.engine() as client:
         found = local_images.list_all(client)
     if json_:
@@ -250,7 +254,7 @@ def ls(json_: Json = False) -> None:
     if rows:
         terminal.out().print(terminal.table(rows))
     else:
-        terminal.out().say("no image was made here yet: provision image build")
+        terminal.out().say("no image was built here yet: provision image build")
 
 
 @app.command("rm")
@@ -265,12 +269,12 @@ def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names,
 @app.command("push")
 def push(
     image: Image,
-    unverified: Annotated[bool, typer.Option("--unverified", help="Push it although it is not verified.")] = False,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Push an image that is not verified.")] = False,
     unproven: Annotated[bool, typer.Option("--unproven", hidden=True)] = False,
 ) -> None:
     """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
     if unproven:
-        terminal.say("--unproven is deprecated: it is called --unverified now")
+        terminal.say("--unproven is deprecated: use --unverified")
     with local_images.engine() as client:
         digest = local_images.push(client, image, unverified=unverified or unproven)
     terminal.out().say(f"{local_images.split_name(image)[0]}@{digest}")
@@ -285,7 +289,7 @@ def diff(
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """Where hosts, by what is installed there, and an image differ."""
+    """Show where installed hosts and an image differ."""
     inventory = inventory_of(hosts, limit)
     with local_images.engine() as client:
         info = local_images.get(client, image)

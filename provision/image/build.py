@@ -43,7 +43,7 @@ _END_S = 30.0  # until a build that is interrupted has ended its steps
 
 @dataclass(frozen=True)
 class Built:
-    """A finished image: its name, its id, how large it is in bytes, how long it took, and where the log is."""
+    """A finished image: its name, id, size in bytes, build time and log."""
 
     tag: str
     image: str
@@ -110,7 +110,7 @@ def buildkit() -> list[str]:
 
 
 def check_mirror(mirror: str | None, targets: Sequence[Target]) -> None:
-    """Raise UsageError where a mirror is named for a distribution whose packages do not go through it."""
+    """Raise UsageError for a mirror of a distribution that is not Debian or Ubuntu."""
     others = [each.name for each in targets if each.host.family != "debian"]
     if mirror is not None and others:
         what = "--mirror: only Debian's and Ubuntu's packages can be taken from a mirror"
@@ -144,7 +144,7 @@ def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None
 
 
 def _refuse_other_processor(client: DockerClient, arch: str) -> None:
-    """An image is built by running its steps, so the engine's machine must be of its kind."""
+    """Raise ProvisionError where the engine's machine has another architecture: an image is built by running its steps."""
     there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
     if there != arch:
         what = f"this machine's container engine runs on {there}, and the image is for {arch}"
@@ -167,7 +167,7 @@ def _fetch_wheels(target: Target, options: Options, context: Path, output: Build
 
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
-    """For the context and the secrets of one build, on the file system of the cache; what killed builds left is removed."""
+    """A folder for the context and the secrets of one build, on the cache's file system; those of killed builds are removed."""
     builds = paths.cache() / "builds"
     builds.mkdir(parents=True, exist_ok=True, mode=0o700)
     for left in builds.iterdir():
@@ -240,12 +240,12 @@ def _is_loopback(place: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Of the docker command: the engine that the SDK talks to, and its own builder."""
+    """Environment of the docker command: BuildKit, with the engine that the SDK uses."""
     return {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": "default", "DOCKER_CONTEXT": "default"}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, output: BuildOutput, log: Path) -> str:
-    """The build itself; returns the image's id."""
+    """Run the build; returns the image's id."""
     names = folder.parent / "image-id"
     words = [*command, "--progress", "plain", "--iidfile", str(names), str(folder)]
     process = subprocess.Popen(
@@ -275,7 +275,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, o
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the docker command as Ctrl-C does: the engine ends the steps that run."""
+    """Stop the docker command as Ctrl-C does, which also stops the running steps."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)  # its plugin, too

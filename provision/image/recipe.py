@@ -18,7 +18,7 @@ OCI = "org.opencontainers.image"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image, as its template sees it.
+    """One image, as the Dockerfile template reads it.
 
     Attributes:
         target: base and plan.
@@ -97,7 +97,7 @@ def image_manifest(target: Target) -> dict[str, Any]:
 
 
 def versions(host: HostPlan) -> dict[str, str]:
-    """Component → version, of what the plan holds."""
+    """Component → version, as planned."""
     return {name: component.version for name in COMPONENTS if (component := getattr(host, name)) is not None and component.version}
 
 

@@ -67,7 +67,7 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
 
 
 def write(folder: Path, files: Mapping[str, File]) -> None:
-    """Write a context into a folder that is new or empty, or holds nothing but an unchanged context of before, which is replaced.
+    """Write a context into a folder that is new, empty, or holds an unchanged earlier context, which is replaced.
 
     Raises:
         UsageError: the folder cannot be written, or holds files that are not ours.

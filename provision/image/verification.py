@@ -128,7 +128,7 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     answers, unable = reach.look(session, known)
     verdict.findings = examine(known, unable, answers)
     verdict.faults += [
-        f"{finding.host or 'between them'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
+        f"{finding.host or 'between hosts'}: {finding.title}: {finding.seen}" for finding in verdict.findings if finding.severity == "error"
     ]
     plan = container_hosts.plan_of(session.inventory, known, alone=False)
     _check_engine(session, plan, verdict)

@@ -80,8 +80,8 @@ def test_an_unusable_engine_gives_a_hint(answer: Answer, what: str, hint: str) -
     [
         ("", "nothing to run"),
         ("--smoke -- python x.py", "exclude each other"),
-        ("--epochs 2 -- python x.py", "about --smoke"),
-        ("--volume data:/data --smoke", "not a folder of hosts"),
+        ("--epochs 2 -- python x.py", "need --smoke"),
+        ("--volume data:/data --smoke", "not a pair of folders"),
         ("--python /usr/bin/python3 -- python x.py", "the image has its own"),
     ],
 )
