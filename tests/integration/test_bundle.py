@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hosts import good, no_hint, provision, report, root
+from hosts import good, no_way_out, provision, report, root
 
 from provision.sandbox import Sandbox
 
@@ -27,7 +27,7 @@ def bundle(closed, tmp_path_factory) -> Path:
     target = tmp_path_factory.mktemp("bundle") / "hosts.bundle"
     good(provision("bundle", str(closed.inventory), "--out", str(target), *LEAN))
     for host in closed.hosts:
-        no_hint(host)
+        no_way_out(host)
         root(host, "rm -f /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
         root(host, "! apt-get update -q 2>/dev/null | grep -q ^Get:")
         assert root(host, "ip route get 192.0.2.1 2>&1 || true").endswith("Network is unreachable")

@@ -324,6 +324,22 @@ def test_dependencies_are_those_of_the_other_machine(tmp_path: Path, gather_whee
     assert new == ["pvnew-1.0-py3-none-any.whl", "pvold-2.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
 
 
+def test_pytorchs_index_is_not_needed_where_a_folder_has_the_wheel(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    wheel(tmp_path / "links", "torch", "1.0+cpu", tag="cp312-cp312-manylinux_2_28_x86_64")
+    folders = ["/nonexistent", f"file://{tmp_path}/links"]
+    asked = {
+        (pin, glibc): wheels._needs_torch_index([pin], wheels.Platform("3.12", "x86_64", glibc), folders)
+        for pin in ("torch==1.0+cpu", "torch==1.0+cu126", "numpy==2.0")
+        for glibc in ("2.31", "2.27")
+    }
+    assert [key for key, needed in asked.items() if not needed] == [
+        ("torch==1.0+cpu", "2.31"),
+        ("numpy==2.0", "2.31"),
+        ("numpy==2.0", "2.27"),
+    ]
+
+
 def test_wheels_are_the_best_for_the_other_machines_processor_and_c_library(
     tmp_path: Path, gather_wheels: Callable[..., list[str]]
 ) -> None:
