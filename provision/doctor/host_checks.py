@@ -63,7 +63,7 @@ def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: set[str]
     """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed.
 
     Args:
-        checked: ids that checks of hosts look for; a log's finding of one that no host has says so.
+        checked: ids of the checks of hosts; a log's finding of one that no host shows now is marked as such.
     """
     log_of = {finding.id: finding for finding in in_logs}
     confirmed, others = [], []

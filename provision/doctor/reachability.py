@@ -80,7 +80,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[
                 "ports": me["ports"],
                 "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
                 "ssh": bool(found.mpi.found or found.installed.manifest),  # mpirun needs it
-                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that nobody gets all logins at once
+                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
             },
         }
     return made
