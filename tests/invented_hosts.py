@@ -1,4 +1,4 @@
-"""Hosts that nobody has, for tests of what the resolver makes of them: their facts, and the plan for them."""
+"""Facts of invented hosts for tests of the resolver, and the plan for them."""
 
 from __future__ import annotations
 
