@@ -130,6 +130,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)  # the host's users must be able to read the prefix
     given = module.params
     why = refusal(given["prefix"], given["contents"]) if given["prefix"] else None
     if why:

@@ -354,7 +354,7 @@ def install(module, uv, venv, again, scratch):
     with open(path, "w") as file:
         for name, version, wheels in packages:
             file.write(f"{name}=={version} {' '.join('--hash=sha256:' + sha256 for sha256 in sorted(wheels))}\n")
-    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode", "-r", path]
+    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", path]
     words += [word for pin in again for word in ("--reinstall-package", canonical(pin.partition("==")[0]))]
     uv.pip("install " + " ".join(module.params["requirements"]), "install", *words)
     versions = installed_versions(venv)
@@ -371,7 +371,7 @@ def install_built(module, uv, venv, scratch):
     path = os.path.join(scratch, "built.txt")
     with open(path, "w") as file:
         file.write(f"{name} @ file://{os.path.abspath(wheel)} --hash=sha256:{sha256}\n")
-    words = ["--quiet", "--no-deps", "--require-hashes", "--compile-bytecode", "--reinstall-package", name, "-r", path]
+    words = ["--quiet", "--no-deps", "--require-hashes", "--reinstall-package", name, "-r", path]
     uv.pip("install " + name, "install", *words)
     note = {"source": module.params["built_from"], "wheel": sha256, "record": record_of(venv, name)}
     write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))

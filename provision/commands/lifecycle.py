@@ -19,7 +19,7 @@ from provision.install import builds, drift, installer, removal
 from provision.install.bundle import using
 from provision.install.bundle.archive import unpack
 from provision.install.bundle.gather import Places, gather
-from provision.install.installer import Sources
+from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
 from provision.plan import cluster_lock, lock_file
@@ -74,7 +74,7 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             if bundle is not None:
                 using.refuse_incomplete(session, bundle, plan)
                 builds.adopt(bundle.folder / "supplies")
-                sources = replace(sources, bundle=bundle, given=using.with_sources_of(bundle, sources.given))
+                sources = replace(sources, bundle=bundle, user_files=using.with_sources_of(bundle, sources.user_files))
             if plan.hosts:
                 session.step = "install"
                 ready: dict[str, cluster_lock.Files] = {}
@@ -140,7 +140,7 @@ def _make_ready(
     report: Report,
     plan: Plan,
     facts: Mapping[str, Facts],
-    sources: Sources,
+    sources: PackageSources,
     options: Options,
     ready: dict[str, cluster_lock.Files],
 ) -> None:
@@ -158,15 +158,16 @@ def _make_ready(
         return
     for name, reason in reasons.items():
         session.progress.line(f"{name}: {reason}", "dim")
-    done = installer.install(session, plan, facts, sources, ready, check=options.check, first=options.first_step)
+    done = installer.install(session, plan, facts, sources, ready.__setitem__, check=options.check, first=options.first_step)
     add_outcome(report, session.inventory, plan, done.outcome)
     if options.check:
         for host in report.hosts:
             result, found = done.outcome.hosts.get(host.host), facts.get(host.host)
             if result is not None and found is not None and result.failure is None:
                 rewritten = not options.first_step and drift.is_rewritten(manifests[host.host], found)
-                foretell(host, result, rewritten=rewritten, drifted=bool(found.drift))
-    report.notes += done.stand_ins
+                unchecked = installer.partly_checked(plan.hosts[host.host])
+                foretell(host, result, unchecked, rewritten=rewritten, drifted=bool(found.drift))
+    report.notes += done.fallbacks
     for name, packages in done.unlocked.items():
         said = f"{cluster_lock.NAME} did not know {', '.join(packages)}"
         report.notes.append(f"{name}: {said}: taken as the index had it, without a checksum to compare with; it is in the lock from now on")

@@ -10,8 +10,8 @@ from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Remedy
 from provision.facts import Facts
-from provision.install.artifacts import Given, with_checksums
-from provision.install.installer import Sources
+from provision.install.artifacts import UserFiles, with_checksums
+from provision.install.installer import PackageSources
 from provision.inventory import Host, Inventory
 from provision.plan import cluster_lock, lock_file
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan
@@ -53,7 +53,7 @@ def lock_before(inventory: Inventory) -> cluster_lock.Lock | None:
 
 def make_plan(
     inventory: Inventory, known: Mapping[str, Facts], options: Options, locked: cluster_lock.Lock | None = None
-) -> tuple[Plan, Sources]:
+) -> tuple[Plan, PackageSources]:
     """The plan for the hosts in ``known`` (their facts), and where its parts come from.
 
     Where there is a lock, it answers what the user left open; where there is none, what earlier runs have left on the hosts does. A plan
@@ -68,7 +68,7 @@ def make_plan(
 
 def _make_plan(
     inventory: Inventory, known: Mapping[str, Facts], options: Options, locked: cluster_lock.Lock | None
-) -> tuple[Plan, Sources]:
+) -> tuple[Plan, PackageSources]:
     known = {name: each.model_copy(update={"wheel_candidates": _index_counts(each, options)}) for name, each in known.items()}
     source = engine_source.pack()
     requirements = requirements_of(options, source)
@@ -79,8 +79,8 @@ def _make_plan(
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in asked_before:
         requirements = replace(requirements, cpu=True)
-    given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
-    sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
+    files = UserFiles(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
+    sources = PackageSources(source, options.wheels, options.index_url, options.apt_mirror, files)
     asked = {host.name: _host_requirements(host, known[host.name]) for host in inventory.hosts if host.name in known}
     kept = locked if locked is not None or options.upgrade else _as_installed(inventory, known)
     if kept is None:

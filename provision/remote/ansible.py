@@ -67,11 +67,10 @@ def headline(text: str) -> str:
 
 @dataclass
 class Step:
-    """One role on one host: tasks that ran, of these the ones that changed something (or would), and whether a dry run left some out."""
+    """One role on one host: tasks that ran, and of these the ones that changed something (or would)."""
 
     ran: int = 0
     changed: int = 0
-    unchecked: bool = False
 
 
 @dataclass
@@ -142,10 +141,8 @@ class _Collector:
         host.seconds += event.seconds
         if event.role:
             step = host.steps.setdefault(event.role, Step())
-            is_note = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))  # the role's own, of a dry run
-            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_note
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed")
             step.changed += event.kind == "changed"
-            step.unchecked = step.unchecked or is_note
         if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from provision.base.errors import ProvisionError
@@ -80,21 +81,22 @@ def host_report(host: HostPlan, result: HostResult | None) -> HostReport:
     )
 
 
-def foretell(report: HostReport, result: HostResult, *, rewritten: bool, drifted: bool) -> None:
+def foretell(report: HostReport, result: HostResult, unchecked: Collection[str], *, rewritten: bool, drifted: bool) -> None:
     """Put into a host's line of the report what a real run would do.
 
     Args:
+        unchecked: steps of which the dry run left something out.
         rewritten: whether the manifest there is to say something else, which no dry run of its step tells.
         drifted: whether the survey found that something is not as it was left.
     """
-    steps = _prospects(result, drifted=drifted)
+    steps = _prospects(result, unchecked, drifted=drifted)
     if rewritten and "manifest" in steps:
         steps["manifest"] = "will change"
     report.steps = steps
     report.state = "would change" if drifted or result.changed or "will change" in steps.values() else "unchanged"
 
 
-def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
+def _prospects(result: HostResult, unchecked: Collection[str], *, drifted: bool) -> dict[str, Prospect]:
     """What a dry run says of each step.
 
     What it left out it cannot know once an earlier step will change the host; nor where it could not look at anything, and something is not
@@ -105,7 +107,7 @@ def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
     for name, step in result.steps.items():
         if name == "guard":
             continue
-        unknown = step.unchecked and (changing or (drifted and step.ran == 0))
+        unknown = name in unchecked and (changing or (drifted and step.ran == 0))
         found[name] = "will change" if step.changed else "cannot know yet" if unknown else "will not change"
         changing = changing or step.changed > 0
     return found

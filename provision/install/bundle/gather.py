@@ -38,7 +38,7 @@ def gather(
     plan: Plan,
     facts: Mapping[str, Facts],
     places: Places,
-    sources: installer.Sources,
+    sources: installer.PackageSources,
     target: Path,
     locked: Lock | None,
 ) -> None:
@@ -72,7 +72,7 @@ def gather(
                 "nccl_wheels": found["nccl"],
                 **_packages(host, facts[host.name], seen[host.name], work / host.name, folder / "debs", places, say),
             }
-        carried = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
+        carried = artifacts.carry(plan, folder / "supplies", sources.user_files, say=say)
         carried |= artifacts.carry_uv(plan, folder / "supplies", places.index_url, say)
         dataset = _data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None
         files = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from provision.base import tarball
 from provision.base.errors import ProvisionError
-from provision.install.artifacts import Given
+from provision.install.artifacts import UserFiles
 from provision.install.bundle.archive import Bundle
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
@@ -39,7 +39,7 @@ def with_files_of(bundle: Bundle, options: Options) -> Options:
     )
 
 
-def with_sources_of(bundle: Bundle, given: Given) -> Given:
+def with_sources_of(bundle: Bundle, given: UserFiles) -> UserFiles:
     """What was fetched for the bundle takes the place of fetching it."""
     return replace(
         given,
