@@ -1,6 +1,6 @@
-"""The host's record: what provision has put here and what was here before. `provision remove` takes off what stands in it.
+"""The host's record: what provision has installed here and what was here before. `provision remove` removes what it names.
 
-It is written before a change is made, so that a run which is cut off leaves nothing unknown. Python 3.7+, standard library only.
+It is written before each change, so that an interrupted run leaves nothing unknown. Python 3.7+, standard library only.
 
     {"schema": 1,
      "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file;

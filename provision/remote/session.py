@@ -52,7 +52,7 @@ class Session:
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
         self.locks_left = False
-        self.rooted: set[str] = set()  # hosts where steps may run as root, as the survey finds out
+        self.privileged: set[str] = set()  # hosts where the login user is or can become root, by the survey
         self._note = self.folder / "controller.json"
         self._note.write_text(json.dumps(_this_process()), encoding="utf-8")
 
@@ -116,7 +116,7 @@ class Session:
                 self.ansible_inventory,
                 workdir=workdir,
                 run_id=self.run_id,
-                extra_vars={"provision_rooted": sorted(self.rooted), **(extra_vars or {})},
+                extra_vars={"provision_privileged": sorted(self.privileged), **(extra_vars or {})},
                 limit=names,
                 check=check,
                 passwords=self.passwords,
@@ -138,7 +138,7 @@ class Session:
             self.ansible_inventory,
             workdir=self.folder / "release",
             run_id=self.run_id,
-            extra_vars={"provision_released_run": self.run_id, "provision_rooted": sorted(self.rooted)},
+            extra_vars={"provision_released_run": self.run_id, "provision_privileged": sorted(self.privileged)},
             limit=hosts,
             passwords=self.passwords,
         )
@@ -156,7 +156,7 @@ class Session:
             extra_vars={
                 "provision_sweep_command": resources.inline_command("guard.py", self.run_id),
                 "provision_swept_run": self.run_id,
-                "provision_rooted": sorted(self.rooted),
+                "provision_privileged": sorted(self.privileged),
             },
             limit=names,
             passwords=self.passwords,

@@ -78,7 +78,7 @@ def look(session: Session, *, index: Literal["new", "all"] | None = None) -> Sur
     survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
     survey.problems += facts.against_inventory(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
-    session.rooted = {name for name, found in survey.hosts.items() if found.user.can_become}
+    session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     session.write("facts.json", survey.as_dict())
     return survey
 

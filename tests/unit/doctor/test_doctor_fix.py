@@ -25,7 +25,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_turn(tmp_path: Path)
     (tmp_path / "hosts").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
     events: list[Event] = []
     names = ["one", "two", "three"]
-    extra = {"provision_rooted": [], "provision_fix": {"here": {"ids": names}}}
+    extra = {"provision_privileged": [], "provision_fix": {"here": {"ids": names}}}
     ansible.run(
         tmp_path / "fix.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
     )
