@@ -1,16 +1,16 @@
 #!/usr/bin/python
-"""Ansible module: a file, or a marked block in somebody else's file, that `provision remove` removes again. Python 3.7+."""
+"""Ansible module: a file, or a marked block in a shared file, that is in the host's record. Runs on the host; Python 3.7+."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: owned_file
-short_description: Write a file or a block and note it in the host's record
+short_description: Write a file or a block and record it
 description:
   - The record is written first.
 author: [the provision authors]
 options:
-  record: {description: The record that notes it., type: path, required: true}
+  record: {description: The host's record., type: path, required: true}
   path: {description: The file., type: path, required: true}
   content: {description: "The text of the file, or of the block.", type: str, required: true}
   marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
@@ -18,7 +18,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Name our library folders to the linker
+- name: Configure the linker
   owned_file:
     record: /opt/provision/record.json
     path: /etc/ld.so.conf.d/00-provision.conf
@@ -35,7 +35,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 
 def block_of(text, marker):
-    """(what stands before the block, the block without its markers or None, what follows)"""
+    """(text before the block, the block without its markers or None, text after it)"""
     begin, end = marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")
     lines = text.splitlines(keepends=True)
     plain = [line.rstrip("\n") for line in lines]
@@ -46,7 +46,7 @@ def block_of(text, marker):
 
 
 def with_block(text, marker, block):
-    """``text`` with the block put where it was, else at the end."""
+    """``text`` with the block in its old place, else at the end."""
     before, _found, after = block_of(text, marker)
     if before and not before.endswith("\n"):
         before += "\n"

@@ -244,7 +244,7 @@ class Removal:
 
 
 def block_of(text, marker):
-    """(what stands before our block, the block without its markers or None, what follows)"""
+    """(text before our block, the block without its markers or None, text after it)"""
     lines = text.splitlines(True)
     plain = [line.rstrip("\n") for line in lines]
     begin, end = marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")

@@ -24,7 +24,7 @@ def noted(owned: Any, *steps: tuple[Any, ...]) -> dict[str, Any]:
     """The record's packages after ``(state, installed packages, asked)`` one after the other."""
     packages = {"added": [], "before": None}  # as versions before `asked` wrote it
     for state, now, *asked in steps:
-        packages = owned.bracketed({**owned.host_record.EMPTY["packages"], **packages}, state, now, *(asked or [[]]))
+        packages = owned.packages_entry({**owned.host_record.EMPTY["packages"], **packages}, state, now, *(asked or [[]]))
     return packages
 
 
