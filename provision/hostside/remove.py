@@ -208,7 +208,9 @@ class Removal:
             unneeded = sorted(ours | {name for name in interrupted if printed.get(name) in automatic})
             if unneeded:
                 self.call(["apt-mark"] + options + ["auto"] + unneeded)
-            options += ["--option=APT::AutoRemove::%sImportant=false" % kind for kind in ("Recommends", "Suggests")]
+            # Our own installations take no recommended packages, those of others may.
+            important = "true" if unsure - ours else "false"
+            options += ["--option=APT::AutoRemove::RecommendsImportant=" + important, "--option=APT::AutoRemove::SuggestsImportant=false"]
             said = self.call(["apt-get"] + options + ["--simulate", "--ignore-hold", "--purge", "autoremove"])[1]
         finally:
             shutil.rmtree(scratch)
