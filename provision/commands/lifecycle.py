@@ -18,7 +18,7 @@ from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
-from provision.install.installer import Sources
+from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file
@@ -114,14 +114,14 @@ def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, 
             session.progress.line(line)
 
 
-def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: Sources) -> Sources:
+def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: PackageSources) -> PackageSources:
     """The sources of an installation from a bundle; raises UsageError where it lacks what the plan needs."""
     bundle.check(session, plan)
     builds.adopt(bundle.folder / "supplies")
-    return replace(sources, bundle=bundle, given=bundle.complete_files(sources.given))
+    return replace(sources, bundle=bundle, user_files=bundle.complete_files(sources.user_files))
 
 
-def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: Sources, options: Options) -> None:
+def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources, options: Options) -> None:
     """Install the plan unless the survey shows that every host holds it, and record what the hosts hold in provision.lock."""
     manifests = installer.manifests(plan, session.inventory, facts)
     reasons = drift.reasons_to_run(plan, manifests, facts)
@@ -134,10 +134,10 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
             return
         for name, reason in reasons.items():
             session.progress.line(f"{name}: {reason}", "dim")
-        done = installer.install(session, plan, facts, sources, holding, check=options.check, first=options.first_step)
+        done = installer.install(session, plan, facts, sources, holding.__setitem__, check=options.check, first=options.first_step)
         entries.add_installation(report, session.inventory, plan, done)
         if options.check:
-            entries.add_dry_run(report, done.outcome, facts, manifests, partial=options.first_step is not None)
+            entries.add_dry_run(report, plan, done.outcome, facts, manifests, partial=options.first_step is not None)
     finally:
         if not options.check and not options.first_step:
             _record(session.inventory, plan, holding, report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class Hosts:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
     def install(
-        self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, ready: dict[str, Any], *, check: bool, **_more: Any
+        self, session: Session, plan: Plan, known: Any, _sources: Any, on_complete: Callable[..., None], *, check: bool, **_more: Any
     ) -> installer.Installed:
         if self.ends is not None:
             self.ends()
@@ -89,7 +89,7 @@ class Hosts:
         manifests = installer.manifests(plan, session.inventory, known)
         for name in [name for name in plan.hosts if name not in self.failing and not check]:
             self.installed.append(name)
-            ready[name] = {}
+            on_complete(name, {})
             venv = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
             self.change(name, installed={"manifest": json.loads(json.dumps(manifests[name])), "venv": venv}, drift=[])
         if self.interrupted:
@@ -401,14 +401,14 @@ def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(ho
     plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
     book, _ = installer.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
-    assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
+    assert roles == ["guard", "engine", "mpi_network", "ssh_mesh", "manifest"]
 
 
 # --- --check ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts) -> None:
-    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1, unchecked=True)}
+    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1)}
     check = replace(WITHOUT_TORCH, check=True)
     bare = hosts.up(check).hosts[0]
     assert (bare.state, bare.steps["manifest"]) == ("would change", "will change")
@@ -422,15 +422,15 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
 @pytest.mark.parametrize(
     ("steps", "drifted", "said"),
     [
-        ({"linker": Step(unchecked=True)}, False, "will not change"),
-        ({"linker": Step(unchecked=True)}, True, "cannot know yet"),
-        ({"packages": Step(ran=1, changed=1), "linker": Step(unchecked=True)}, False, "cannot know yet"),
-        ({"packages": Step(ran=1), "linker": Step(ran=1, unchecked=True)}, True, "will not change"),
+        ({"linker": Step()}, False, "will not change"),
+        ({"linker": Step()}, True, "cannot know yet"),
+        ({"packages": Step(ran=1, changed=1), "linker": Step()}, False, "cannot know yet"),
+        ({"packages": Step(ran=1), "linker": Step(ran=1)}, True, "will not change"),
     ],
 )
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
     report = HostReport(host="a", state="installed")
     changed = sum(step.changed for step in steps.values())
-    entries.set_prospects(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
+    entries.set_prospects(report, HostResult(steps=steps, changed=changed), {"linker"}, rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said
     assert report.state == ("would change" if drifted or changed else "unchanged")

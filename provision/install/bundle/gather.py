@@ -32,7 +32,7 @@ def gather(
     plan: Plan,
     facts: Mapping[str, Facts],
     options: Options,
-    sources: installer.Sources,
+    sources: installer.PackageSources,
     target: Path,
     locked: Lock | None,
 ) -> None:
@@ -75,7 +75,7 @@ def gather(
                 nccl_wheels=found["nccl"],
                 **packages,
             )
-        supplies = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
+        supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, say=say)
         supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, say)
         listing = {
             "hosts": {name: host.model_dump() for name, host in hosts.items()},
