@@ -72,9 +72,9 @@ def test_pack_and_unpack(packed: Path, tmp_path: Path) -> None:
     assert sources.read_bytes() == b"sources"
     assert bundle.supply("openmpi_tarball") is None
     bundle.check_contents(plan())
-    parcels = bundle.parcels(tmp_path / "parcels")
+    archives = bundle.archives(tmp_path / "parcels")
     inside = {}
-    for name, parcel in parcels.items():
+    for name, parcel in archives.items():
         with tarfile.open(parcel["archive"]) as packed_for_host:
             inside[name] = packed_for_host.getnames()
     wheel = "demo-1.0+cpu-py3-none-any.whl"
