@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All code quality gates, side by side. Every one runs, so that one look shows everything; the exit code says whether all passed.
+# All code quality gates, in parallel. Every gate runs, so that one run shows everything; the exit code says whether all passed.
 set -uo pipefail
 bin=$1
 PATH=$PWD/$bin:$PATH
@@ -7,25 +7,25 @@ work=$PWD/.work/lint
 gates=()
 failed=()
 rm -rf "$work"
-mkdir -p "$work/said"
+mkdir -p "$work/output"
 
-# Starts a gate; what it says and whether it passed are shown by `results`, in the order in which gates were started.
+# Starts a gate; `results` shows its output and whether it passed, in the order in which gates were started.
 gate() {
     local number=${#gates[@]}
     gates+=("$1")
     shift
-    { "$@" >"$work/said/$number" 2>&1 && touch "$work/said/$number.ok"; } &
+    { "$@" >"$work/output/$number" 2>&1 && touch "$work/output/$number.ok"; } &
 }
 
 results() {
     local number
     wait
     for number in "${!gates[@]}"; do
-        if [ -e "$work/said/$number.ok" ]; then
+        if [ -e "$work/output/$number.ok" ]; then
             echo "ok      ${gates[number]}"
         else
             echo "FAILED  ${gates[number]}"
-            cat "$work/said/$number"
+            cat "$work/output/$number"
             failed+=("${gates[number]}")
         fi
     done
@@ -42,7 +42,7 @@ tidy() {
         xargs -0 -P "$(nproc)" -I SOURCE clang-tidy --quiet SOURCE -- -std=c++17 -Icollective_core/csrc '-DCC_VERSION="lint"'
 }
 
-# Ansible's linter looks at what a user gets: the rendered playbook with its roles and modules.
+# ansible-lint checks what a user gets: the rendered playbook with its roles and modules.
 playbooks() {
     local actions=$PWD/playbooks/action_plugins
     provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --out "$work/playbook" || return

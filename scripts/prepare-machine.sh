@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes a Debian or Ubuntu machine ready for `provision sandbox`: installs a container engine and what base images are made with,
-# and starts the engine. Run it as root; what is there already is left alone. Other scripts source it for its functions.
+# Prepares a Debian or Ubuntu machine for `provision sandbox`: installs a container engine and the tools that create base images, and
+# starts the engine. Run it as root; what is already installed stays unchanged. Other scripts source it for its functions.
 set -euo pipefail
 
 ENGINE_LOG=${ENGINE_LOG:-/var/log/provision-dockerd.log}
-ENGINE_SECONDS=60 # until the engine answers; on a slow disk it needs a while to look at its storage
+ENGINE_SECONDS=60 # until the engine answers; on a slow disk it takes a while to read its storage
 
-# command:package, of which the command tells whether the package is needed.
+# command:package; the package is installed if the command is missing.
 SANDBOX_NEEDS=(
     dockerd:docker.io debootstrap:debootstrap iptables:iptables ip:iproute2
     ssh:openssh-client ssh-keygen:openssh-client unshare:util-linux setpriv:util-linux tar:tar
@@ -43,7 +43,7 @@ install_packages() {
 
 engine_answers() { docker info >/dev/null 2>&1 </dev/null; }
 
-# Whether process $1 is a living $2: not gone, not a zombie, not another program that got its number since.
+# Whether process $1 is a running $2: not ended, not a zombie, not another program with the same pid.
 is_alive() {
     local name state
     read -r _ name state _ 2>/dev/null <"/proc/$1/stat" || return 1
@@ -58,13 +58,13 @@ is_running() {
     return 1
 }
 
-# A daemon that died with its session leaves its number behind, and the next one would believe it still runs.
+# A daemon that was killed leaves its pid file behind, and the next one would believe that it still runs.
 forget_dead() {
     local file=$1 program=$2
     [ ! -s "$file" ] || is_alive "$(<"$file")" "$program" || rm -f "$file"
 }
 
-# Starts the engine unless one answers, and waits until it does. It outlives the script; its output goes to $ENGINE_LOG.
+# Starts the engine unless one answers, and waits until it does. It keeps running after the script; its output goes to $ENGINE_LOG.
 start_engine() {
     engine_answers && return 0
     if [ -d /run/systemd/system ]; then

@@ -1,4 +1,4 @@
-"""What all tests share: a Ctrl-C that arrives. A shell starts what runs in the background with SIGINT ignored, and children inherit it."""
+"""Signals for all tests. A shell starts background jobs with SIGINT ignored, and children inherit that; tests send SIGINT."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Facts of invented hosts for tests of the resolver, and the plan for them."""
+"""Facts of invented hosts, and plans for them, for tests of the resolver."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def host(
 
 
 def stated(sections: Mapping[str, Any]) -> facts.Facts:
-    """The facts of a host of which this is known."""
+    """Facts of a Debian 12 host with these sections."""
     return facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
 
 
 def changed(known: facts.Facts, sections: Mapping[str, Any] | None = None, **more: Any) -> facts.Facts:
-    """The same facts with other sections, which are plain data."""
+    """The same facts with some sections replaced by plain data."""
     return facts.Facts.model_validate({**known.model_dump(), **(sections or {}), **more})
 
 

@@ -1,4 +1,4 @@
-"""Programs and Ansible modules that run on hosts, loaded here: none of them is in a package."""
+"""Loader of programs and Ansible modules that run on hosts: none of them is in a package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 def load_ansible_module(name: str) -> ModuleType:
-    """A module of ours in playbooks/library, with our helpers where Ansible puts them on the host."""
+    """A module in playbooks/library, with our module_utils where Ansible puts them on the host."""
     import ansible.module_utils
 
     root = Path(__file__).parents[1]

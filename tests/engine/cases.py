@@ -1,4 +1,4 @@
-"""Cases of parametrized tests. Each starts ranks that import PyTorch: `make test` runs one of a kind, `make test-all` every one."""
+"""Cases of parametrized tests: `make test` runs one of each list, `make test-all` all, because ranks that import PyTorch take seconds."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 def slow_but_last(*cases: Any) -> list[Any]:
-    """The cases, all but the last one marked ``slow``: the last is the one in which most can go wrong, ranks on several hosts."""
+    """The cases, all but the last one marked ``slow``. The last should be the one in which most can go wrong: ranks on several hosts."""
     return [*(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases[:-1]), cases[-1]]

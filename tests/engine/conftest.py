@@ -19,15 +19,16 @@ WORKERS = Path(__file__).parent / "workers"
 #: Seconds: a launch takes two to ten on a busy machine with two cores; a hang must not block the suite.
 LAUNCH_LIMIT = 120
 
-#: The modules of long tests, which processes of xdist get before the others, so that none is left at the end to one core.
+#: The longest modules, which run first so that no worker of xdist is left with one at the end.
 LONGEST_FIRST = (
+    "test_horovod_api.py",
+    "test_failures.py",
     "test_elastic.py",
-    "test_runner.py",
-    "test_torch.py",
     "test_checkpoints.py",
+    "test_torch.py",
     "test_collectives.py",
     "test_train_mnist.py",
-    "test_failures.py",
+    "test_runner.py",
     "test_observation.py",
 )
 

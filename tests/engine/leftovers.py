@@ -1,4 +1,4 @@
-"""What a job left behind: its processes, its sockets and its files, whatever other tests run at the same time."""
+"""Processes, sockets and files that a job has left behind, also while other tests run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARK = "TEST_JOB"
 
 
 def processes_marked(mark: str) -> set[int]:
-    """Those whose environment says that they belong to this job."""
+    """Processes whose environment names this job."""
     wanted = f"{MARK}={mark}".encode()
     found = set()
     for place in Path("/proc").glob("[0-9]*/environ"):
@@ -24,7 +24,7 @@ def processes_marked(mark: str) -> set[int]:
 
 
 def own_sockets() -> set[str]:
-    """Names of the engine's unix sockets that this process holds."""
+    """Names of the engine's unix sockets that this process has open."""
     held = set()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
@@ -36,6 +36,6 @@ def own_sockets() -> set[str]:
 
 
 def files() -> set[str]:
-    """Files that could be a rank's: the engine makes none, so no other test can be taken for one."""
+    """Files that could be a rank's. The engine creates none, so other tests cannot interfere."""
     places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     return {str(p) for place in places for pattern in ("*collective*", "*cc_*", "memfd*") for p in place.glob(pattern)}

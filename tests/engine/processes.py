@@ -1,16 +1,16 @@
-"""Which processes run, for tests that nothing is left of a job."""
+"""Running processes, for tests that a job leaves none behind."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-#: Seconds in which processes must have ended after their job.
+#: Seconds after the end of a job in which its processes must have ended.
 GONE = 5.0
 
 
 def processes_with(mark: str) -> list[str]:
-    """Command lines, environments aside, of processes that run something of this mark."""
+    """Command lines of processes that contain the mark."""
     found = []
     for place_ in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -30,7 +30,7 @@ def wait_until_gone(mark: str) -> list[str]:
 
 
 def wait_for(mark: str, count: int) -> bool:
-    """Whether so many run, if need be in a moment: one that has just been started may not have its command line yet."""
+    """Whether so many run, now or soon: a process that has just started may not have its command line yet."""
     end = time.monotonic() + GONE
     while len(processes_with(mark)) < count and time.monotonic() < end:
         time.sleep(0.05)

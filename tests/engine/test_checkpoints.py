@@ -29,8 +29,12 @@ def folder(job, tmp_path):
     return Path(shutil.copytree(job[0], tmp_path / "copy"))
 
 
-def test_a_job_goes_on_as_if_it_had_not_been_interrupted(job, launch, tmp_path):
+def test_a_job_goes_on_as_if_it_had_not_been_interrupted(job):
     assert len(job[1]) == 2  # the worker itself compares
+
+
+@pytest.mark.slow
+def test_a_job_on_two_hosts_goes_on_as_if_it_had_not_been_interrupted(launch, tmp_path):
     launch("checkpoints.py", 3, 2, (str(tmp_path), "save")).must_succeed()
 
 
@@ -117,14 +121,14 @@ def test_a_job_that_is_told_where_to_restart_takes_the_last_valid_checkpoint_wit
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["step-000000000011.checkpoint"]
 
 
-@pytest.mark.parametrize("options", [(), ("--min-np", "1")])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("--min-np", "1")])
 def test_an_elastic_state_begins_where_it_is_told_to(earlier, tmp_path, options):
     done = restarted(*options, "--restart-from", earlier, tmp_path, "elastic")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] (2, 7, 0.25, 2.0, 8)" for rank in (0, 1)]
     assert done.stderr.count("goes on from") == 1
 
 
-@pytest.mark.parametrize("task", ["restore", "elastic"])
+@pytest.mark.parametrize("task", slow_but_last("restore", "elastic"))
 def test_a_folder_without_a_valid_checkpoint_is_one_error(tmp_path, task):
     damaged = tmp_path / "damaged"
     damaged.mkdir()

@@ -14,7 +14,7 @@ def everyone(launch, worker, n, hosts=1, **options):
     return reports
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (2, 2), (7, 3), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (2, 2), (7, 3), (4, 2), (3, 2)))
 def test_every_collective_type_and_size(launch, n, hosts):
     assert everyone(launch, "torch_collectives.py", n, hosts)[0]["checked"] > 800
 
@@ -24,7 +24,7 @@ def test_process_sets(launch, n, hosts):
     everyone(launch, "process_sets.py", n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (3, 3), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (3, 3), (4, 2), (3, 2)))
 def test_join(launch, n, hosts):
     assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
 
@@ -34,7 +34,7 @@ def test_join_with_operations_of_ones_own_outstanding(launch, n, hosts):
     everyone(launch, "join_with_outstanding.py", n, hosts, arguments=["25"], env={"COLLECTIVE_TIMEOUT": "30"})
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 2), (3, 2)))
 def test_horovods_semantics_where_they_are_chosen(launch, n, hosts):
     everyone(launch, "horovod_semantics.py", n, hosts)
 
@@ -64,12 +64,12 @@ def test_uneven_data_is_reported_and_weighed_by_sample(launch, n, hosts, short):
         assert [rank for rank in range(n) if f"rank {rank} has 1" in text] == short
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 2), (3, 2)))
 def test_options_of_the_optimizer_and_what_goes_with_it(launch, n, hosts):
     everyone(launch, "optimizer_options.py", n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (4, 2), (3, 2)))
 def test_details_of_the_interface(launch, n, hosts):
     everyone(launch, "horovod_details.py", n, hosts)
 
@@ -79,17 +79,17 @@ def test_process_sets_from_communicators(launch, hosts):
     everyone(launch, "communicators.py", 4, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2), (3, 2)))
 def test_optimizers_beside_each_other_and_after_errors(launch, n, hosts):
     everyone(launch, "several_optimizers.py", n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2), (3, 2)))
 def test_what_a_program_does_to_gradients_and_parameters_between_steps(launch, n, hosts):
     everyone(launch, "changed_gradients.py", n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 1), (3, 3), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 1), (3, 3), (4, 2), (3, 2)))
 def test_wrong_use_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = everyone(launch, "wrong_use.py", n, hosts)
     assert {entry["cases"] for entry in reports.values()} == {reports[0]["cases"]}

@@ -1,7 +1,7 @@
-"""What tests on real hosts share: throw-away sandboxes under names of their own, a state folder of their own, one cache per machine.
+"""Fixtures for tests on real hosts: throw-away sandboxes and a state folder per test process, one cache per machine.
 
-Without a container engine these tests skip, and say how to get one; where containers are required (``CI=true`` or
-``PROVISION_REQUIRE_CONTAINERS=1``) they fail instead, so that a run that tested nothing cannot pass.
+Without a container engine these tests are skipped, with the way to install one. With ``CI=true`` or ``PROVISION_REQUIRE_CONTAINERS=1``
+they fail instead, so that a run that tested nothing cannot pass.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
 #: The sandboxes of one test process: ``it<pid>-<what>``.
 PREFIX = f"it{os.getpid()}"
 
-#: The modules of long tests, in the order in which processes of xdist get them: the longest first, so that none is left at the end to one
-#: core, and test_up.py among the first, because what it installs is what the others begin with.
+#: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
+#: makes the image of a ready host that others begin with.
 LONGEST_FIRST = (
     "test_image.py",
     "test_up.py",
     "test_no_root.py",
     "test_sandbox.py",
     "test_bundle.py",
+    "test_run.py",
+    "test_remove.py",
     "test_doctor.py",
     "test_controllers.py",
 )
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of this test process. The cache is common to all: debootstrap runs once per machine, not once per test."""
+    """The state folder of this test process. The cache is shared: debootstrap runs once per machine, not once per test."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("provision-home")
         patch.setenv("PROVISION_HOME", str(home))
@@ -71,9 +73,9 @@ def engine(own_state: Path) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
-    """Makes sandboxes: ``sandbox_factory(count, base, sudo, name, slots)``; all of them are gone after the session.
+    """Creates sandboxes: ``sandbox_factory(count, base, sudo, name, slots)``; they are removed after the session.
 
-    ``name`` tells them apart within the session: asked for twice with the same values, it is the same sandbox.
+    ``name`` identifies a sandbox within the session: a second call with the same values returns the same sandbox.
     """
     made: list[str] = []
 
@@ -91,11 +93,11 @@ def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
 
 @pytest.fixture(scope="session")
 def ready_sandbox(engine: docker.DockerClient, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
-    """Makes sandboxes on which everything is installed, from an image that is made once: ``ready_sandbox(name, count, slots)``."""
+    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``."""
 
     def make(name: str, count: int = 2, slots: int = 2) -> Sandbox:
         made: Sandbox = sandbox_factory(count, ready.image(engine, sandbox_factory), name=name, slots=slots)
-        good(provision("up", str(made.inventory), "--no-smoke"))  # the hosts were one: names and keys are their own from now on
+        good(provision("up", str(made.inventory), "--no-smoke"))  # the hosts are copies of one: this gives each its own name and keys
         return made
 
     return make

@@ -1,4 +1,4 @@
-"""Small tools for tests on sandbox hosts: run the command line as a user does, and look at the hosts behind its back."""
+"""Helpers for tests on sandbox hosts: run the command line as a user does, and inspect the hosts without it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from docker.models.containers import Container
 
 from provision.sandbox import Sandbox, SandboxHost
 
-# The whole job takes minutes on two cores that several tests share; what takes longer than this hangs.
+# Seconds. A whole installation takes minutes on two cores that several tests share; a run that takes longer hangs.
 RUN_S = 900
 
-# Packages with their marks and holds, every path with owner and mode, every file's content, and what the linker finds.
+# Packages with their marks and holds, every path with owner and mode, every file's checksum, and the linker's cache.
 STATE = r"""
 dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n' | sort
 apt-mark showauto | sed 's/^/auto /'; apt-mark showhold | sed 's/^/held /'
@@ -39,7 +39,7 @@ def provision(*words: str, stdin: str | None = None, timeout: float = RUN_S) -> 
 
 
 def good(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """The result of a command that must succeed; everything it said is the error otherwise."""
+    """The result of a command that must succeed; otherwise its output is the error."""
     assert result.returncode == 0, f"exit {result.returncode}\n{result.stderr[-6000:]}\n{result.stdout[-6000:]}"
     return result
 
@@ -51,7 +51,7 @@ def report(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def images_of_image_tests(engine: docker.DockerClient) -> set[str]:
-    """What the tests of `provision image` build meanwhile, in another process: everything that stands on one of their own names."""
+    """Images that the tests of `provision image` build in another process: everything based on one of their tags."""
     listed = engine.api.images(all=True)
     found = {entry["Id"] for entry in listed if any(re.match(r"it\d+-image/", tag) for tag in entry["RepoTags"] or ())}
     while more := {entry["Id"] for entry in listed if entry["ParentId"] in found} - found:
@@ -65,7 +65,7 @@ def container(host: SandboxHost) -> Container:
 
 
 def root(host: SandboxHost, command: str) -> str:
-    """Run a shell command as root on a host, through the engine and not through ssh; it must succeed."""
+    """Run a shell command as root on a host, through the container engine instead of ssh; it must succeed."""
     code, output = container(host).exec_run(["sh", "-c", command])
     text = output.decode(errors="replace")
     assert code == 0, f"{host.name}: {command}\n{text}"
@@ -73,12 +73,12 @@ def root(host: SandboxHost, command: str) -> str:
 
 
 def state(host: SandboxHost) -> list[str]:
-    """All of a host that an installation could change, in lines."""
+    """Everything on a host that an installation could change, in lines."""
     return root(host, STATE).splitlines()
 
 
 def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
-    """Run a command in one namespace of a host with this machine's rights, which containers do not have."""
+    """Run a command in one namespace of a host with this machine's privileges, which containers do not have."""
     pid = str(container(host).attrs["State"]["Pid"])
     elevated = [] if os.geteuid() == 0 else ["sudo", "-n"]
     done = subprocess.run(
@@ -87,8 +87,8 @@ def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def no_way_out(host: SandboxHost) -> None:
-    """Take its default route. A host may not do that itself, so a container with that right steps into its network for a moment."""
+def remove_default_route(host: SandboxHost) -> None:
+    """Close the host's network. It may not do that itself, so a privileged container joins its network for a moment."""
     box = container(host)
     docker.from_env().containers.run(
         box.image, ["route", "del", "default"], entrypoint="ip", network_mode=f"container:{box.id}", cap_add=["NET_ADMIN"], remove=True
@@ -98,8 +98,8 @@ def no_way_out(host: SandboxHost) -> None:
 def marked_processes(sandbox: Sandbox) -> list[str]:
     """Processes on the hosts and on this machine that a run has started and left behind.
 
-    A container's processes are this machine's too, so one look at /proc sees them all; other tests' runs are told apart by their
-    hosts' process namespaces, and on this machine by the state folder of this test process.
+    /proc lists the containers' processes, too. Runs of other tests are excluded by their hosts' process namespaces, and on this machine
+    by the state folder.
     """
     ours = set()
     for host in sandbox.hosts:
@@ -120,7 +120,7 @@ def marked_processes(sandbox: Sandbox) -> list[str]:
 
 @contextlib.contextmanager
 def running(*words: str) -> Iterator[Running]:
-    """A ``provision`` run in the background, for tests that do something to it or to its hosts meanwhile."""
+    """A ``provision`` run in the background, for tests that disturb it or its hosts."""
     process = subprocess.Popen(
         [sys.executable, "-m", "provision", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -132,7 +132,7 @@ def running(*words: str) -> Iterator[Running]:
 
 
 class Running:
-    """A run in the background and what it has said so far: on standard error, or on both streams where they are one."""
+    """A run in the background and its output so far: standard error, or both streams if they are one."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -140,7 +140,7 @@ class Running:
         self.said: list[str] = []
 
     def wait_for(self, *texts: str, timeout: float = RUN_S) -> str:
-        """Read what it says until a line holds all of ``texts``; that line."""
+        """Read its output up to the line that contains all of ``texts``; returns that line."""
         assert self.stream is not None
         deadline = time.monotonic() + timeout
         for line in self.stream:
@@ -148,7 +148,7 @@ class Running:
             if all(text in line for text in texts):
                 return line
             assert time.monotonic() < deadline, "".join(self.said[-40:])
-        raise AssertionError(f"it ended without saying {texts}:\n{''.join(self.said[-40:])}")
+        raise AssertionError(f"it ended without {texts} in its output:\n{''.join(self.said[-40:])}")
 
     def finish(self, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
@@ -158,7 +158,7 @@ class Running:
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:
-    """Look again and again until ``condition`` holds."""
+    """Poll until ``condition`` is true."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

@@ -1,7 +1,7 @@
-"""Stand-ins for NVIDIA's packages of NCCL, with their real names, versions and places, a signed repository to get them from, and sources.
+"""Fake NCCL packages with the names, versions and paths of NVIDIA's, a signed repository that serves them, and fake sources.
 
-The library in them is ours: it answers ncclGetVersion and holds the sentence by which a real one tells its CUDA. Nothing else of NCCL is
-needed to see that the right build is installed, held and found.
+Their library only answers ncclGetVersion and contains the version string by which a real one reports its CUDA. That is enough to test
+that the right build is installed, held and found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def package(folder: Path, name: str, version: str, tree: Path, depends: str = ""
     control = [f"Package: {name}", f"Version: {version}", f"Architecture: {arch}", "Maintainer: test <test@example.org>"]
     control += [f"Depends: {depends}"] if depends else []
     (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
-    (tree / "DEBIAN/control").write_text("\n".join([*control, "Description: stand-in", ""]))
+    (tree / "DEBIAN/control").write_text("\n".join([*control, "Description: fake", ""]))
     path = folder / f"{name}_{version}_{arch}.deb"
     run("dpkg-deb", "--build", "--root-owner-group", tree, path)
     return path
@@ -79,7 +79,7 @@ extern "C" int ncclGetVersion(int* version) { *version = %d; return sentence[0] 
 
 
 def sources(path: Path, number: str) -> Path:
-    """A tarball that is built as NCCL's is; its name says nothing."""
+    """A tarball that is built like NCCL's; the version is not in its name."""
     major, minor, patch = map(int, number.split("."))
     files = {
         "Makefile": MAKEFILE,
@@ -95,12 +95,12 @@ def sources(path: Path, number: str) -> Path:
 
 
 class Key:
-    """A throw-away key to sign with."""
+    """A throw-away signing key."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700)
         self.gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
-        run(*self.gpg, "--quick-generate-key", "stand-in <test@example.org>", "rsa3072", "sign", "never")
+        run(*self.gpg, "--quick-generate-key", "test <test@example.org>", "rsa3072", "sign", "never")
 
     @property
     def public(self) -> bytes:
@@ -126,7 +126,7 @@ def index(folder: Path, key: Key) -> None:
     packages = "\n".join(entries).encode()
     (folder / "Packages").write_bytes(packages)
     (folder / "Packages.gz").write_bytes(gzip.compress(packages))
-    lines = ["Origin: stand-in", "Label: stand-in", "Date: Sat, 01 Jan 2022 00:00:00 UTC", "Architectures: amd64", "SHA256:"]
+    lines = ["Origin: test", "Label: test", "Date: Sat, 01 Jan 2022 00:00:00 UTC", "Architectures: amd64", "SHA256:"]
     for name in ("Packages", "Packages.gz"):
         content = (folder / name).read_bytes()
         lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
@@ -135,7 +135,7 @@ def index(folder: Path, key: Key) -> None:
 
 
 def keyring_package(folder: Path, work: Path, key: Key) -> Path:
-    """cuda-keyring_1.1-1_all.deb, which holds the key where NVIDIA's does."""
+    """cuda-keyring_1.1-1_all.deb, with the key at the path that NVIDIA uses."""
     tree = work / "cuda-keyring"
     target = tree / KEYRING.lstrip("/")
     target.parent.mkdir(parents=True)
@@ -144,7 +144,7 @@ def keyring_package(folder: Path, work: Path, key: Key) -> Path:
 
 
 def local_repository(folder: Path, work: Path, key: Key, system: str, full: str, *, signed_by: bool = True) -> Path:
-    """nccl-local-repo-SYSTEM-VERSION-cudaX.Y_1.0-1_amd64.deb: a repository as files, its list, and its key next to it."""
+    """nccl-local-repo-SYSTEM-VERSION-cudaX.Y_1.0-1_amd64.deb: a repository as files, with its list and its key."""
     number, cuda = full.split("-")[0], full.rpartition("+")[2]
     name = f"nccl-local-repo-{system}-{number}-{cuda}"
     tree = work / name
@@ -163,11 +163,11 @@ def local_repository(folder: Path, work: Path, key: Key, system: str, full: str,
 
 @contextmanager
 def served(folder: Path, address: str) -> Iterator[str]:
-    """``folder`` over HTTP at ``address``, for the hosts behind it and nobody else."""
+    """``folder`` over HTTP at ``address``, reachable for the hosts of that network only."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
-            """Be quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer((address, 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -179,7 +179,7 @@ def served(folder: Path, address: str) -> Iterator[str]:
 
 
 def withdraw(folder: Path, versions: Sequence[str], away: Path) -> None:
-    """Take versions out of a repository's folder."""
+    """Remove versions from a repository's folder."""
     away.mkdir(exist_ok=True)
     for version in versions:
         for deb in folder.glob(f"*_{version}_*.deb"):

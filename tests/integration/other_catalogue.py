@@ -1,7 +1,7 @@
-"""Runs `provision` with facts of the catalogue replaced: python other_catalogue.py CHANGES.json WORDS…
+"""`provision` with parts of the catalogue replaced: python other_catalogue.py CHANGES.json WORDS…
 
-For what a test cannot have: NVIDIA's repository and its key, open-mpi.org. CHANGES is {"file of the catalogue": {"key": {…}}}, merged over
-the real ones; everything else is the product as users have it.
+For what tests cannot reach: NVIDIA's repository and its key, open-mpi.org. CHANGES is {"file of the catalogue": {"key": {…}}}, merged over
+the real catalogue; everything else is what users have.
 """
 
 from __future__ import annotations

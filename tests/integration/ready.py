@@ -1,7 +1,7 @@
-"""An image of a host on which everything is installed, so that one test module installs and the others begin where it ends.
+"""Image of a host on which everything is installed, so that only one test module installs and the others start from its result.
 
-test_up.py hands over one of the hosts on which it has installed; where that module has not run, a host is made for it. The image is
-kept by the container engine from one run of the tests to the next, as long as nothing that is installed changes.
+The image is a host of test_up.py after its installation; if that module has not run, a host is installed for it. The container engine
+keeps the image between runs of the tests, until something that is installed changes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from provision.base import paths, process_locks
 from provision.sandbox import Sandbox, SandboxHost, names
 
 REPOSITORY = "provision-tests/ready"
-#: What decides about the content of the image.
+#: The sources of everything that is in the image.
 SOURCES = ("provision", "playbooks", "collective_core")
-#: What tools leave among them: a look by lint makes no other host.
+#: Caches of tools among them, which do not count.
 NOT_SOURCES = {"__pycache__", "build", ".ruff_cache", ".mypy_cache", ".pytest_cache"}
-#: Seconds: a first installation, with the engine's build, on a machine that does other things too.
+#: Seconds for a first installation, with the engine's build, on a busy machine.
 LIMIT_S = 900
 
-# What a sandbox gives each host when it starts; a host that starts from the image gets its own.
+# Removes what a sandbox creates for each host at its start; a host started from the image gets its own.
 FORGET = "rm -rf /etc/provision-sandbox /etc/ssh/ssh_host_* /home/trainer/.ssh /root/.ssh && : > /etc/environment"
 
 
 def image(engine: docker.DockerClient, sandbox_factory: Callable[..., Sandbox]) -> str:
-    """Name of the image; it is made where the engine does not have it. Test processes that need it at once make it once."""
+    """Name of the image, which is built if the engine does not have it. Test processes that need it at the same time build it once."""
     with being_made():
         if not _is_there(engine):
             sandbox: Sandbox = sandbox_factory(1, "debian:12", name="to-be-ready")
@@ -45,20 +45,20 @@ def image(engine: docker.DockerClient, sandbox_factory: Callable[..., Sandbox]) 
 
 @contextlib.contextmanager
 def being_made() -> Iterator[None]:
-    """Other test processes that need the image wait while somebody installs what it is going to be made of."""
+    """Lock for the installation that the image is built from; other test processes that need the image wait."""
     with process_locks.acquired(paths.cache() / "locks" / "ready.lock", LIMIT_S) as lock:
         assert lock is not None, "another test process has been making the image for too long"
         yield
 
 
 def keep(engine: docker.DockerClient, host: SandboxHost) -> None:
-    """Make the image of a host on which everything is installed, within `being_made`; the host goes on as it is."""
+    """Commit a host on which everything is installed as the image, within `being_made`; the host keeps running."""
     if _is_there(engine):
         return
     for old in engine.images.list(REPOSITORY):
-        with contextlib.suppress(docker.errors.APIError):  # another checkout's tests are using it
+        with contextlib.suppress(docker.errors.APIError):  # tests of another checkout use it
             engine.images.remove(old.tags[0])
-    # The empty label: the image is no sandbox's, and stays when the sandbox goes.
+    # The empty label: the image belongs to no sandbox, and stays when this one is removed.
     labels = f'LABEL {names.LABEL}="" {names.ROLE}="image"'
     as_it_is = container(host).commit(changes=labels)
     engine.images.build(fileobj=io.BytesIO(f"FROM {as_it_is.id}\nRUN {FORGET}\n{labels}\n".encode()), tag=_name(), rm=True)
@@ -77,7 +77,7 @@ def _is_there(engine: docker.DockerClient) -> bool:
 
 
 def _key() -> str:
-    """Checksum of all files that are installed or decide what is."""
+    """Checksum of all sources."""
     digest = hashlib.sha256()
     checkout = Path(__file__).parents[2]
     for folder in SOURCES:

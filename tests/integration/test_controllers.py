@@ -28,6 +28,7 @@ def test_second_controller_is_told_who_has_the_lock(cluster):
         assert first.finish().returncode == 0
 
 
+@pytest.mark.slow
 def test_a_controller_on_another_machine_is_named_too(cluster):
     lock = '{"run": "20260101-000000-abcdef", "owner": "ann on laptop (pid 7)", "since": "this morning"}'
     root(cluster.hosts[1], f"echo '{lock}' > /run/provision.lock")
@@ -52,6 +53,7 @@ def test_killed_installation_does_not_lock_out_the_next(cluster):
     assert root(cluster.hosts[0], "ls /run/provision.lock* 2>/dev/null || true") == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
     with running("smoke", str(cluster.inventory), "--epochs", "500") as run:
         run.wait_for("Train Epoch")
@@ -64,6 +66,7 @@ def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
     assert marked_processes(cluster) == []
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_killed_leaves_no_training_behind(cluster):
     with running("smoke", str(cluster.inventory), "--epochs", "500") as run:
         run.wait_for("Train Epoch")

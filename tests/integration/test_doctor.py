@@ -59,6 +59,7 @@ def test_wrong_modes_of_ssh_files_are_found_and_fixed(cluster):
     assert root(cluster.hosts[0], "stat -c %a /home/trainer/.ssh/id_ed25519") == "600"
 
 
+@pytest.mark.slow
 def test_keys_that_sshd_refuses_are_found(cluster):
     root(cluster.hosts[1], "chmod 666 /home/trainer/.ssh/authorized_keys")
     try:
@@ -75,6 +76,7 @@ def test_a_host_name_that_resolves_to_loopback_is_found_and_fixed(cluster):
     assert cluster.hosts[0].address in root(cluster.hosts[0], "getent hosts node1")
 
 
+@pytest.mark.slow
 def test_two_hosts_of_one_name_are_found(cluster):
     as_machine(cluster.hosts[1], "uts", "hostname node1")
     try:
@@ -99,6 +101,7 @@ time.sleep(60)
     assert "apt-lock" not in doctor(cluster)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_found(cluster):
     """A small file system of its own, so that the machine's disk stays as it is."""
     as_machine(cluster.hosts[1], "mount", "mkdir -p /opt/provision && mount -t tmpfs -o size=16m none /opt/provision")
@@ -118,6 +121,7 @@ def test_blocked_ports_are_found(cluster):
     assert "btl-tcp-firewall" not in doctor(cluster)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_wrong_is_found(cluster):
     """Containers share the machine's clock, so the fake is what Python says of it: all that a host tells us of its time."""
     place = root(cluster.hosts[1], "python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))'") + "/sitecustomize.py"
@@ -130,6 +134,7 @@ def test_a_clock_that_is_wrong_is_found(cluster):
     assert "60 min" in found[0]["cause"]
 
 
+@pytest.mark.slow
 def test_a_driver_mismatch_is_found(cluster):
     """Only the driver's answer is fake: there is no GPU to ask."""
     says = "Failed to initialize NVML: Driver/library version mismatch"

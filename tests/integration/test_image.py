@@ -406,6 +406,7 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
     assert held(engine_hosts) == before
 
 
+@pytest.mark.slow
 def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.DockerClient, image: str, tmp_path: Path) -> None:
     """Those of examples/mpijob.yaml, without Kubernetes: the key pair as the operator mounts its secret, its hostfile, its names."""
     example = (Path(__file__).parents[2] / "examples/mpijob.yaml").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ import docker
 import hosts
 import nccl_packages
 import pytest
-from hosts import RUN_S, good, no_way_out, report, root
+from hosts import RUN_S, good, remove_default_route, report, root
 
 from provision.base import paths
 from provision.sandbox import Sandbox, names
@@ -401,7 +401,7 @@ def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host,
     bundle = tmp_path / "hosts.bundle"
     words = ("--without-torch", *REQUIREMENTS)
     good(provision("bundle", str(host.inventory), *words, "--out", str(bundle)))
-    no_way_out(host.hosts[0])
+    remove_default_route(host.hosts[0])
     root(host.hosts[0], "rm -f /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
     root(host.hosts[0], "rm -rf /var/lib/apt/lists && apt-get -q update")
     refused = provision("up", str(host.inventory), "--bundle", str(bundle), "--without-torch", "--nccl-source", "wheel")

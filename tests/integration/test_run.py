@@ -121,7 +121,9 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("how", UNFIT)
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("a closed port", "no interpreter")), "an unknown name", "no engine"]
+)
 def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how):
     text, before, after, says = UNFIT[how]
     hosts, two = work.parent / "hosts.ini", cluster.hosts[1]
@@ -142,7 +144,11 @@ def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("own", signal.SIGINT), pytest.param("own", signal.SIGTERM, marks=pytest.mark.slow), ("own", signal.SIGKILL), ("mpi", signal.SIGINT)],
+    [
+        *(pytest.param("own", number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
+        ("own", signal.SIGKILL),
+        ("mpi", signal.SIGINT),
+    ],
 )
 def test_job_ends_everywhere_with_its_controller(cluster, work, launcher, number):
     with at_work(cluster, work, launcher) as run:
@@ -157,7 +163,7 @@ def test_job_ends_everywhere_with_its_controller(cluster, work, launcher, number
     wait_until(lambda: folders_of_jobs(cluster) == [])
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "own"])
+@pytest.mark.parametrize("launcher", [pytest.param("mpi", marks=pytest.mark.slow), "own"])
 def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
     two = cluster.hosts[1]
     with at_work(cluster, work, launcher) as run:

@@ -70,13 +70,9 @@ def test_a_dry_run_on_bare_hosts_fails_nowhere_and_changes_nothing(bare):
 def test_a_plan_is_shown_and_its_playbook_runs_by_hand(bare, tmp_path):
     shown = good(provision("plan", inventory(bare), "--out", str(tmp_path / "book")))
     assert "4.1.8" in shown.stdout
-    by_hand = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", inventory(bare), "site.yml", "-e", "@vars.json", "--check"],
-        cwd=tmp_path / "book",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ansible_playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+    words = ["-i", inventory(bare), "site.yml", "-e", "@vars.json", "--check", "--limit", "node1"]
+    by_hand = subprocess.run([ansible_playbook, *words], cwd=tmp_path / "book", capture_output=True, text=True, check=False)
     assert by_hand.returncode == 0, by_hand.stdout[-4000:]
 
 

@@ -1,7 +1,9 @@
-"""The command line as a process, with good and bad input: exit codes, streams, no traceback without --debug."""
+"""The command line with good and bad input: exit codes, streams, and no traceback without --debug."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -28,9 +30,20 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def provision(*words: str, code: int = 0, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def provision(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """``provision WORDS…`` within this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        ended = main.guarded(lambda: main.app(args=list(words), prog_name="provision"), debug=False)
+    return checked(subprocess.CompletedProcess(words, ended, out.getvalue(), err.getvalue()), code)
+
+
+def process(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """``provision WORDS…`` as a process of its own."""
     command = [sys.executable, "-m", "provision", *words]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd)
+    return checked(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd), code)
+
+
+def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done
@@ -41,8 +54,8 @@ def plan(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_version_and_help() -> None:
-    assert provision("--version").stdout.startswith("provision 0.")
-    assert "sandbox" in provision("--help").stdout
+    assert process("--version").stdout.startswith("provision 0.")
+    assert "sandbox" in process("--help").stdout
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[list[str], Any]]:
@@ -222,13 +235,13 @@ def test_a_typo_in_the_catalogue_is_an_error_before_any_connection(tmp_path: Pat
     before, _, after = file.read_text().partition(right)
     file.write_text(f"{before}{right}:{after}")
     (tmp_path / "hosts.ini").write_text("node1 ansible_host=127.0.0.1 ansible_port=1\n")
-    done = provision("up", "hosts.ini", code=2, cwd=tmp_path)
+    done = process("up", "hosts.ini", code=2, cwd=tmp_path)
     assert f"provision/catalog/{name}.yaml:{before.count(chr(10)) + 1}" in done.stderr
     assert not (tmp_path / "home/runs").exists()
 
 
 def test_password_prompt_without_a_terminal() -> None:
-    assert "--become-password-file" in provision("survey", "localhost", "-K", code=2).stderr
+    assert "--become-password-file" in process("survey", "localhost", "-K", code=2).stderr
 
 
 def test_localhost_is_surveyed_without_ssh() -> None:
