@@ -3,7 +3,7 @@
 import os
 import re
 
-from .machine import in_parallel, number, section
+from .machine import number, section
 
 CPU_FLAGS = ("sse4_2", "f16c", "fma", "avx", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "bf16", "sve")
 
@@ -121,6 +121,4 @@ def disk(machine):
         "tmp": machine.env.get("TMPDIR") or "/tmp",
         "shm": "/dev/shm",
     }
-    names = sorted(places)
-    found = in_parallel(*[lambda path=places[name]: disk_of(machine, path) for name in names])
-    return dict(zip(names, found))
+    return {name: disk_of(machine, path) for name, path in places.items()}
