@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How fast `provision doctor --log` reads, and how much memory it takes: three kinds of logs, each read as a user would.
+"""How fast `provision doctor --log` reads, and how much memory it takes: four kinds of logs, each read as a user would.
 
     .venv/bin/python benchmarks/doctor.py [MEGABYTES]
 
 usual: NCCL's INFO lines and a training loop, whose lines differ in their numbers only, with an error near the end.
 varied: every third line is words in an order of its own, so that hardly a line was seen before.
 troubled: one line in a hundred is an error or a warning.
+dense: every line is an error or a warning, and no two are alike.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def troubled(dice: random.Random, number: int) -> str:
     return usual(dice, number) if number % 100 else f"[1,{number % 8}]<stderr>:{TROUBLE[number // 100 % len(TROUBLE)]}"
 
 
+def dense(dice: random.Random, number: int) -> str:
+    return f"{TROUBLE[number % len(TROUBLE)]} " + "".join(dice.choice("ghijkqxz") for _ in range(9))
+
+
 def make(path: Path, megabytes: int, line: Callable[[random.Random, int], str]) -> None:
     dice, number = random.Random(1), 0  # noqa: S311  a log, no secret
     with path.open("w", encoding="utf-8") as file:
@@ -49,7 +54,7 @@ def make(path: Path, megabytes: int, line: Callable[[random.Random, int], str]) 
 
 
 def _cpu_seconds() -> float:
-    """Of the programs that have ended; on a busy machine it says more than the clock."""
+    """Of the programs that have ended; on a busy machine it is more reliable than the clock."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -57,7 +62,7 @@ def _cpu_seconds() -> float:
 def main() -> None:
     megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     print(f"{'log':10} {'MB':>6} {'seconds':>8} {'MB/s':>6} {'CPU s':>6} {'peak MB':>8}   (all with the start of the program)")
-    for kind in (usual, varied, troubled):
+    for kind in (usual, varied, troubled, dense):
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "job.log"
             make(log, megabytes, kind)

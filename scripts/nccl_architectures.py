@@ -1,4 +1,4 @@
-"""Which GPUs the NCCL in a wheel holds code for: reads the catalogue's `code` of wheels out of the library itself.
+"""Read from the NCCL in a wheel which GPUs it has code for: the catalogue's `code` of wheels.
 
     pip download --no-deps nvidia-nccl-cu12==2.28.9 -d wheels; python scripts/nccl_architectures.py wheels/*.whl
 
@@ -64,8 +64,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if name.endswith("libnccl.so.2"))
             with open(archive.extract(name, folder), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-                said = re.search(rb"NCCL version (\d+\.\d+\.\d+)[^\0+]*\+cuda(\d+\.\d+)", library)
-                version, cuda = (part.decode() for part in said.groups()) if said else ("?", "?")
+                found = re.search(rb"NCCL version (\d+\.\d+\.\d+)[^\0+]*\+cuda(\d+\.\d+)", library)
+                version, cuda = (part.decode() for part in found.groups()) if found else ("?", "?")
                 print(f"{wheel.name}: NCCL {version}, CUDA {cuda}: {', '.join(architectures(library))}")
 
 

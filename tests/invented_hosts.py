@@ -49,17 +49,17 @@ def host(
         },
         **more,
     }
-    return facts.normalise(given_facts)
+    return facts.Facts.model_validate(given_facts)
 
 
 def stated(sections: Mapping[str, Any]) -> facts.Facts:
     """Facts of a Debian 12 host with these sections."""
-    return facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
+    return facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
 
 
 def changed(known: facts.Facts, sections: Mapping[str, Any] | None = None, **more: Any) -> facts.Facts:
     """The same facts with some sections replaced by plain data."""
-    return facts.normalise({**known.model_dump(), **(sections or {}), **more})
+    return facts.Facts.model_validate({**known.model_dump(), **(sections or {}), **more})
 
 
 def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> facts.Facts:

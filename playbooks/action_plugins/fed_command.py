@@ -1,10 +1,10 @@
-"""A shell command that reads something from its standard input, where `raw` has none and `command` brings a module along.
+"""Shell command with standard input, which `raw` lacks and for which `command` copies a module.
 
     fed_command:
       cmd: what /bin/sh runs
       stdin: what it reads
 
-The result is as that of `raw`. What is read never stands on a command line, so it may be a secret.
+The result is that of `raw`. The input is on no command line, so it may be a secret.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 #!/usr/bin/python
-"""Ansible module: what apt goes by, with the distribution's own archive at a mirror, for our calls alone. Python 3.7+, no libraries.
+"""Ansible module: apt lists and settings for a mirror of the distribution's archive, for our calls alone. Python 3.7+, no libraries.
 
-The host's lists stay as they are: changed copies of them, and what apt fetches by these, lie in a folder of ours. apt reads them where
-APT_CONFIG names the configuration that is there, too.
+The host's lists stay as they are: changed copies of them, and the indexes that apt downloads, are in a folder of ours. apt uses them where
+APT_CONFIG names the configuration in that folder.
 """
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: apt_mirror
-short_description: Have apt look at a mirror without changing the host's lists
+short_description: Let apt use a mirror without changing the host's lists
 description:
-  - Fetches the mirror's indexes, unless that was done within the hour for the same lists. Repositories of third parties stay where they
-    are, and may fail; the mirror may not.
+  - Downloads the mirror's indexes, unless that was done within the hour for the same lists. Third-party repositories are used as before,
+    and may fail; the mirror may not.
 author: [the provision authors]
 options:
-  folder: {description: "Where all of it goes; C(apt.conf) in it is for APT_CONFIG.", type: path, required: true}
+  folder: {description: "The folder; C(apt.conf) in it is for APT_CONFIG.", type: path, required: true}
   url: {description: The mirror's address without a login., type: str, required: true}
-  login: {description: "C(user:password) for it, as it stands in an address; empty for none.", type: str, default: ""}
+  login: {description: "C(user:password) for it, encoded as in an address; empty for none.", type: str, default: ""}
 """
 
 EXAMPLES = r"""
-- name: Look at the mirror
+- name: Update the mirror's index
   apt_mirror:
     folder: /opt/provision/apt-mirror
     url: http://mirror.example.org/debian
@@ -45,7 +45,7 @@ LISTS = "/etc/apt"
 OS_RELEASE = "/etc/os-release"
 FRESH_S = 3600
 NAMES = ("sources.list", "sources.list.d/*.list", "sources.list.d/*.sources")
-IMPATIENT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
+SHORT_TIMEOUTS = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
 SHOWN_LINES = 4
 
 
@@ -56,11 +56,11 @@ def distribution_of(text):
 
 
 def moved_lists(folder, mirror, distribution, codename):
-    """{name below ``folder``: text}: the lists as they read with the mirror; None when nothing of them would be fetched from there."""
+    """{name below ``folder``: text}: the lists with the mirror; None where no list would use it."""
     found, used = {}, False
     for path in sorted(path for name in NAMES for path in glob.glob(os.path.join(folder, name))):
         with open(path, encoding="utf-8", errors="replace") as file:
-            binary = re.sub(r"(?m)^\s*deb-src\b.*$", "", file.read())  # nobody builds from these, and they would stay where they are
+            binary = re.sub(r"(?m)^\s*deb-src\b.*$", "", file.read())  # not needed, and aptsources does not change them
         text = aptsources.moved(binary, mirror, distribution, codename)
         entries = aptsources.parse_list(text) + aptsources.parse_deb822(text)
         used = used or any(entry.uri in (mirror.archive, mirror.security) for entry in entries)
@@ -69,7 +69,7 @@ def moved_lists(folder, mirror, distribution, codename):
 
 
 def configuration(folder):
-    """Caches in files would make those of the host's own lists stale; without, apt reads what it needs."""
+    """apt.conf, without cache files: those would replace the caches of the host's own lists."""
     options = {
         "Dir::Etc::sourcelist": folder + "/sources.list",
         "Dir::Etc::sourceparts": folder + "/sources.list.d",
@@ -86,7 +86,7 @@ def write(path, text, mode=0o600):  # a list may hold the mirror's password
         file.write(text)
 
 
-def lay_out(folder, lists):
+def write_lists(folder, lists):
     shutil.rmtree(folder + "/sources.list.d", ignore_errors=True)
     for part in ("sources.list.d", "lists/partial"):
         os.makedirs(os.path.join(folder, part), exist_ok=True)
@@ -123,14 +123,14 @@ def main():
     address = url.replace("://", f"://{login}@", 1) if login else url
     lists = moved_lists(LISTS, aptsources.mirror_at(address, distribution), distribution, codename)
     if lists is None:
-        wrong = f"no list in {LISTS} names the archive of {distribution} {codename}, whose place the mirror {url} could take"
+        wrong = f"no list in {LISTS} names the archive of {distribution} {codename}, which the mirror {url} could replace"
         module.fail_json(msg=wrong + ": name the archive there, or leave --apt-mirror out")
     mark = folder + "/fetched"
     if is_fresh(mark, lists):
         module.exit_json(changed=False)
-    lay_out(folder, lists)
+    write_lists(folder, lists)
     environment = {"APT_CONFIG": folder + "/apt.conf", "LC_ALL": "C"}
-    rc, out, err = module.run_command(["apt-get", "-q", *IMPATIENT, "update"], environ_update=environment)
+    rc, out, err = module.run_command(["apt-get", "-q", *SHORT_TIMEOUTS, "update"], environ_update=environment)
     plain = aptsources.mirror_at(url, distribution)
     wrong = aptsources.complaints(out + "\n" + err, [plain.archive, plain.security])
     if wrong:

@@ -1,8 +1,8 @@
 #!/usr/bin/python
-"""Ansible module: one controller at a time on this host, also when they run on different machines. Python 3.7+, standard library only.
+"""Ansible module: the host lock, which lets one controller at a time change this host. Python 3.7+, standard library only.
 
-The lock is a file under /run, which a reboot forgets, or in the home of a user who cannot be root. A controller names its own runs that
-have died, and may take their lock over.
+The lock is a file under /run, which a reboot deletes, or in the home of a user without root. A controller names its own dead runs, whose
+lock it may take over.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ DOCUMENTATION = r"""
 module: controller_lock
 short_description: Let one run at a time change this host
 description:
-  - Takes or gives back this host's lock. Never reports a change, because the lock is no part of the host's state.
+  - Acquires or releases the host lock. Never reports a change, because the lock is no part of the host's state.
 author: [the provision authors]
 options:
-  state: {description: Take it or give it back., choices: [held, released], required: true}
+  state: {description: Acquire or release it., choices: [held, released], required: true}
   run: {description: The run's id., type: str, required: true}
   owner: {description: Who runs it and where, for the message to others., type: str, default: somebody}
-  dead: {description: Ids of runs that are known to be over., type: list, elements: str, default: []}
+  dead: {description: Ids of runs that have ended., type: list, elements: str, default: []}
   path: {description: The lock file., type: path, default: /run/provision.lock}
 """
 
 EXAMPLES = r"""
-- name: Keep other controllers off
+- name: Acquire the host lock
   controller_lock:
     state: held
     run: 20260101-120000-abcdef
@@ -50,8 +50,8 @@ def holder(path):
         return {"run": "", "owner": "a run that left no name", "since": "an unknown time"}  # its controller died while writing it
 
 
-def hold(module, path, run):
-    """Takes the lock, also of a dead run; fails the module when a living one holds it."""
+def acquire(module, path, run):
+    """Acquire the lock, also that of a dead run; fail where another run holds it."""
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     mine = json.dumps({"run": run, "owner": module.params["owner"], "since": now})
     for _attempt in range(2):
@@ -78,7 +78,7 @@ def hold(module, path, run):
             continue
         finally:
             os.unlink(draft)
-    module.fail_json(msg=f"{path} changes hands too fast; run the command again")
+    module.fail_json(msg=f"other runs acquire {path} all the time; run the command again")
 
 
 def release(module, path, run):
@@ -100,7 +100,7 @@ def main():
     )
     path, run = module.params["path"], module.params["run"]
     if module.params["state"] == "held":
-        hold(module, path, run)
+        acquire(module, path, run)
     else:
         release(module, path, run)
     module.exit_json(changed=False)

@@ -1,9 +1,9 @@
 #!/usr/bin/python
 """Ansible module: system packages at exact versions, held there. For apt, and for dnf with its versionlock. Python 3.7+, no libraries.
 
-A newer-looking build must never take the place of the chosen one (`2.21.5-1+cuda13.1` and a distribution's `2.21.5-1-1` sort above
-`2.21.5-1+cuda12.4`), so the exact version is asked for, older or not, and held; a hold of a wrong version is lifted first and, should
-the installation fail, put back.
+A build that sorts above the chosen one must not replace it (`2.21.5-1+cuda13.1` and a distribution's `2.21.5-1-1` sort above
+`2.21.5-1+cuda12.4`), so the exact version is installed, as a downgrade if need be, and held; a hold on another version is released first
+and restored where the installation fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DOCUMENTATION = r"""
 module: held_packages
 short_description: Keep packages at exact versions and hold them
 description:
-  - Does nothing, and asks no package index, when the versions are there and held.
+  - Does nothing, and uses no package index, where the versions are installed and held.
 author: [the provision authors]
 options:
   packages:
@@ -21,8 +21,8 @@ options:
     elements: str
     required: true
   manager: {description: The package manager., choices: [apt, dnf], required: true}
-  source_list: {description: The only apt list to bring up to date before; all of them without it., type: path}
-  files: {description: The packages' files; with them no package index is asked., type: list, elements: path, default: []}
+  source_list: {description: "The only apt list to update; all of them without it.", type: path}
+  files: {description: The packages' files; with them no package index is used., type: list, elements: path, default: []}
 """
 
 EXAMPLES = r"""
@@ -34,15 +34,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 held:
-  description: What this task has put on hold and was not before, named as the package manager's own list has it.
+  description: Packages that this task holds and that were not held before, as the package manager names them.
   returned: always
   type: list
 differ:
-  description: Whether there is something to do.
+  description: Whether an installation or a hold is needed.
   returned: always
   type: bool
 replaced:
-  description: What this task has replaced by another version, name to the version before.
+  description: Packages that this task has replaced by another version, name to the version before.
   returned: always
   type: dict
 """
@@ -80,7 +80,7 @@ class Apt:
         return {row[0]: (row[3], row[1] == "hold") for row in rows if len(row) == 4 and row[2] == "installed"}
 
     def known_as(self, names):
-        """With the architecture where dpkg writes it: ``libnccl2:amd64``."""
+        """dpkg's names, with an architecture where it writes one: ``libnccl2:amd64``."""
         command = ["dpkg-query", "--show", "--showformat=${binary:Package}\n", *names]
         return self.module.run_command(command, check_rc=True)[1].split() if names else []
 
@@ -90,7 +90,7 @@ class Apt:
 
     def refresh(self):
         only = []
-        if self.source_list:  # a repository of others that is broken must not stand in the way
+        if self.source_list:  # a broken repository of others must not stop us
             only = ["-o", "Dir::Etc::sourcelist=" + self.source_list, "-o", "Dir::Etc::sourceparts=/dev/null"]
             only += ["-o", "APT::Get::List-Cleanup=0"]
         rc, out, err = self.call(*only, "-o", "APT::Update::Error-Mode=any", "update")
@@ -152,14 +152,14 @@ class Dnf:
 
 
 def excerpt(text):
-    """The package manager's errors, else its last lines; dnf tells the conflicting packages in lines with a dash."""
+    """The package manager's errors, else its last lines; dnf lists conflicting packages in lines with a dash."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(E:|Err:|W: |Error|Problem|- )", line)]
     return "\n".join((errors or lines)[-ERROR_LINES:])
 
 
-def would_go(text):
-    """The installed packages that apt would have to take off, by what it says."""
+def would_be_removed(text):
+    """The installed packages that apt would have to remove, by its output."""
     found = re.search(r"^The following packages will be REMOVED:\n((?: .*\n?)+)", text, re.MULTILINE)
     return [name.rstrip("*") for name in found.group(1).split()] if found else []
 
@@ -203,9 +203,9 @@ def main():
             if held:
                 manager.hold(held)
             msg = f"could not install {', '.join(packages)}:\n" + excerpt(out + "\n" + err)
-            going = would_go(out)
+            going = would_be_removed(out)
             if going:
-                msg += f"\n{', '.join(going)} would have to go, and provision takes no package of others off. Take it off first, "
+                msg += f"\n{', '.join(going)} would have to be removed, and provision removes no package of others. Remove it first, "
                 msg += "or choose another version with --nccl."
             module.fail_json(msg=msg, rc=rc, **result)
     result["replaced"] = {name: version for name, version in before.items() if version != wanted[name]}

@@ -1,25 +1,25 @@
 #!/usr/bin/python
-"""Ansible module: notes in the host's record what will be ours, before something else makes it. Runs on the host; Python 3.7+."""
+"""Ansible module: entries in the host's record for what other tasks will make. Runs on the host; Python 3.7+."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_record
-short_description: Note folders, files and system packages in the host's record
+short_description: Record folders, files and system packages in the host's record
 description:
-  - With C(prefix), refuses a folder of somebody else's and notes what will be made in it; that may then be replaced and removed as a whole.
-  - With C(claimed), notes that these paths are ours, if nothing is there yet.
-  - C(packages=before) writes down what is installed; C(packages=after) takes the difference as ours, and belongs into an C(always).
-  - Of an installation that was cut off in between, the next C(before) or C(closed) notes the difference as unsure, for others may have
-    installed packages since; C(provision remove) decides which of it are ours.
+  - With C(prefix), refuses a folder of somebody else's and records what will be made in it; that may be replaced and removed as a whole.
+  - With C(claimed), records these paths as ours where nothing exists yet.
+  - C(packages=before) records what is installed; C(packages=after) records the difference as ours, and belongs into an C(always).
+  - After an interrupted installation the next C(before) or C(closed) records the difference as unsure, because others may have
+    installed packages since; C(provision remove) finds out which are ours.
 author: [the provision authors]
 options:
   record: {description: The record., type: path, required: true}
   prefix: {description: The folder that the record is in., type: path}
   contents: {description: Names of what will be made in the prefix., type: list, elements: str, default: []}
-  claimed: {description: Paths that something else will make., type: list, elements: path, default: []}
-  packages: {description: "Before or after an installation; C(closed): none is under way.", choices: [before, after, closed]}
-  asked: {description: "With C(before): the packages that the installation asks for.", type: list, elements: str, default: []}
+  claimed: {description: Paths that other tasks will make., type: list, elements: path, default: []}
+  packages: {description: "Before or after an installation; C(closed): none is running.", choices: [before, after, closed]}
+  asked: {description: "With C(before): the requested packages.", type: list, elements: str, default: []}
   held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
   removed: {description: Packages that were there before us and were removed., type: list, elements: str, default: []}
   replaced: {description: "Packages that the installation brought to another version, name to the version before.", type: dict, default: {}}
@@ -56,12 +56,12 @@ def holds(path, keys):
 
 
 def foreign(names):
-    """Of ``names`` in a folder, those that neither a run of ours that died at once nor a new file system leaves there."""
+    """``names`` in a folder without those that an interrupted run of ours or a new file system leaves."""
     return [name for name in names if not name.startswith(".provision-") and name != "lost+found"]
 
 
 def refusal(prefix, contents):
-    """Why the folder cannot be taken, or None."""
+    """Why the folder cannot be the prefix, or None."""
     try:
         there = sorted(os.listdir(prefix))
     except FileNotFoundError:
@@ -88,8 +88,8 @@ def installed(module):
     return sorted(set(out.split()))
 
 
-def bracketed(packages, state, now, asked):
-    """What the record says of packages once ``state`` is reached with the packages ``now`` installed."""
+def packages_entry(packages, state, now, asked):
+    """The record's entry for packages in ``state``, with the packages ``now`` installed."""
     added, unsure = set(packages["added"]), set(packages["unsure"])
     new = set() if packages["before"] is None else set(now) - set(packages["before"]) - added
     if state == "after":
@@ -106,7 +106,7 @@ def bracketed(packages, state, now, asked):
 
 def note_packages(record, given, now):
     known = {**host_record.EMPTY["packages"], **record["packages"]}
-    record["packages"] = bracketed(known, given["packages"], now, given["asked"])
+    record["packages"] = packages_entry(known, given["packages"], now, given["asked"])
     record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
     record["taken_off"] = sorted(set(record["taken_off"]) | set(given["removed"]))
     ours = {name.split(":")[0] for name in record["packages"]["added"]}
@@ -130,6 +130,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)  # the host's users must be able to read the prefix
     given = module.params
     why = refusal(given["prefix"], given["contents"]) if given["prefix"] else None
     if why:

@@ -1,16 +1,16 @@
 #!/usr/bin/python
-"""Ansible module: the repository that NVIDIA's packages come from, with its key, and noted in the host's record. Python 3.7+.
+"""Ansible module: the repository of NVIDIA's packages, with its key, in the host's record. Python 3.7+.
 
-Ansible's own modules know neither a key inside a package nor a list that is removed only as it was written. The key counts for its
-repository alone (signed-by) and comes out of
+Ansible's own modules can neither read a key inside a package nor remove a list only where nobody has changed it. The key is valid for its
+repository alone (signed-by) and is read from
 
-- the vendor's keyring package (``vendor``), which is not installed: a mirror has another address than the list that the package brings;
-- a package that is a repository itself (``local``, `nccl-local-repo-*.deb`). It unpacks to /var/nccl-local-repo-…, with a list and a key;
-  the key must be put where the list says, which the package leaves to people. Old ones have a list without signed-by and expect
-  `apt-key`, which is gone: there the list is given a keyring of its own.
+- the vendor's keyring package (``vendor``), which is not installed: the list in it has another address than a mirror;
+- a package that is a repository (``local``, `nccl-local-repo-*.deb`). It unpacks to /var/nccl-local-repo-…, with a list and a key; the key
+  must be copied to where the list expects it. Old packages have a list without signed-by, for `apt-key`, which no longer exists: the list
+  is changed to name a keyring of ours.
 
-``absent`` removes what is ours and as we wrote it, a key only where no list names it any more. What is gone already, was changed since,
-or belongs to a package by now is marked as unwanted: the survey does not miss it, and `provision remove` still names what stays.
+``absent`` removes files that are ours and unchanged, a key only where no list names it any more. Files that are missing, were changed or
+belong to a package by now are marked as unwanted: the survey does not report them, and `provision remove` still names what stays.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ DOCUMENTATION = r"""
 module: owned_repository
 short_description: Add the repository of a package, or remove those that the plan does not name
 description:
-  - C(vendor) does nothing where a list of somebody else's names the same address already; apt refuses two with different keys.
-  - C(local) without C(package) only tells whether the package is installed and complete.
+  - C(vendor) does nothing where a list that is not ours names the same address; apt refuses two with different keys.
+  - C(local) without C(package) only returns whether the package is installed and complete.
 author: [the provision authors]
 options:
   record: {description: The host's record., type: path, required: true}
-  state: {description: What is to be there., choices: [vendor, local, absent], required: true}
+  state: {description: The wanted state., choices: [vendor, local, absent], required: true}
   package: {description: The .deb that holds the key., type: path}
   package_sha256: {description: Its checksum; verified before anything of it is used., type: str}
   file_name: {description: "C(local): the package's file name, C(NAME_VERSION_ARCH.deb).", type: str}
@@ -50,8 +50,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 list: {description: "The file in which the repository stands; empty before C(local) is installed.", returned: success, type: str}
-needed: {description: "C(local): whether there is something to do.", returned: success, type: bool}
-removed: {description: "C(absent): the files that went or would go.", returned: success, type: list, elements: str}
+needed: {description: "C(local): whether an installation is needed.", returned: success, type: bool}
+removed: {description: "C(absent): the files that were or would be removed.", returned: success, type: list, elements: str}
 """
 
 import glob  # noqa: E402
@@ -91,8 +91,8 @@ def verify(module):
         module.fail_json(msg=f"{path} has checksum {host_record.digest(data)}, not {expected}; nothing of it was used")
 
 
-def note_and_write(path, record, files, ours):
-    """Note those of the files ``{path: bytes}`` that are ours, then write all of them."""
+def record_and_write(path, record, files, ours):
+    """Record those of the files ``{path: bytes}`` that are ours, then write all of them."""
     for target in ours:
         host_record.note(record, target, files[target], None, exists=False)
     host_record.save(path, record)
@@ -122,7 +122,7 @@ def key_of(module, package, keyring):
 
 
 def not_ours(record, path):
-    """Whether somebody else has put ``path`` there."""
+    """Whether ``path`` exists and is not provision's."""
     return os.path.exists(path) and path not in record["files"] and path not in record["claimed"]
 
 
@@ -142,17 +142,17 @@ def vendor(module, record, given):
         theirs = [path for path in wanted if not_ours(record, path)]
         for path in theirs:
             if content(path) != wanted[path]:
-                module.fail_json(msg=f"{path} is not provision's and holds something else than it should: remove it, or what brought it")
+                module.fail_json(msg=f"{path} is not provision's and has another content: remove it, or the package that it belongs to")
         missing = {path: data for path, data in wanted.items() if path not in theirs}
-        note_and_write(given["record"], record, missing, missing)
+        record_and_write(given["record"], record, missing, missing)
     return {"changed": True, "list": own}
 
 
-# --- a package that is one ------------------------------------------------------------------------------------------------------------
+# --- a local repository package ----------------------------------------------------------------------------------------------------------
 
 
 def missing_in(module, name):
-    """(list, {path: bytes} of what is missing) so that apt believes the repository of the installed package."""
+    """(list, {path: bytes} of missing files) so that apt trusts the repository of the installed package."""
     paths = module.run_command(["dpkg", "--listfiles", name], check_rc=True)[1].splitlines()
     found = [path for path in paths if re.fullmatch(r"/etc/apt/sources\.list\.d/[^/]+\.list", path)]
     folders = [path for path in paths if re.fullmatch(r"/var/[^/]*repo[^/]*", path)]
@@ -190,11 +190,11 @@ def local(module, record, given):
             module.fail_json(msg="could not install {}: {}".format(given["package"], (err or out).strip()), rc=rc)
         path, missing = missing_in(module, name)
     # A list that is there is the package's, and goes with it.
-    note_and_write(given["record"], record, missing, [target for target in missing if not not_ours(record, target)])
+    record_and_write(given["record"], record, missing, [target for target in missing if not not_ours(record, target)])
     return {"changed": True, "needed": True, "list": path}
 
 
-# --- none ------------------------------------------------------------------------------------------------------------------------------
+# --- absent ------------------------------------------------------------------------------------------------------------------------------
 
 
 def sort_out(record, keep, owned):

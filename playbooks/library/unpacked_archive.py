@@ -1,19 +1,19 @@
 #!/usr/bin/python
-"""Ansible module: a folder holds exactly what one archive held. Runs on the host; Python 3.7+, standard library only.
+"""Ansible module: a folder with exactly the content of one archive. Runs on the host; Python 3.7+, standard library only.
 
-The folder remembers which archive it came from and which files it had, so that damage and another archive are seen without the archive.
+The folder notes its archive and its files, so that a missing file or another archive is found without the archive.
 """
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: unpacked_archive
-short_description: Keep a folder as an archive has it
+short_description: Unpack an archive where its folder is not complete
 description:
-  - Without C(archive) it only tells whether the folder must be unpacked (again).
+  - Without C(archive) it only returns whether the folder must be unpacked (again).
 author: [the provision authors]
 options:
-  folder: {description: Where it is to lie; what is there is replaced as a whole., type: path, required: true}
+  folder: {description: The folder; it is replaced as a whole., type: path, required: true}
   key: {description: Names the content; another one is unpacked again., type: str, required: true}
   archive: {description: The tar archive., type: path}
   archive_sha256: {description: Its checksum; verified before anything of it is used., type: str}
@@ -30,7 +30,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 needed:
-  description: Why the folder had to be unpacked, or would have to be; an empty string otherwise.
+  description: Why the folder had to be unpacked or must be, or an empty string.
   returned: always
   type: str
 """
@@ -48,7 +48,7 @@ NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
 
 
 def needed(folder, key):
-    """Why the folder is not what it must be, or an empty string."""
+    """Why the folder is not complete, or an empty string."""
     try:
         with open(os.path.join(folder, NOTE)) as file:
             note = json.load(file)
@@ -70,7 +70,7 @@ def verify(module, path, expected):
 
 
 def unpack(archive, folder, key):
-    """Next to the old one first, so that the exchange takes a moment and an interrupted one is done again."""
+    """Unpack next to the old folder and then rename, so that an interrupted run leaves a complete folder or none."""
     new, old = folder + ".provision-new", folder + ".provision-old"
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)

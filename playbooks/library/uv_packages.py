@@ -1,8 +1,8 @@
 #!/usr/bin/python
 """Ansible module: exact Python packages in a virtual environment, installed by uv. Runs on the host; Python 3.7+, standard library only.
 
-Versions are read from the environment's dist-info folders, so that a host which is ready starts nothing and check mode needs no network. An
-environment that an interrupted run left damaged is replaced. Packages that others added to the environment stay.
+Versions are read from the environment's dist-info folders, so that uv is not started on a complete host and check mode needs no network. A
+damaged environment, as an interrupted run leaves it, is created again. Packages that users have added stay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ DOCUMENTATION = r"""
 module: uv_packages
 short_description: Keep exact versions of Python packages in a virtual environment
 description:
-  - Creates the environment when it is missing, damaged, or was made with another Python, then installs what differs, by checksum.
+  - Creates the environment where it is missing, damaged or made with another Python, then installs what differs, by checksum.
 author: [the provision authors]
 options:
   uv: {description: The uv program., type: path, required: true}
@@ -27,14 +27,14 @@ options:
     type: list
     elements: str
     default: []
-  built_name: {description: A distribution that was built from sources of ours and is in no index., type: str}
-  built_from: {description: The checksum of these sources; by it the next run knows what is there., type: str}
-  built_wheel: {description: The wheel of it; not needed to look whether it is there., type: path}
+  built_name: {description: A distribution that was built from our sources and is in no index., type: str}
+  built_from: {description: The checksum of these sources; the next run compares it., type: str}
+  built_wheel: {description: Its wheel; not needed in check mode., type: path}
   built_wheel_sha256: {description: The wheel's checksum; it is verified before use., type: str}
-  find_links: {description: A folder of wheels to look into as well., type: path}
-  extra_index_url: {description: A package index to ask as well., type: str}
-  index_url: {description: The package index to ask instead of the one that the host's pip is set up for., type: str}
-  bundle: {description: A folder of wheels to install from instead of asking any index., type: path}
+  find_links: {description: A folder of wheels to use as well., type: path}
+  extra_index_url: {description: A package index to use as well., type: str}
+  index_url: {description: The package index instead of the one that the host's pip is configured for., type: str}
+  bundle: {description: A folder of wheels to use instead of any index., type: path}
   files:
     description: Packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced.
     type: dict
@@ -46,7 +46,7 @@ options:
     type: list
     elements: dict
     default: []
-  verify: {description: Look whether every file of every package is there., type: bool, default: false}
+  verify: {description: Check that every file of every package exists., type: bool, default: false}
 """
 
 EXAMPLES = r"""
@@ -126,7 +126,7 @@ def installed_versions(venv):
 
 
 def recorded(venv):
-    """Every file that a package brought and nobody is meant to edit: (package, path, checksum, size), as its RECORD says."""
+    """Every installed file that is not meant to be edited: (package, path, checksum, size), as its package's RECORD says."""
     folder, rows, owners = site_packages(venv), [], {}
     for record in sorted(glob.glob(os.path.join(folder, "*.dist-info", "RECORD"))):
         with open(record, newline="") as file:
@@ -135,11 +135,11 @@ def recorded(venv):
                     path = os.path.normpath(os.path.join(folder, row[0]))
                     owners[path] = owners.get(path, 0) + 1
                     rows.append((os.path.basename(os.path.dirname(record)), path, row[1], row[2]))
-    return [row for row in rows if owners[row[1]] == 1]  # what two packages brought may be either's
+    return [row for row in rows if owners[row[1]] == 1]  # a file of two packages may be either's
 
 
 def damage(venv):
-    """What is wrong with the environment, or None: a package without its RECORD, with files missing, or of another size."""
+    """What is damaged in the environment, or None: a package without RECORD, a missing file, or one of another size."""
     folder = site_packages(venv)
     if folder is None:
         return "it is incomplete"
@@ -151,7 +151,7 @@ def damage(venv):
     for package, path, _checksum, size in recorded(venv):
         if not os.path.exists(path):
             return f"{package} lacks {os.path.relpath(path, folder)}"
-        from_file = os.path.exists(os.path.join(folder, package, "direct_url.json"))  # is installed again by itself
+        from_file = os.path.exists(os.path.join(folder, package, "direct_url.json"))  # `is_built_from` compares its checksums
         if size and os.path.getsize(path) != int(size) and not from_file:
             return f"{package}: {os.path.relpath(path, folder)} has another size"
     return None
@@ -171,7 +171,7 @@ def altered(venv, name):
 
 
 def record_of(venv, name):
-    """The checksum of a package's RECORD, which no other build of it shares; None where it is not installed."""
+    """The checksum of a package's RECORD, which differs between builds; None where it is not installed."""
     _version, folder = dist_infos(venv).get(canonical(name), (None, ""))
     record = os.path.join(folder, "RECORD")
     return digest(record) if os.path.exists(record) else None
@@ -188,7 +188,6 @@ def reason_to_create(module, venv, python):
     """Why the environment must be created (again), or None."""
     if not os.path.exists(os.path.join(venv, "bin", "python")):
         return "it is not there"
-    # What a run into which a failure cut has left, also where nothing asks for a full look.
     if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
         return "its interpreter is gone"
     _rc, wanted, _err = module.run_command([python, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], check_rc=True)
@@ -219,7 +218,7 @@ def from_other_files(requirements, files, noted):
 
 
 class Uv:
-    """Calls of uv. Its settings, which may hold passwords, and its cache are in ``scratch``, which goes when the module ends."""
+    """Calls of uv. Its settings, which may hold passwords, and its cache are in ``scratch``, which is deleted when the module ends."""
 
     def __init__(self, module, venv, scratch):
         self.module, self.venv = module, venv
@@ -235,7 +234,7 @@ class Uv:
         self.environment = {**own, **variables}
 
     def run(self, what, *words):
-        """Run uv; ``what`` says for the error what it was to do."""
+        """Run uv; ``what`` is its purpose, for the error."""
         command = [self.module.params["uv"], *words, "--no-progress"]
         rc, out, err = self.module.run_command(command, environ_update=self.environment)
         if rc != 0:
@@ -279,13 +278,13 @@ def resolve(module, uv, requirements, scratch):
 
 
 def tags(wheel):
-    """The compatibility tags that a wheel's name stands for."""
+    """The compatibility tags in a wheel's name."""
     pythons, abis, platforms = (part.split(".") for part in wheel[: -len(".whl")].split("-")[-3:])
     return {f"{python}-{abi}-{platform}" for python in pythons for abi in abis for platform in platforms}
 
 
-def taken(venv, packages):
-    """{name: {version, file, url, sha256}}: which file of each package uv took, by the tags in its dist-info."""
+def installed_files(venv, packages):
+    """{name: {version, file, url, sha256}}: the file of each package that uv has installed, by the tags in its dist-info."""
     there, found = dist_infos(venv), {}
     for name, version, wheels in packages:
         with open(os.path.join(there[name][1], "WHEEL")) as file:
@@ -299,30 +298,30 @@ def taken(venv, packages):
 
 
 def install(module, uv, venv, again, scratch):
-    """Install what the requirements come to; what is ``again``, though its version is there. Returns what the lock does not have."""
+    """Install the requirements; those in ``again`` also where their version is installed. Returns the packages that the lock lacks."""
     packages, unlocked = resolve(module, uv, module.params["requirements"], scratch)
     path = os.path.join(scratch, "hashed.txt")
     with open(path, "w") as file:
         for name, version, wheels in packages:
             file.write(f"{name}=={version} {' '.join('--hash=sha256:' + sha256 for sha256 in sorted(wheels))}\n")
-    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode", "-r", path]
+    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", path]
     words += [word for pin in again for word in ("--reinstall-package", canonical(pin.partition("==")[0]))]
     uv.pip("install " + " ".join(module.params["requirements"]), "install", *words)
     versions = installed_versions(venv)
-    known = {**read_note(venv, FILES), **taken(venv, packages)}
+    known = {**read_note(venv, FILES), **installed_files(venv, packages)}
     write_note(venv, FILES, {name: entry for name, entry in known.items() if versions.get(name) == entry["version"]})
     return unlocked
 
 
 def install_built(module, uv, venv, scratch):
-    """Install the wheel that was built from our sources, and keep in the environment which sources these were."""
+    """Install the wheel that was built from our sources, and note the sources in the environment."""
     name, wheel, sha256 = (module.params[key] for key in ("built_name", "built_wheel", "built_wheel_sha256"))
     if wheel is None:
         module.fail_json(msg=f"{name} is to be installed, and no wheel of it is given")
     path = os.path.join(scratch, "built.txt")
     with open(path, "w") as file:
         file.write(f"{name} @ file://{os.path.abspath(wheel)} --hash=sha256:{sha256}\n")
-    words = ["--quiet", "--no-deps", "--require-hashes", "--compile-bytecode", "--reinstall-package", name, "-r", path]
+    words = ["--quiet", "--no-deps", "--require-hashes", "--reinstall-package", name, "-r", path]
     uv.pip("install " + name, "install", *words)
     note = {"source": module.params["built_from"], "wheel": sha256, "record": record_of(venv, name)}
     write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))

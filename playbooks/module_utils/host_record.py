@@ -1,14 +1,14 @@
-"""The host's record: what provision has put here and what was here before. `provision remove` takes off what stands in it.
+"""The host's record: what provision has installed here and what was here before. `provision remove` removes what it names.
 
-It is written before a change is made, so that a run which is cut off leaves nothing unknown. Python 3.7+, standard library only.
+It is written before each change, so that an interrupted run leaves nothing unknown. Python 3.7+, standard library only.
 
     {"schema": 1,
-     "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   ours as a whole, or a marked block of a file;
-                                                                      "unwanted": true where the plan does without and it stays all the same
-     "contents": [NAME, ...],                     what we make in the prefix; each goes as a whole
+     "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   a file of ours, or a marked block in a shared file;
+                                                                      "unwanted": true where the plan no longer needs it and it stays
+     "contents": [NAME, ...],                     ours in the prefix; each is removed as a whole
      "claimed": [PATH, ...],                      was not there before us, whatever it holds: a secret key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
-                  "asked": [NAME, ...], "unsure": [NAME, ...]},   asked for by us; new since an installation that was cut off
+                  "asked": [NAME, ...], "unsure": [NAME, ...]},   requested by us; new since an interrupted installation
      "held": [NAME, ...], "taken_off": [...], "replaced": {NAME: VERSION}}               was there before us in that version
 """
 
@@ -38,7 +38,7 @@ def save(path, record):
 
 
 def write(path, text, mode):
-    """Replace a file in one step; a link is followed, and an owner that it had stays."""
+    """Replace a file in one step; a link is followed, and the file's owner stays."""
     path = os.path.realpath(path)
     descriptor, draft = tempfile.mkstemp(prefix=".provision-", dir=os.path.dirname(path))
     try:
@@ -68,7 +68,7 @@ def digest(content):
 
 
 def note(record, path, content, marker, exists):
-    """Write down what the file or block will be; the one before it is remembered, too, in case the write does not happen."""
+    """Record the content of a file or block before it is written, next to the content before it, in case the write fails."""
     key = path if marker is None else path + "\n" + marker
     entry = record["files"].get(key)
     if entry is None:
@@ -78,7 +78,7 @@ def note(record, path, content, marker, exists):
 
 
 def claim(record, path):
-    """Note that ``path``, and folders above it, are ours because they are not there yet; what was there before is not ours."""
+    """Record ``path``, and folders above it, as ours where they do not exist yet."""
     while not os.path.lexists(path) and path not in record["claimed"]:
         record["claimed"].append(path)
         path = os.path.dirname(path)

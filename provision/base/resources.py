@@ -76,7 +76,7 @@ def script(name: str) -> str:
                     lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
             texts[part] = "\n".join(lines) + "\n"
 
-    add("whole")
+    add("__main__")
     return "".join(texts.values())
 
 

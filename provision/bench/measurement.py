@@ -85,7 +85,7 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
     """
     session = Session(inventory, progress, passwords)
     try:
-        plan = installed.look(session)
+        plan = installed.read_plan(session)
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
         found: list[Pair | Ranks | Training] = []

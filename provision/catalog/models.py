@@ -385,9 +385,17 @@ class Distribution(Model):
     codenames: dict[Number, Word] = Field(default_factory=dict)
 
 
+class AnsibleSupport(Sourced):
+    """What releases of ansible-core can manage: the oldest Python of hosts, and releases of a family on which they install no packages."""
+
+    oldest_python: dict[Version, Python]
+    unmanaged_packages: dict[Family, dict[Number, Text]]
+
+
 class OperatingSystems(File, Sourced):
     """os.yaml."""
 
+    ansible: AnsibleSupport
     architectures: dict[Architecture, tuple[Word, ...]]
     distributions: dict[Word, Distribution]
 

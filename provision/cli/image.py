@@ -296,12 +296,11 @@ def diff(
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         try:
-            found = collect.look(session)
+            found = collect.survey_hosts(session)
         finally:
             session.close()
     model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
-    manifests = installed.manifests(found.hosts)
-    held = installed.plan(inventory, {name: each for name, each in manifests.items() if each}).hosts
+    held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if each.installed.manifest}).hosts
     lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
     for line in lines:
         terminal.out().say(line)

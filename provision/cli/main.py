@@ -47,7 +47,7 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.survey import collect, saved_facts
+from provision.survey import collect
 
 _Result = TypeVar("_Result")
 
@@ -135,7 +135,7 @@ def survey(
     """Show what every host is, what is installed on it, and what would prevent an installation. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        found = collect.look(Session(inventory, shown, passwords))
+        found = collect.survey_hosts(Session(inventory, shown, passwords))
     if json_:
         terminal.print_json(found.as_dict())
     else:
@@ -169,13 +169,13 @@ def plan(
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
-        inventory, found, problems = saved_facts.read(facts_file, inventory, limit)
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit)
         model.show_problems(problems, terminal.err())
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown:
-            surveyed = collect.look(Session(inventory, shown, passwords))
+            surveyed = collect.survey_hosts(Session(inventory, shown, passwords))
         model.show_problems(surveyed.problems, terminal.err())
         found = surveyed.hosts
     made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))

@@ -18,7 +18,7 @@ from provision.facts import Facts
 from provision.install import builds, drift, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
-from provision.install.installer import Sources
+from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file
@@ -91,7 +91,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
 
 def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
     if first_step is None or "python" in installer.steps(first_step):
@@ -114,14 +114,14 @@ def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, 
             session.progress.line(line)
 
 
-def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: Sources) -> Sources:
+def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: PackageSources) -> PackageSources:
     """The sources of an installation from a bundle; raises UsageError where it lacks what the plan needs."""
     bundle.check(session, plan)
     builds.adopt(bundle.folder / "supplies")
-    return replace(sources, bundle=bundle, given=bundle.complete_files(sources.given))
+    return replace(sources, bundle=bundle, user_files=bundle.complete_files(sources.user_files))
 
 
-def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: Sources, options: Options) -> None:
+def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources, options: Options) -> None:
     """Install the plan unless the survey shows that every host holds it, and record what the hosts hold in provision.lock."""
     manifests = installer.manifests(plan, session.inventory, facts)
     reasons = drift.reasons_to_run(plan, manifests, facts)
@@ -134,10 +134,10 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
             return
         for name, reason in reasons.items():
             session.progress.line(f"{name}: {reason}", "dim")
-        done = installer.install(session, plan, facts, sources, holding, check=options.check, first=options.first_step)
+        done = installer.install(session, plan, facts, sources, holding.__setitem__, check=options.check, first=options.first_step)
         entries.add_installation(report, session.inventory, plan, done)
         if options.check:
-            entries.add_dry_run(report, done.outcome, facts, manifests, partial=options.first_step is not None)
+            entries.add_dry_run(report, plan, done.outcome, facts, manifests, partial=options.first_step is not None)
     finally:
         if not options.check and not options.first_step:
             _record(session.inventory, plan, holding, report)
@@ -162,14 +162,14 @@ def smoke(inventory: Inventory, options: SmokeOptions, progress: Progress, passw
     """Run the training job alone, with what earlier runs installed according to the hosts' manifests."""
     training_job.check_options(inventory, options)
     with _reported_run(inventory, "provision smoke", progress, passwords) as (session, report):
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         entries.add_survey(report, survey)
-        for name in installed.without(installed.manifests(survey.hosts)):
+        for name in (name for name, found in survey.hosts.items() if not found.installed.manifest):
             report.failures.append(
                 Problem("error", "nothing is installed here yet", f"provision up {inventory.argument}", host=name, where="smoke")
             )
         if not report.failures:
-            plan = installed.plan(inventory, installed.manifests(survey.hosts))
+            plan = installed.plan(inventory, survey.hosts)
             report.hosts = [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             session.step = "training"
             _train(session, report, plan, options)
@@ -197,7 +197,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
     with host_locks.acquired(inventory, "provision bundle"):
         session = Session(inventory, progress, passwords)
         try:
-            survey = collect.look(session)
+            survey = collect.survey_hosts(session)
             if survey.blocked:
                 return survey
             locked = planning.read_lock(inventory, options)
@@ -217,7 +217,7 @@ def remove(
 ) -> list[HostRemoval]:
     """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
     with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
-        survey = collect.look(session)
+        survey = collect.survey_hosts(session)
         found = removal.remove(session, survey, dry_run=True)
         if any(one.state == "would remove" for one in found) and wanted(found):
             found = removal.remove(session, survey, dry_run=False)

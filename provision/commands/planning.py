@@ -9,8 +9,8 @@ from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Remedy
 from provision.facts import Facts
-from provision.install.artifacts import Given, with_checksums
-from provision.install.installer import Sources
+from provision.install.artifacts import UserFiles, with_checksums
+from provision.install.installer import PackageSources
 from provision.inventory import Inventory
 from provision.plan import lock_file
 from provision.plan.lock import Lock
@@ -30,15 +30,15 @@ def read_lock(inventory: Inventory, options: Options) -> Lock | None:
     return lock.compatible_with(inventory.left_out) if lock else None
 
 
-def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options, lock: Lock | None = None) -> tuple[Plan, Sources]:
+def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options, lock: Lock | None = None) -> tuple[Plan, PackageSources]:
     """The plan for the hosts in ``facts``, and where its parts come from.
 
     What the user left open is as the lock says; without a lock as earlier runs installed it on the hosts. A plan that is incompatible with
     the hosts that ``--limit`` leaves out has conflicts, and no hosts.
     """
     source = engine_source.pack()
-    given = Given(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
-    sources = Sources(source, options.wheels, options.index_url, options.apt_mirror, given)
+    given = UserFiles(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
+    sources = PackageSources(source, options.wheels, options.index_url, options.apt_mirror, given)
     requirements = _with_earlier_options(requirements_of(options, source), options, facts)
     per_host = {
         host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
@@ -68,7 +68,7 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
 
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:
     """The requirements with ``--horovod-names`` and ``--cpu`` of earlier runs: those of one host count for all, as they work together."""
-    earlier = {option for host in installed.plans(installed.manifests(facts)) for option in host.engine.options}
+    earlier = {option for host in installed.plans(facts) for option in host.engine.options}
     if options.horovod_names is None and HOROVOD_NAMES in earlier:
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in earlier:
@@ -77,7 +77,7 @@ def _with_earlier_options(requirements: Requirements, options: Options, facts: M
 
 
 def _installed(inventory: Inventory, facts: Mapping[str, Facts]) -> Lock | None:
-    found = Plan({host.name: host for host in installed.plans(installed.manifests(facts))})
+    found = Plan({host.name: host for host in installed.plans(facts)})
     return Lock.from_installed(found, inventory)
 
 

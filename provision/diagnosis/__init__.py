@@ -1,1 +1,1 @@
-"""Known errors: their signatures, and what of them stands in a log."""
+"""Known errors: their entries as data (`signatures.py`), what the doctor finds (`findings.py`), and how logs are read (`logs/`)."""

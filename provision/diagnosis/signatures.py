@@ -46,7 +46,7 @@ class Signature(Model):
     field. ``fix``: commands to paste, or sentences where there is no command. ``patterns``: regular expressions for the stable part of
     the message, in any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``supersedes``: ids that
     do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes that explain this error when they are
-    in the same log; `any` stands for all. ``recovered_by``: a later line that says that it went well after all.
+    in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went well after all.
     """
 
     id: _Id

@@ -165,7 +165,7 @@ def results_on(host: str, names: Sequence[str], events: Sequence[Event]) -> list
 
 def _as_installed(examination: Examination) -> Options:
     """The options that lead to what is already installed."""
-    plans = list(installed.plans(installed.manifests(examination.facts)))
+    plans = list(installed.plans(examination.facts))
     torch = next((host.torch.version for host in plans if host.torch), None)
     source = next((host.openmpi.source for host in plans), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")

@@ -36,19 +36,19 @@ def examine_this_machine() -> Examination:
     try:
         script = resources.script("survey").encode()
         survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)
-        found = facts.answer(survey.stdout.decode(errors="replace"))
+        found = facts.parse_survey(survey.stdout.decode(errors="replace"))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"this machine cannot be surveyed: {error}") from error
     if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
-        raise UsageError(f"this machine cannot be surveyed: {facts.unsurveyed(THIS_MACHINE, found).what}")
+        raise UsageError(f"this machine cannot be surveyed: {facts.unsurveyed_problem(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
-    problems = facts.problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    problems = facts.host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems), [THIS_MACHINE])
 
 
 def examine_hosts(session: Session) -> Examination:
     """Survey all hosts of the inventory at once, then check their connections to each other."""
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     for host in session.inventory.hosts:  # checks compare with the inventory's interface, where it names one
         if host.name in survey.hosts:
             found = survey.hosts[host.name]
@@ -63,7 +63,7 @@ def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: set[str]
     """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed.
 
     Args:
-        checked: ids that checks of hosts look for; a log's finding of one that no host has says so.
+        checked: ids of the checks of hosts; a log's finding of one that no host shows now is marked as such.
     """
     log_of = {finding.id: finding for finding in in_logs}
     confirmed, others = [], []

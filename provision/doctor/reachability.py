@@ -80,7 +80,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[
                 "ports": me["ports"],
                 "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
                 "ssh": bool(found.mpi.found or found.installed.manifest),  # mpirun needs it
-                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that nobody gets all logins at once
+                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
             },
         }
     return made
@@ -110,7 +110,7 @@ def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
 
 def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
-    document = facts.parse(output, mark=_BEGIN, what="the check of connections")
+    document = facts.parse_output(output, mark=_BEGIN, what="the check of connections")
     try:
         port, problem, peers = document["port"], document["problem"], document["peers"]
         return Reachability(

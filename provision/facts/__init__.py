@@ -1,28 +1,34 @@
-"""The facts of hosts on the controller's side: read what the survey printed or a file holds, and say what is a problem of them.
+"""Facts of hosts on the controller: their model, their documents, and preflight problems.
 
-Nothing here connects to a host or runs anything; the survey itself is `hostside/survey`.
+Nothing here connects to a host; the survey itself is `hostside/survey`.
 """
 
 from __future__ import annotations
 
-from provision.facts.conditions import against_inventory, problems, problems_across, unsurveyed, untested, why_no_root
-from provision.facts.document import BEGIN, END, answer, load_file, normalise, parse, with_python
+from provision.facts.document import BEGIN, END, load_file, parse_output, parse_survey, with_python
 from provision.facts.model import Facts, Unsurveyed
+from provision.facts.preflight import (
+    cluster_problems,
+    host_problems,
+    inventory_problems,
+    unsurveyed_problem,
+    untested_system,
+    why_no_root,
+)
 
 __all__ = [
     "BEGIN",
     "END",
     "Facts",
     "Unsurveyed",
-    "against_inventory",
-    "answer",
+    "cluster_problems",
+    "host_problems",
+    "inventory_problems",
     "load_file",
-    "normalise",
-    "parse",
-    "problems",
-    "problems_across",
-    "unsurveyed",
-    "untested",
+    "parse_output",
+    "parse_survey",
+    "unsurveyed_problem",
+    "untested_system",
     "why_no_root",
     "with_python",
 ]

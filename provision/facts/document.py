@@ -1,4 +1,4 @@
-"""One host's facts: out of the survey's output, or out of a file as `provision survey --json` writes it or as a person does."""
+"""Documents with facts: the survey's output, and facts files as `provision survey --json` or a person writes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SMALLEST = (
 
 
 def _kind(host: Any) -> str:
-    """Facts, or why there are none."""
+    """The tag of what a document has of a host."""
     if isinstance(host, Mapping):
         return "none" if host.get("missing_python") or host.get("unreachable") else "facts"
     return "none" if isinstance(host, Unsurveyed) else "facts"
@@ -62,43 +62,45 @@ def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
     text = validation.decoded(content, name)
     document = validation.read(text, name, "json")
     try:
-        harmless = defused(document)
+        harmless = sanitized(document)
     except RecursionError as error:
         raise UsageError(f"the facts cannot be read: {error}", where=name) from error
     return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST).hosts)
 
 
-def parse(stdout: str, mark: str = BEGIN, what: str = "the survey") -> dict[str, Any]:
-    """The document out of what one of our scripts printed on a host, whatever banners stand around it.
+def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> dict[str, Any]:
+    """The document in the output of one of our scripts on a host, which may have a banner before and after it.
 
     Args:
         mark: the line before the document.
         what: the script, for messages.
 
     Raises:
-        ProvisionError: the output is something else, or breaks off.
+        ProvisionError: there is no document, or it is incomplete.
     """
     _, begin, rest = stdout.rpartition(mark)
     if not begin:
-        said = _last_line(stdout)
-        raise ProvisionError(f"{what} did not run" + (f"; the host said: {said}" if said else "; the host said nothing"))
+        last = next((line.strip() for line in reversed(stdout.splitlines()) if line.strip()), "")
+        raise ProvisionError(f"{what} did not run; the host said" + (f": {last[:300]}" if last else " nothing"))
     body, end, _ = rest.partition(END)
     if not end:
-        raise ProvisionError(f"{what}'s answer breaks off before its end", hint="run it again; if it stays so, look at the connection")
+        raise ProvisionError(f"{what}'s answer is incomplete", hint="run it again; if it happens again, check the connection")
     try:
-        document = defused(json.loads(body))
+        document = sanitized(json.loads(body))
     except (ValueError, RecursionError) as error:
-        raise ProvisionError(f"{what}'s answer is damaged: {error}", hint="run it again; if it stays so, look at the connection") from error
+        raise ProvisionError(
+            f"{what}'s answer is damaged: {error}", hint="run it again; if it happens again, check the connection"
+        ) from error
     if not isinstance(document, dict):
         raise ProvisionError(f"{what}'s answer is no JSON object")
     return document
 
 
-def defused(value: Any, depth: int = 0) -> Any:
-    """The document with every text made harmless: it comes from another machine and travels on in Ansible's variables.
+def sanitized(value: Any, depth: int = 0) -> Any:
+    """The document with every text made harmless: it comes from another machine and gets into Ansible's variables.
 
-    Ansible would run what stands in ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone
-    surrogate can be written nowhere.
+    Ansible would run the content of ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone
+    surrogate cannot be encoded.
     """
     if isinstance(value, str):
         if "{" not in value and value.isprintable():  # nearly all of them
@@ -106,51 +108,43 @@ def defused(value: Any, depth: int = 0) -> Any:
         for opening in ("{{", "{%", "{#"):
             value = value.replace(opening, f"{{ {opening[1]}")
         harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
-        return harmless.encode(errors="replace").decode()  # half a pair of surrogates, which JSON can hold and no UTF-8
+        return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
     if depth > _DEEPEST:
         raise RecursionError("it is nested too deeply")
     if isinstance(value, list):
-        return [defused(entry, depth + 1) for entry in value]
+        return [sanitized(entry, depth + 1) for entry in value]
     if isinstance(value, dict):
-        return {defused(key): defused(entry, depth + 1) for key, entry in value.items()}
+        return {sanitized(key): sanitized(entry, depth + 1) for key, entry in value.items()}
     return value
 
 
-def answer(stdout: str) -> Facts | Unsurveyed:
-    """What the survey printed on a host, as `parse` reads it: facts, or that there is no Python.
+def parse_survey(stdout: str) -> Facts | Unsurveyed:
+    """The facts in the survey's output on a host, or that there is no Python.
 
     Raises:
-        ProvisionError: it is something else, or cannot be true.
+        ProvisionError: there is no such document, or it is no facts.
     """
-    document = parse(stdout)
-    try:
-        return _surveyed(document)
-    except ValidationError as error:
-        wrong = [said for _line, said in validation.problems(error, model=Facts, at=("facts",))]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        what = f"the survey's answer cannot be true: {wrong[0]}{more}"
-        raise ProvisionError(what, hint="look at this host: its own Python answers so") from error
-
-
-def _surveyed(document: Mapping[str, Any]) -> Facts | Unsurveyed:
-    if _kind(document) == "none":
-        return Unsurveyed.model_validate(document)
-    # The survey leaves out what it could not look at. Without these there are no facts.
+    document = parse_output(stdout)
+    # The survey leaves out what it could not find out. Without these there are no facts.
     unknown: dict[str, Any] = {"os": {"id": "linux", "version": ""}, "arch": ""}
     missing = [name for name in unknown if document.get(name) is None]
-    return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing})
-
-
-def normalise(stated: Mapping[str, Any]) -> Facts:
-    """The facts that plain data states. Raises pydantic's ValidationError where it states something else."""
-    return Facts.model_validate(stated)
+    try:
+        if _kind(document) == "none":
+            return Unsurveyed.model_validate(document)
+        return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing})
+    except ValidationError as error:
+        wrong = [what for _line, what in validation.problems(error, model=Facts, at=("facts",))]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise ProvisionError(
+            f"the survey's answer is invalid: {wrong[0]}{more}", hint="check this host: its own Python printed that"
+        ) from error
 
 
 def with_python(facts: Facts, path: str | None, where: str) -> Facts:
-    """The facts of a host for which the inventory names a Python (``provision_python``), as a survey of it would have found them.
+    """The facts of a host whose inventory names a Python (``provision_python``), as a survey would have found them.
 
     Raises:
-        UsageError: nothing says which version that is; ``where`` is the place in the inventory.
+        UsageError: its version is unknown; ``where`` is the place in the inventory.
     """
     if path is None:
         return facts
@@ -165,8 +159,3 @@ def with_python(facts: Facts, path: str | None, where: str) -> Facts:
         raise UsageError(f"provision_python={path}: the facts do not say which Python that is", where=where, hint=hint)
     asked_for = Interpreter(path=full, version=version)
     return facts.model_copy(update={"python": python.model_copy(update={"asked_for": asked_for})})
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""

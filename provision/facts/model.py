@@ -1,16 +1,17 @@
-"""The facts of one host as the survey prints them or a person writes them: every section, with what is assumed of what nobody stated.
+"""The facts of one host that provision reads, as the survey prints them or a person writes them, with a default for each unknown value.
+Other facts are kept and not checked.
 
-What a host says is not trusted: texts that end up in commands, in names of files or in settings of other hosts have their form here.
+A host's answer is not trusted: texts that get into commands, names of files or settings of other hosts have a strict form here.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from provision import catalog
@@ -20,7 +21,6 @@ from provision.catalog import architectures
 
 OFFERS = ("candidates", "candidates_elsewhere")
 FORMER_SECTIONS = ("wheel_candidates",)  # of earlier versions: facts files that have them are still read
-_TWO_WORDS = re.compile(r"[a-z]+( [a-z]+)+")  # Rocky's "blue onyx", which surveys of earlier versions took for the codename
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
@@ -45,14 +45,24 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
-def is_version(value: Any) -> bool:
-    """Whether it is what package managers call a version."""
-    return isinstance(value, str) and bool(re.fullmatch(VERSION, value))
+def _without_spaces(value: Any) -> Any:
+    return None if isinstance(value, str) and " " in value else value
+
+
+def _without_nulls(value: Any) -> Any:
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+def _is_version(value: str) -> bool:
+    return bool(re.fullmatch(VERSION, value))
 
 
 Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
-# Parts of the names of files, here and on hosts, and of other hosts' settings: os-release and uname have nothing else.
+# Words get into names of files, here and on hosts, and into other hosts' settings; os-release and uname have nothing else.
 Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
+WordOrNothing = Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+# Surveys of earlier versions took Rocky's "blue onyx" for the codename.
+Codename = Annotated[Word | None, BeforeValidator(_without_spaces)]
 Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
@@ -63,52 +73,41 @@ Number = int | float
 Limit = int | Literal["unlimited"]
 
 
+Known = BeforeValidator(_without_nulls)  # for mappings: null is an unknown value
+
+
 class Section(BaseModel):
-    """Null stands for what is not known, which then has its default. Later versions may know more keys: these are kept."""
+    """A part of the facts. A null is an unknown value, and becomes the default."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, stated: Any) -> Any:
-        return {key: value for key, value in stated.items() if value is not None} if isinstance(stated, dict) else stated
+    def _nulls_are_unknown(cls, stated: Any) -> Any:
+        if not isinstance(stated, dict):
+            return stated
+        return {key: value for key, value in stated.items() if value is not None or key not in cls.model_fields}
 
 
 class System(Section):
     """The distribution; ``family`` is debian, rhel or other."""
 
     id: Word
-    version: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
-    codename: Word | None = None
+    version: WordOrNothing
+    codename: Codename = None
     name: str | None = None
     id_like: list[str] = []
-    family: Word = "other"
-    kernel: str | None = None
+    family: WordOrNothing = ""
     libc: Version | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_family(cls, stated: Any) -> Any:
-        if not isinstance(stated, dict):
-            return stated
-        name, alike = stated.get("id"), stated.get("id_like")
-        entry = catalog.os().distributions.get(name) if isinstance(name, str) else None
-        names = set(alike) if isinstance(alike, list) and all(isinstance(each, str) for each in alike) else set()
-        guessed = "debian" if names & {"debian", "ubuntu"} else "rhel" if names & {"rhel", "fedora", "centos"} else "other"
-        version = stated.get("version")
-        codename = entry.codenames.get(version) if entry and isinstance(version, str) else None
-        return {
-            **stated,
-            "family": stated.get("family") or (entry.family if entry else guessed),
-            "codename": None if _TWO_WORDS.fullmatch(str(stated.get("codename"))) else stated.get("codename") or codename,
-        }
-
     @model_validator(mode="after")
-    def _compared(self) -> System:
-        known = self.id in catalog.os().distributions  # of others nothing is compared
-        if known and self.version and not is_version(self.version):
+    def _complete(self) -> System:
+        entry, alike = catalog.os().distributions.get(self.id), set(self.id_like)
+        guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
+        if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
-        return self
+        family = self.family or (entry.family if entry else guess)
+        return self.model_copy(update={"family": family, "codename": self.codename or (entry and entry.codenames.get(self.version))})
 
 
 class Processors(Section):
@@ -116,9 +115,6 @@ class Processors(Section):
 
     model: str | None = None
     cores: int | None = None
-    logical: int | None = None
-    physical: int | None = None
-    sockets: int | None = None
     flags: list[str] = []
 
 
@@ -126,8 +122,6 @@ class Memory(Section):
     """``limited``: by a control group."""
 
     total_mb: Number | None = None
-    available_mb: Number | None = None
-    swap_mb: Number | None = None
     limited: bool = False
 
 
@@ -160,7 +154,6 @@ class User(Section):
     name: Login | None = None
     uid: int | None = None
     home: str | None = None
-    shell: str | None = None
     groups: list[str] = []
     sudo: str | None = None
     sudo_says: str | None = None
@@ -186,15 +179,12 @@ class Environment(Section):
     """Of a command over ssh; ``variables``: those of MPI, NCCL and the engine."""
 
     path: str = ""
-    ld_library_path: str | None = None
-    locale: str | None = None
     variables: dict[str, str] = {}
 
 
 class Security(Section):
-    """What may block connections or programs."""
+    """Firewalls."""
 
-    selinux: str | None = None
     firewalld: bool | None = None
     ufw: bool | None = None
 
@@ -203,17 +193,13 @@ class Clock(Section):
     """``epoch``: seconds since 1970, when the survey ended."""
 
     epoch: Number | None = None
-    ntp_synced: bool | None = None
-    timezone: str | None = None
 
 
 class Interpreter(Section):
-    """Another Python than the one that the survey ran on; ``error``: what it said where it does not run."""
+    """A Python other than the one that the survey ran on."""
 
     path: str | None = None
     version: Version | None = None
-    has_pip: bool | None = None
-    error: str | None = None
 
 
 class Python(Section):
@@ -221,22 +207,16 @@ class Python(Section):
 
     executable: str | None = None
     version: Version | None = None
-    has_pip: bool | None = None
-    has_headers: bool | None = None
     others: list[Interpreter] = []
     asked_for: Interpreter | None = None
 
 
 class Pip(Section):
-    """What the host's pip is set up for."""
+    """Settings of the host's pip."""
 
     index_url: str | None = None
-    extra_index_urls: list[str] = []
-    find_links: list[str] = []
-    no_index: bool = False
     torch_wheels: list[str] = []
     certificates: str | None = None
-    config_files: list[str] = []
     proxies: list[str] = []
 
 
@@ -275,8 +255,6 @@ class Gpu(Section):
 
     name: str | None = None
     compute_capability: Capability | None = None
-    memory_mb: Number | None = None
-    uuid: str | None = None
 
 
 class Nvidia(Section):
@@ -325,17 +303,15 @@ class NcclLibrary(Section):
 
 
 class Nccl(Section):
-    """``in_cache``: those that the dynamic linker finds."""
+    """Installed NCCL libraries."""
 
     libraries: list[NcclLibrary] = []
-    in_cache: list[str] = []
 
 
 class MpiRun(Section):
     """An mpirun; ``flavour``: openmpi, mpich, intel, prrte or unknown."""
 
     path: str = ""
-    real: str | None = None
     flavour: str | None = None
     version: str | None = None
     error: str | None = None
@@ -366,10 +342,8 @@ class Hwloc(Section):
 
 
 class Linker(Section):
-    """Of the dynamic linker: its files of folders, those of provision, and library → paths, in its order."""
+    """The dynamic linker's cache: library → paths, in its order."""
 
-    conf_d: dict[str, list[str]] = {}
-    ours: list[str] = []
     cache: dict[str, list[str]] = {}
 
 
@@ -394,7 +368,6 @@ class Interface(Section):
 class SshConnection(Section):
     """The connection of the survey, seen from the host."""
 
-    client_address: str | None = None
     server_address: str | None = None
     server_port: Annotated[Port | None, BeforeValidator(lambda port: port or None)] = None  # 0 for a connection that is none of IP
     interface: str | None = None
@@ -415,12 +388,10 @@ class InfinibandPort(Section):
     device: str | None = None
     port: int | None = None
     state: str | None = None
-    link_layer: str | None = None
-    rate: str | None = None
 
 
 class Signs(Section):
-    """Small signs of known errors."""
+    """Evidence of known errors."""
 
     kernel_log: list[str] = []
     modes: dict[str, str] = {}
@@ -441,10 +412,7 @@ class FileMode(Section):
 class Ssh(Section):
     """ssh, as server and client; ``mesh_key``: the public key by which this host reaches the others."""
 
-    sshd: bool | None = None
     ports: list[Port] = []
-    configured_ports: list[int | None] = []
-    settings: dict[str, str] = {}
     client: Program | None = None
     host_keys: list[str] = []
     mesh_key: str | None = None
@@ -460,14 +428,14 @@ class Venv(Section):
 
 
 class SystemPackages(Section):
-    """Names of the system packages that earlier runs added, and of those that they brought to another version."""
+    """Names of the system packages that earlier runs added, and of those whose version they changed."""
 
     added: list[str] = []
     replaced: list[str] = []
 
 
 def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
-    """Folder → package → the file it came from (version, url, sha256), without what is no such note: the host may say anything of it."""
+    """Folder → package → the file that it was installed from (version, url, sha256). Invalid notes are dropped: a host is not trusted."""
 
     def is_note(file: Any) -> bool:
         if not isinstance(file, dict) or not isinstance(file.get("version"), str):
@@ -479,12 +447,11 @@ def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Installed(Section):
-    """What earlier runs left in the prefix. ``manifest`` is as the host has it: whoever reads it checks it."""
+    """The installation in the prefix. ``manifest`` is unchecked: its readers validate it."""
 
     prefix: str | None = None
     exists: bool = False
     manifest: Any = None
-    manifest_error: str | None = None
     elsewhere: list[str] = []
     venv: Venv = Venv()
     packages: dict[str, str] = {}
@@ -507,34 +474,32 @@ class Installed(Section):
 
 
 class Facts(Section):
-    """What is known of one host.
+    """The facts of one host.
 
-    ``missing`` names what nobody stated, so that a default stands for it; ``errors``: what could not be looked at, and why.
-    ``drift``: what is not as the last run left it; None where no run has come to its end. ``candidates``: package → versions of the
-    package manager's index, ``candidates_elsewhere``: without the lists that provision wrote.
+    ``missing`` names the unknown facts, which have their defaults; ``errors``: facts that could not be collected, and why.
+    ``drift``: differences from what the last run left; None where no run was completed. ``candidates``: package → versions that the package
+    manager offers, ``candidates_elsewhere``: those of third-party repositories.
     """
 
     hostname: Hostname | None = None
-    fqdn: str | None = None
     hosts_file: list[str] = []
     machine_id: str | None = None
     boot_id: str | None = None
     container: str | None = None
     os: System
-    arch: Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
+    arch: Annotated[WordOrNothing, AfterValidator(architectures.kernel_name)]
     cpu: Processors = Processors()
     memory: Memory = Memory()
     disk: Disk = Disk()
     user: User = User()
-    limits: dict[str, Limits] = {}
-    sysctl: dict[str, str] = {}
+    limits: Annotated[dict[str, Limits], Known] = {}
     environment: Environment = Environment()
     security: Security = Security()
     time: Clock = Clock()
     python: Python = Python()
     pip: Pip = Pip()
     package_manager: PackageManager = PackageManager()
-    packages: dict[str, Version] = {}
+    packages: Annotated[dict[str, Version], Known] = {}
     held_packages: list[str] = []
     broken_packages: list[str] = []
     dpkg_interrupted: bool = False
@@ -550,9 +515,7 @@ class Facts(Section):
     linker: Linker = Linker()
     cmake: Program | None = None
     compiler: Program | None = None
-    gcc: Program | None = None
     make: Program | None = None
-    ninja: Program | None = None
     network: NetworkFacts = NetworkFacts()
     infiniband: list[InfinibandPort] = []
     signs: Signs = Signs()
@@ -562,48 +525,33 @@ class Facts(Section):
     missing: list[str] = []
     errors: dict[str, str] = {}
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _completed(cls, stated: Any) -> Any:
+    def _complete(cls, stated: Any, validate: ModelWrapValidatorHandler[Facts]) -> Facts:
         if not isinstance(stated, dict):
-            return stated
-        facts: dict[str, Any] = {name: value for name, value in stated.items() if name not in FORMER_SECTIONS}
-        if isinstance(facts.get("arch"), str):
-            facts["arch"] = architectures.kernel_name(facts["arch"])
-        errors = facts.get("errors")
-        for offers in OFFERS:
-            facts[offers], odd = _versions_alone(facts.get(offers))
-            if odd and (errors is None or isinstance(errors, dict)):
-                errors = facts["errors"] = {**(errors or {}), offers: f"no versions of packages: {', '.join(odd)}"}
-        for name in ("limits", "sysctl", "packages"):
-            if isinstance(facts.get(name), dict):
-                facts[name] = {key: value for key, value in facts[name].items() if value is not None}
-        missing = facts.get("missing")
-        if missing is None or isinstance(missing, list):
-            facts["missing"] = [*(missing or ()), *(each for each in cls._unstated(stated) if each not in (missing or ()))]
-        return facts
+            return validate(stated)
+        facts = validate({name: value for name, value in stated.items() if name not in FORMER_SECTIONS})
+        for name in facts.model_extra or ():  # unknown names are kept unless they look misspelt
+            if meant := did_you_mean(name, set(cls.model_fields) - facts.model_fields_set, cutoff=0.75):
+                raise ValueError(f"`{name}` is unknown{meant}")
+        offers: dict[str, dict[str, list[str]]] = {}
+        errors = dict(facts.errors)
+        for name in OFFERS:  # versions get into the playbook and into commands
+            stated_offers: dict[str, list[str]] = getattr(facts, name)
+            offers[name] = {package: [each for each in versions if _is_version(each)] for package, versions in stated_offers.items()}
+            if odd := [f"{package} {each!r}" for package, versions in stated_offers.items() for each in versions if not _is_version(each)]:
+                errors[name] = f"not versions of packages: {', '.join(odd)}"
+        missing = dict.fromkeys([*facts.missing, *facts._unknown(set(stated))])
+        return facts.model_copy(update={**offers, "errors": errors, "missing": list(missing)})
 
-    @classmethod
-    def _unstated(cls, stated: Mapping[str, Any]) -> list[str]:
-        """No driver and no GPUs is what most hosts have; a driver is there for a GPU, and which one, somebody has to say."""
-        silent = ("driver", "gpus", "missing", "errors")
-        unstated = [name for name, field in cls.model_fields.items() if name not in (*stated, *silent) and not field.is_required()]
-        driver, gpus = stated.get("driver"), stated.get("gpus")
-        unstated += ["gpus"] if driver and "gpus" not in stated else []
-        unstated += ["driver.cuda"] if isinstance(driver, dict) and driver.get("cuda") is None else []
-        return unstated + [
-            f"gpus[{index}].compute_capability"
-            for index, gpu in enumerate(gpus if isinstance(gpus, list) else ())
-            if isinstance(gpu, dict) and gpu.get("compute_capability") is None
-        ]
-
-    @model_validator(mode="after")
-    def _spelt(self) -> Facts:
-        """Only what looks like a misspelling is refused."""
-        for key in self.model_extra or ():
-            if meant := did_you_mean(key, set(type(self).model_fields) - self.model_fields_set, cutoff=0.75):
-                raise ValueError(f"`{key}` is unknown{meant}")
-        return self
+    def _unknown(self, stated: set[str]) -> list[str]:
+        """Facts that are not ``stated``. Driver and GPUs count as known, because most hosts have none; where there is a driver, its CUDA
+        and its GPUs' compute capabilities have to be stated."""
+        known = {*stated, "driver", "gpus", "missing", "errors"}
+        unknown = [name for name, field in type(self).model_fields.items() if name not in known and not field.is_required()]
+        unknown += ["gpus"] if self.driver and "gpus" not in stated else []
+        unknown += ["driver.cuda"] if self.driver and self.driver.cuda is None else []
+        return unknown + [f"gpus[{index}].compute_capability" for index, gpu in enumerate(self.gpus) if gpu.compute_capability is None]
 
     @property
     def manager(self) -> str:
@@ -612,17 +560,9 @@ class Facts(Section):
 
 
 class Unsurveyed(Section):
-    """A host that the survey could not look at: there is no Python, or it was not reached."""
+    """A host without facts: there is no Python, or it was not reached."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["missing_python"]}, {"required": ["unreachable"]}]})
 
     missing_python: bool = False
     unreachable: str | None = None
-
-
-def _versions_alone(offers: Any) -> tuple[Any, list[str]]:
-    """(what an index offers, what of it is no version): versions end up in the playbook and in commands."""
-    if not isinstance(offers, dict) or not all(isinstance(versions, list) for versions in offers.values()):
-        return offers, []
-    odd = [f"{name} {each!r}" for name, versions in offers.items() for each in versions if isinstance(each, str) and not is_version(each)]
-    return {name: [each for each in versions if not isinstance(each, str) or is_version(each)] for name, versions in offers.items()}, odd

@@ -1,14 +1,14 @@
-"""Takes off one host what provision has put there, by the record that was kept of it, and nothing else.
+"""Removal of what provision has installed on one host: what the host's record names, and nothing else.
 
-It is sent over SSH as it stands (``python3 -c``): one file, standard library only, Python 3.6 and later. It prints ONE JSON document
-between two marker lines:
+It is sent over SSH as a whole (``python3 -c``): one file, standard library only, Python 3.6 and later. It prints one JSON document between
+two marker lines:
 
     {"nothing": true or false, "removed": [...], "left": [{"what": ..., "why": ...}], "error": null or a sentence}
 
 Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
-    record     the record to go by (see playbooks/module_utils/host_record.py); ~ is the user's home
-    prefix     the folder that the record is in; what it says provision makes there goes as a whole. Empty: there is none
-    dry_run    change nothing; "removed" is then what would go
+    record     the host's record (see playbooks/module_utils/host_record.py); ~ is the user's home
+    prefix     the folder of the record, whose "contents" are removed as a whole; empty where there is none
+    dry_run    change nothing; "removed" is then what would be removed
 """
 
 import hashlib
@@ -23,14 +23,11 @@ import tempfile
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
-ARCHIVES = "/var/cache/apt/archives"  # packages that apt has fetched
-EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt notes what it has installed automatically
-# What was cut off in the middle of being unpacked goes, too: it came with us.
-DPKG = ["dpkg", "--force-remove-reinstreq"]
+EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt marks packages as installed automatically
 
 
 class Removal:
-    """One host's removal and what it comes to."""
+    """One removal and its result."""
 
     def __init__(self, record_path, prefix, dry_run):
         self.record_path, self.prefix, self.dry_run = record_path, prefix, dry_run
@@ -38,13 +35,10 @@ class Removal:
         with open(record_path) as file:
             self.record = json.load(file)
 
-    def gone(self, what):
-        self.removed.append(what)
-
     def leave(self, what, why):
         self.left.append({"what": what, "why": why})
 
-    def run(self, argv, check=True, **environment):
+    def call(self, argv, check=True, **environment):
         done = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -60,7 +54,7 @@ class Removal:
 
     # ------------------------------------------------------------------------------------------------------------ files
 
-    def files(self):
+    def remove_files(self):
         linker = False
         for entry in self.record["files"].values():
             path, marker = entry["path"], entry["marker"]
@@ -68,7 +62,7 @@ class Removal:
                 with open(path, "rb") as file:
                     content = file.read()
             except OSError:
-                continue  # gone already
+                continue  # it is gone
             before, ours, after = "", content, ""
             if marker is not None:
                 before, block, after = block_of(content.decode("utf-8", "surrogateescape"), marker)
@@ -87,7 +81,7 @@ class Removal:
                 self.leave(path, "it was changed since provision wrote it" if marker is None else "our lines in it were changed since")
                 continue
             rest = before + after
-            self.gone(path if marker is None else "our lines in %s" % path)
+            self.removed.append(path if marker is None else "our lines in %s" % path)
             linker = linker or path.startswith("/etc/ld.so.conf.d/")
             if self.dry_run:
                 continue
@@ -96,17 +90,17 @@ class Removal:
             else:
                 rewrite(path, rest)
         if linker and not self.dry_run:
-            self.run(["ldconfig"])
+            self.call(["ldconfig"])
 
     def owner(self, path):
-        """The package that has brought a file, or an empty string."""
+        """The package that a file belongs to, or an empty string."""
         if shutil.which("dpkg-query"):
-            code, said = self.run(["dpkg-query", "--search", path], check=False)
+            code, said = self.call(["dpkg-query", "--search", path], check=False)
             return said.split(":")[0] if code == 0 else ""
-        code, said = self.run(["rpm", "--query", "--file", "--queryformat=%{NAME}\n", path], check=False)
+        code, said = self.call(["rpm", "--query", "--file", "--queryformat=%{NAME}\n", path], check=False)
         return said.split()[0] if code == 0 else ""
 
-    def prefix_contents(self):
+    def remove_prefix_contents(self):
         if not self.prefix:
             return
         kept = {os.path.realpath(path) for path in self.kept_files}
@@ -114,7 +108,7 @@ class Removal:
         for name in ours:
             path = os.path.join(self.prefix, name)
             if os.path.lexists(path):
-                self.gone(path)
+                self.removed.append(path)
                 if not self.dry_run:
                     remove_tree(path, kept)
         record = os.path.basename(self.record_path)
@@ -123,211 +117,136 @@ class Removal:
             if name not in ours and name != record and os.path.realpath(path) not in kept:
                 self.leave(path, "provision did not put it there")
 
-    def claimed(self):
-        """Single things that were not there before us. They were noted from the inside out."""
+    def remove_claimed(self):
+        """Remove single files and folders that were not there before us; inner ones first."""
         for path in sorted(self.record["claimed"], key=lambda path: -path.count("/")):
             if not os.path.lexists(path):
                 continue
             if self.dry_run:
                 if not os.path.isdir(path):
-                    self.gone(path)
+                    self.removed.append(path)
                 continue
             if not os.path.isdir(path) and self.owner(path):
                 self.leave(path, "it belongs to package %s now" % self.owner(path))
                 continue
             try:
                 os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-                self.gone(path)
+                self.removed.append(path)
             except OSError:
                 if not any(entry["what"].startswith(path) for entry in self.left):
                     self.leave(path, "there is something in it that provision did not put there")
 
     # --------------------------------------------------------------------------------------------------------- packages
 
-    def packages(self):
+    def remove_packages(self):
+        """Remove the packages that we have installed and that no other package needs, as apt or rpm says."""
         noted = self.record["packages"]
-        installed = self.installed()
-        ours = set(noted["added"])
-        unsure = set(noted.get("unsure", []))
-        if noted["before"] is not None:  # an installation that was cut off
-            unsure |= set(installed) - set(noted["before"])
-        ours |= self.ours_among(unsure & set(installed), set(noted.get("asked", [])))
-        ours &= set(installed)
+        installed = set(self.states())
+        ours, unsure = set(noted["added"]) & installed, set(noted.get("unsure", [])) & installed
         for name, version in sorted(self.record.get("replaced", {}).items()):
-            if any(one.split(":")[0] == name for one in set(installed) - ours):
-                self.leave("package " + name, "it was there before, in version %s, which is not brought back" % version)
+            if any(one.split(":")[0] == name for one in installed - ours):
+                self.leave("package " + name, "it was there before, in version %s, which is not restored" % version)
         for name in self.record["taken_off"]:
-            self.leave(name, "provision took it off because it breaks Open MPI; it is not brought back")
-        self.let_go(sorted(set(installed) & set(self.record["held"])))
-        if not ours:
-            return
-        going = self.without_dependants(ours)
-        for name in sorted(ours - going):
+            self.leave(name, "provision removed it because it breaks Open MPI; it is not installed again")
+        self.release_holds(sorted(installed & set(self.record["held"])))
+        if noted["before"] is not None:  # an interrupted installation
+            unsure |= installed - set(noted["before"]) - ours
+        requested = {name for name in unsure if name.split(":")[0] in noted.get("asked", [])}
+        if shutil.which("dpkg"):
+            going = self.plan_with_apt(ours | requested, unsure, noted["before"])
+        else:
+            going = self.plan_with_rpm(ours | requested)
+        for name in sorted((ours | requested) - going):
             self.leave("package " + name, "other packages depend on it")
         if not going:
             return
-        self.gone("%d packages: %s" % (len(going), " ".join(sorted(going))))
-        if self.dry_run:
-            return
-        names = sorted(going)
-        if shutil.which("dpkg"):
-            states = self.states()
-            torn = [name for name in names if states[name] == "half-installed" and not self.unpack(name)]
-            self.run(DPKG + ["--purge"] + names)
-            self.run(["dpkg", "--configure", "--pending"])
-            if torn:
-                self.orphans(os.stat(self.record_path).st_mtime)
-        else:
-            self.run(["rpm", "--erase"] + names)
+        self.removed.append("%d packages: %s" % (len(going), " ".join(sorted(going))))
+        if not self.dry_run:
+            self.call((["dpkg", "--purge"] if shutil.which("dpkg") else ["rpm", "--erase"]) + sorted(going))
 
-    def let_go(self, held):
-        """Lift our holds, also of packages that were there before us and stay."""
+    def release_holds(self, held):
+        """Release our holds, also on packages that stay."""
         if held and not self.dry_run:
-            self.run(["apt-mark", "unhold"] + held if shutil.which("dpkg") else ["dnf", "-q", "versionlock", "delete"] + held)
-
-    def installed(self):
-        if shutil.which("dpkg-query"):
-            return sorted(self.states())
-        return sorted(set(self.run(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()))
+            self.call(["apt-mark", "unhold"] + held if shutil.which("dpkg") else ["dnf", "-q", "versionlock", "delete"] + held)
 
     def states(self):
-        """{package: dpkg's word for how far it is installed}"""
-        said = self.run(["dpkg-query", "--show", "--showformat=${db:Status-Status} ${binary:Package}\n"])[1]
-        pairs = (line.partition(" ") for line in said.splitlines())
-        return {name: state for state, _, name in pairs if state not in ("not-installed", "config-files")}
-
-    def unpack(self, name):
-        """Let dpkg finish what was cut off: until a package is unpacked, dpkg does not know its files, and would leave them behind.
-
-        It needs the archive that apt has fetched, of several versions the one that came last; ``orphans`` is for packages whose archive
-        is gone.
-        """
-        plain, _, architecture = name.partition(":")
-        archives = [
-            os.path.join(ARCHIVES, file)
-            for file in (os.listdir(ARCHIVES) if os.path.isdir(ARCHIVES) else [])
-            if file.startswith(plain + "_") and file.endswith("_%s.deb" % architecture if architecture else ".deb")
-        ]
-        # The time of its change: apt sets the other to that of the server's file.
-        latest = sorted(archives, key=lambda path: os.stat(path).st_ctime, reverse=True)
-        return any(self.run(["dpkg", "--force-depends", "--unpack", path], check=False)[0] == 0 for path in latest)
-
-    def orphans(self, since):
-        """Take off what a package that was cut off while it was unpacked has laid down since and not yet given its name."""
-        root = os.stat("/").st_dev
-        for folder, folders, names in os.walk("/"):
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            folders[:] = [name for name in folders if name not in links and os.lstat(os.path.join(folder, name)).st_dev == root]
-            for path in (os.path.join(folder, name) for name in names + links if name.endswith(".dpkg-new")):
-                # The time of its change: dpkg sets the other to that of the package.
-                if os.lstat(path).st_ctime >= since and not self.owner(path[: -len(".dpkg-new")]):
-                    os.unlink(path)
-
-    def ours_among(self, unsure, asked):
-        """Of what is new since an installation that was cut off: what it asked for, and what apt brought along for that and nothing else."""
-        ours = {name for name in unsure if name.split(":")[0] in asked}
+        """{installed package: "installed ok", or another state where its installation was interrupted}"""
         if not shutil.which("dpkg-query"):
+            names = self.call(["rpm", "--query", "--all", "--queryformat=%{NAME}\n"])[1].split()
+            return {name: "installed ok" for name in names}
+        form = "${db:Status-Status} ${db:Status-Eflag} ${binary:Package}\n"
+        rows = [line.rsplit(" ", 1) for line in self.call(["dpkg-query", "--show", "--showformat=" + form])[1].splitlines()]
+        return {name: state for state, name in rows if state.split()[0] not in ("not-installed", "config-files")}
+
+    def plan_with_apt(self, ours, unsure, before):
+        """The packages to remove: those that apt would remove automatically if nobody had asked for ``ours``, and that are new with us.
+
+        Args:
+            ours: packages that we have installed, or asked for.
+            unsure: packages that an interrupted installation, or somebody else at that time, has installed.
+            before: what was installed before an interrupted installation, or None.
+        """
+        automatic = set(self.call(["apt-mark", "showauto"])[1].split())
+        states = self.states()
+        interrupted = sorted(name for name in ours | unsure if states[name] != "installed ok")
+        if interrupted and self.dry_run:
+            return ours  # apt plans nothing in this state
+        if interrupted:
+            self.finish_installation([name for name in interrupted if "reinstreq" in states[name]])
+            states = self.states()
+            unsure = unsure | (set(states) - set(before) if before is not None else set())
+        # apt prints names without the architecture where it is the host's own.
+        own = ":" + self.call(["dpkg", "--print-architecture"])[1].strip()
+        printed = {name: name[: -len(own)] if name.endswith(own) else name for name in states}
+        scratch = tempfile.mkdtemp()
+        try:
+            marks = os.path.join(scratch, "extended_states")
+            if os.path.exists(EXTENDED_STATES):
+                shutil.copy(EXTENDED_STATES, marks)
+            options = ["--option=Dir::State::extended_states=" + marks]
+            # To finish the installation has marked packages as requested.
+            unneeded = sorted(ours | {name for name in interrupted if printed.get(name) in automatic})
+            if unneeded:
+                self.call(["apt-mark"] + options + ["auto"] + unneeded)
+            # Our own installations take no recommended packages, those of others may.
+            important = "true" if unsure - ours else "false"
+            options += ["--option=APT::AutoRemove::RecommendsImportant=" + important, "--option=APT::AutoRemove::SuggestsImportant=false"]
+            said = self.call(["apt-get"] + options + ["--simulate", "--ignore-hold", "--purge", "autoremove"])[1]
+        finally:
+            shutil.rmtree(scratch)
+        planned = set(re.findall(r"^Purg (\S+) ", said, re.M))
+        return {name for name in ours | unsure if printed.get(name) in planned}
+
+    def finish_installation(self, half_unpacked):
+        """Finish an interrupted installation: apt plans nothing before, and dpkg does not know all files of a half-unpacked package."""
+        code, said = self.call(["dpkg", "--configure", "--pending"], check=False)
+        if half_unpacked or code != 0:
+            words = ["--yes", "--no-remove", "--no-install-recommends", "--fix-broken", "--reinstall"]
+            code, said = self.call(["apt-get"] + words + ["install"] + half_unpacked, check=False)
+        if code != 0:
+            what = "an installation was interrupted here and cannot be finished, which must come first (apt-get --fix-broken install): "
+            raise RuntimeError(what + " ".join(said.split())[-500:])
+
+    def plan_with_rpm(self, ours):
+        """The packages to remove: all of ours, or none where a package of others needs one of them."""
+        if not ours:
             return ours
-        relations, marked = self.relations(), automatic()
-        brought = {name for name in unsure if name.split(":")[0] in marked}
-        # Dependencies come first: what asked for them may not be there yet.
-        missing = asked - {name.split(":")[0] for name in relations}
-        reached = self.reachable(missing) if missing and brought else set()
-        found = ours | {name for name in brought if name.split(":")[0] in reached}
-        edge = list(found)
-        while edge:
-            wanted = set().union(*relations[edge.pop()]["depends"])
-            new = {name for name in brought - found if relations[name]["provides"] & wanted}
-            found |= new
-            edge += new
-        while True:
-            others = set(relations) - found
-            offered = set().union(*(relations[name]["provides"] for name in others))
-            needed = set()
-            for name in others:  # what was there before us did well without what it merely recommends
-                groups = relations[name]["depends"] + (relations[name]["recommends"] if name in unsure else [])
-                needed = needed.union(*(group for group in groups if not group & offered))
-            lost = {name for name in found - ours if relations[name]["provides"] & needed}
-            if not lost:
-                return found
-            found -= lost
+        code, said = self.call(["rpm", "--test", "--erase"] + sorted(ours), check=False)
+        if code != 0 and " is needed by " not in said:
+            raise RuntimeError("rpm: " + " ".join(said.split())[-500:])
+        return ours if code == 0 else set()
 
-    def reachable(self, names):
-        """Names of all packages that apt may bring for these, by its lists; nothing where it has none."""
-        kinds = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"]
-        command = ["apt-cache", "depends", "--recurse"] + ["--no-" + kind for kind in kinds] + sorted(names)
-        code, said = self.run(command, check=False)
-        return {line.split(":")[0] for line in said.splitlines() if code == 0 and re.match(r"\w", line)}
-
-    def relations(self):
-        """{installed package: {"provides": names, "depends" and "recommends": [names of which one is enough]}}"""
-        fields = "${db:Status-Status}\t${binary:Package}\t${Package}, ${Provides}\t${Depends}, ${Pre-Depends}\t${Recommends}\x1e"
-        found = {}
-        for row in self.run(["dpkg-query", "--show", "--showformat=" + fields])[1].split("\x1e")[:-1]:
-            state, name, provides, depends, recommends = row.split("\t")
-            if state not in ("not-installed", "config-files"):
-                found[name] = {"depends": alternatives(depends), "recommends": alternatives(recommends)}
-                found[name]["provides"] = set().union(*alternatives(provides))
-        return found
-
-    def without_dependants(self, ours):
-        """Those of our packages that no package of somebody else's needs: the trial run says whom it would have to leave."""
-        if not shutil.which("dpkg"):
-            return self.without_dependants_rpm(ours)
-        going = set(ours)
-        while going:
-            # dpkg and not apt: apt refuses to work while an installation that was cut off stands half done, and would take others along.
-            code, said = self.run(DPKG + ["--simulate", "--purge"] + sorted(going), check=False)
-            if code == 0:
-                return going
-            refused = set(re.findall(r"^dpkg: error processing package (\S+) ", said, re.M)) & going
-            if not refused:
-                raise RuntimeError("dpkg: " + " ".join(said.split())[-500:])
-            going -= refused
-        return going
-
-    def without_dependants_rpm(self, ours):
-        going = set(ours)
-        while going:
-            code, said = self.run(["rpm", "--test", "--erase"] + sorted(going), check=False)
-            if code == 0:
-                return going
-            needed = set()
-            for capability in re.findall(r"^\s*(.+?) is needed by ", said, re.M):
-                needed |= set(self.run(["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", capability], check=False)[1].split())
-            if not needed & going:
-                raise RuntimeError("rpm: " + " ".join(said.split())[-500:])
-            going -= needed
-        return going
-
-    def all(self):
-        self.packages()
-        self.files()
-        self.prefix_contents()
+    def run(self):
+        self.remove_packages()
+        self.remove_files()
+        self.remove_prefix_contents()
         if not self.dry_run:
             os.unlink(self.record_path)
-        self.claimed()
-
-
-def automatic():
-    """Names of packages that apt has installed for others and not because somebody asked."""
-    try:
-        with open(EXTENDED_STATES) as file:
-            stanzas = file.read().split("\n\n")
-    except OSError:
-        return set()
-    found = [dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line) for stanza in stanzas]
-    return {one["Package"] for one in found if one.get("Auto-Installed") == "1"}
-
-
-def alternatives(relation):
-    """``a (>= 1) | b, c:any`` → [{a, b}, {c}]"""
-    groups = [{word.split()[0].split(":")[0] for word in group.split("|") if word.strip()} for group in relation.split(",")]
-    return [group for group in groups if group]
+        self.remove_claimed()
 
 
 def block_of(text, marker):
-    """(what stands before our block, the block without its markers or None, what follows)"""
+    """(text before our block, the block without its markers or None, text after it)"""
     lines = text.splitlines(True)
     plain = [line.rstrip("\n") for line in lines]
     begin, end = marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")
@@ -371,7 +290,7 @@ def main():
         removal = None
         try:
             removal = Removal(path, options.get("prefix"), options["dry_run"])
-            removal.all()
+            removal.run()
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
         if removal is not None:

@@ -89,7 +89,7 @@ def home_archive(files: Mapping[str, str]) -> bytes:
 
 def plan_of(inventory: Inventory, facts: Mapping[str, Facts], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:
     """The plan in the image's manifest, which is among the facts, with the containers' own names, networks and slots."""
-    made = installed.plan(inventory, installed.manifests(facts))
+    made = installed.plan(inventory, facts)
     hosts = {}
     for name, held in made.hosts.items():
         found = facts[name]

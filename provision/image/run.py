@@ -157,7 +157,7 @@ def _attributes_here(image: str) -> dict[str, Any] | None:
 
 
 def _facts(session: Session) -> dict[str, Facts]:
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     for problem in survey.problems:
         if problem.host in absent:  # the others' problems are about installing

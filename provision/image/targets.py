@@ -29,7 +29,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.resolve import resolve
 from provision.resolve.host_classes import host_class_of
-from provision.survey import collect, saved_facts
+from provision.survey import collect
 
 _INVENTED = "image"
 
@@ -125,12 +125,12 @@ def _for_request(
 ) -> tuple[list[Target], list[Problem]]:
     inventory = request.inventory
     if request.facts_file is not None:
-        inventory, known, problems = saved_facts.read(request.facts_file, inventory, request.limit)
+        inventory, known, problems = collect.read_file(request.facts_file, inventory, request.limit)
     else:
         assert inventory is not None  # noqa: S101 - one of both was given
         session = Session(inventory, progress, passwords)
         try:
-            survey = collect.look(session)
+            survey = collect.survey_hosts(session)
         finally:
             session.close()
         known, problems = survey.hosts, survey.problems
@@ -188,7 +188,7 @@ def _invented(system: str, cuda: str | None) -> Facts:
     described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
         described |= {"driver": {"cuda": minor(cuda)}, "gpus": [{}]}
-    return facts.normalise(described)
+    return facts.Facts.model_validate(described)
 
 
 def _as_image(host: HostPlan) -> HostPlan:

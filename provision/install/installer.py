@@ -28,63 +28,66 @@ from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline
 from provision.remote.session import Session
 
-# In the order they run. The linker comes after everything that brings libraries and before everything that loads them.
+# In the order they run. The linker comes after everything that installs libraries and before everything that loads them.
 ROLES = (
     *("guard", "bundle", "packages", "hwloc", "python", "from_source", "openmpi"),
     *("nccl", "linker", "pytorch", "engine", "mpi_network"),
 )
 
-# Left out where root is not to be had.
+# Left out on hosts where the user cannot become root.
 ONLY_AS_ROOT = ("packages", "hwloc")
 
 AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
-# Never left out: what keeps others off, and what a closed network cannot reach.
+# Not left out by --from: the host lock, and the files that a closed network cannot reach.
 ALWAYS = ("guard", "bundle")
-# What a step reads of an earlier one: it cannot begin without it.
+# A step that reads what an earlier one has found.
 NEEDS = {"linker": "nccl"}
-# Of these, the ones that are about the set of hosts and not about one.
-OF_THE_SET = ("mpi_network",)
-
+# Roles that configure the cluster and not a single host.
+FOR_THE_CLUSTER = ("mpi_network",)
 
 MANIFEST_SCHEMA = 2
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Where things that the hosts do not fetch themselves come from, and the index and apt's mirror for what they do fetch.
+class PackageSources:
+    """Where everything that is installed comes from, besides the hosts' own package indexes.
 
-    ``bundle``: everything else then comes from there. ``locked``: host → folder in the prefix → the files that uv must
-    take there, as provision.lock has them.
+    Attributes:
+        wheels: a folder with PyTorch wheels of the user's.
+        locked: host → environment in the prefix → the files that uv must install there, by provision.lock.
+        bundle: with it nothing is downloaded.
     """
 
     engine: EngineSource
     wheels: Path | None = None
     index_url: str | None = None
     apt_mirror: str | None = None
-    given: artifacts.Given = field(default_factory=artifacts.Given)
+    user_files: artifacts.UserFiles = field(default_factory=artifacts.UserFiles)
     locked: Mapping[str, Mapping[str, list[dict[str, Any]]]] = field(default_factory=dict)
     bundle: Bundle | None = None
 
 
 def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
-    """What one host is to hold, as it is written down there for everyone to read; a survey compares it with a later plan."""
+    """What is installed on one host, for its users and for the next survey, which compares it with the plan."""
     host = plan.hosts[name].as_dict()
     for component in (host[name] for name in COMPONENTS if host[name] is not None):
-        component["why"], component["rejected"] = [], []  # reasons may be worded again every time; they are in the run's plan
-        component.pop("builders", None)  # not what this host holds
-    host["hwloc"] = None  # taken off, not put there
+        component["why"], component["rejected"] = [], []  # their wording may change; they are in the run's plan
+        component.pop("builders", None)
+    host["hwloc"] = None  # it was removed, not installed
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 
 
-def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: Sources, engine_archive: Path) -> dict[str, Any]:
-    """What the playbook needs besides itself, as Ansible variables."""
-    together = members(plan, inventory, facts)
+def variables(
+    plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: PackageSources, engine_archive: Path
+) -> dict[str, Any]:
+    """The playbook's Ansible variables, but for those of `artifacts.gather`."""
+    cluster_members = members(plan, inventory, facts)
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(logins=True),
         "provision_cluster": cluster_id(inventory),
-        "provision_members": together,
+        "provision_members": cluster_members,
         "provision_manifests": manifests(plan, inventory, facts),
-        "provision_networks": networks(together),
+        "provision_networks": networks(cluster_members),
         "provision_build_packages": build_packages(),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
     }
@@ -97,7 +100,7 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
         }
     if sources.bundle:
         bundled = {name: host.model_dump() for name, host in sources.bundle.hosts.items()}
-        found["provision_bundle"] = {"hosts": bundled, "parcels": sources.bundle.parcels(engine_archive.parent)}
+        found["provision_bundle"] = {"hosts": bundled, "archives": sources.bundle.archives(engine_archive.parent)}
     if sources.locked:
         found["provision_locked"] = dict(sources.locked)
     if sources.index_url:
@@ -110,12 +113,12 @@ def variables(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sour
 
 
 def build_packages() -> list[str]:
-    """What builds the engine, and pip for what users add, as exact pins."""
+    """Exact pins of what builds the engine, and of pip for packages that users add."""
     return [f"{name}=={version}" for name, version in catalog.python_packages().build.items()]
 
 
 def is_complete(plan: Plan, inventory: Inventory) -> bool:
-    """Whether no host of the run is missing; what concerns the set of hosts is left as it is otherwise, instead of shrinking it."""
+    """Whether the plan has every host of the run; otherwise the cluster's configuration stays as it is, instead of shrinking."""
     return {host.name for host in inventory.hosts} == set(plan.hosts)
 
 
@@ -136,7 +139,7 @@ def render(
     plan: Plan,
     inventory: Inventory,
     facts: Mapping[str, Facts],
-    sources: Sources,
+    sources: PackageSources,
     folder: Path,
     *,
     first: str | None = None,
@@ -147,7 +150,7 @@ def render(
     variables.
 
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
-    ``fetch`` it lacks the files that come from elsewhere, and does for a dry run.
+    ``fetch`` it lacks the downloaded files, which a dry run does not need.
     """
     origin = resources.folder("playbooks")
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,16 +161,16 @@ def render(
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     made |= artifacts.gather(
-        plan, folder / "supplies", sources.given, fetch=fetch, keys=sources.bundle is None, index_url=sources.index_url, say=say
+        plan, folder / "supplies", sources.user_files, fetch=fetch, keys=sources.bundle is None, index_url=sources.index_url, say=say
     )
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)
     playbook = folder / "site.yml"
-    # What concerns the set of hosts is left as it is while one of them is missing: it would be written for a smaller cluster.
     complete = is_complete(plan, inventory)
     wanted = steps(first)
-    roles = [role for role in ROLES if role in ALWAYS or (role in wanted and (complete or role not in OF_THE_SET))]
+    unused = _unused_roles(plan, sources) | (set() if complete else set(FOR_THE_CLUSTER))
+    roles = [role for role in ROLES if (role in ALWAYS or role in wanted) and role not in unused]
     template = resources.templates(origin, _one_line).get_template("site.yml.j2")
     text = template.render(
         hosts=plan.hosts,
@@ -182,6 +185,28 @@ def render(
     return playbook, made
 
 
+def _unused_roles(plan: Plan, sources: PackageSources) -> set[str]:
+    """Roles that would do nothing on any host: a task that Ansible skips costs a process per host on the controller."""
+    hosts = plan.hosts.values()
+    used = {
+        "bundle": sources.bundle is not None,
+        "hwloc": any(host.hwloc is not None and host.hwloc.source == "remove" for host in hosts),
+        "from_source": any(recipe.of(host) is not None for recipe in from_source.RECIPES for host in hosts),
+        "pytorch": any(host.torch is not None for host in hosts),
+    }
+    return {role for role, is_used in used.items() if not is_used}
+
+
+def partly_checked(host: HostPlan) -> set[str]:
+    """Roles of which a dry run leaves out tasks on this host, because they read what earlier tasks would have installed."""
+    roles = {"packages", "openmpi", "engine", "ssh_mesh", "manifest"}
+    if host.root or host.nccl is not None:
+        roles.add("linker")
+    if host.nccl_packages is not None:
+        roles.add("nccl")
+    return roles
+
+
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
     """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
     found = {}
@@ -193,7 +218,7 @@ def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -
 
 
 def _holds_torch(host: HostPlan, facts: Facts | None) -> bool:
-    """Whether a host has PyTorch from that very file, and nothing has happened to what we installed there."""
+    """Whether a host has PyTorch from that very file, and nothing of ours was changed there."""
     if host.torch is None or facts is None:
         return False
     noted = facts.installed.files.get("venv") or {}
@@ -201,7 +226,7 @@ def _holds_torch(host: HostPlan, facts: Facts | None) -> bool:
 
 
 def _one_line(value: Any) -> Any:
-    """What hosts say stands in comments and names of the playbook: a line of its own would be a play of its own, run on the controller."""
+    """A host's text on one line: it stands in the playbook's comments, and a second line could be a play that runs on the controller."""
     return " ".join(value.splitlines()) if isinstance(value, str) else value
 
 
@@ -211,48 +236,49 @@ class Installed:
 
     Attributes:
         unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
-        stand_ins: a line for each build that its first host could not make and another one made.
+        fallbacks: a line for each build that was made on another host than the first, because it failed there.
     """
 
     outcome: Outcome
     unlocked: dict[str, list[str]]
-    stand_ins: list[str]
+    fallbacks: list[str]
 
 
 def install(
     session: Session,
     plan: Plan,
     facts: Mapping[str, Facts],
-    sources: Sources,
-    ready: dict[str, Files],
+    sources: PackageSources,
+    on_complete: Callable[[str, Files], None],
     *,
     check: bool = False,
     first: str | None = None,
 ) -> Installed:
-    """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible says what
+    """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible reports what
     would be.
 
     Args:
-        ready: gets each host whose manifest says what the plan says, as soon as it does, with the files that its packages came from: it is
-            known also of a run that is interrupted.
+        on_complete: called for each host as soon as its manifest is written, with the files that its packages came from: the caller knows
+            the complete hosts of an interrupted run, too.
     """
     folder = session.folder / "playbook"
-    playbook, given = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
-    extra = {**given, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
+    extra = {**variables_, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}
-    not_made: dict[tuple[str, str], str] = {}
+    failures: dict[tuple[str, str], str] = {}
 
     def note(event: Event) -> None:
         if attempt := (event.result.get("ansible_facts") or {}).get("from_source_attempt"):
             if attempt["failure"]:
-                not_made[attempt["key"], event.host] = headline(attempt["failure"])
+                failures[attempt["key"], event.host] = headline(attempt["failure"])
             elif attempt["sha256"]:
                 made[attempt["key"]] = event.host
         if event.role == "manifest" and event.kind == "ok":
             entries = [entry for entry in event.result.get("results") or () if "content" in entry]
             if entries:
-                ready[event.host] = noted_files({entry["item"]: json.loads(base64.b64decode(entry["content"])) for entry in entries})
+                contents = {entry["item"]: json.loads(base64.b64decode(entry["content"])) for entry in entries}
+                on_complete(event.host, noted_files(contents))
         if found := event.result.get("unlocked"):
             unlocked.setdefault(event.host, []).extend(found)
         session.progress.event(event)
@@ -265,10 +291,10 @@ def install(
     if outcome.failed and not check:
         session.release(list(plan.hosts))
     parts = {**extra["provision_from_source"], "engine": {"title": "the engine", **extra["provision_engine_builds"]}}
-    return Installed(outcome, unlocked, from_source.stand_ins(parts, made, not_made))
+    return Installed(outcome, unlocked, from_source.fallbacks(parts, made, failures))
 
 
 def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
-    """What each host's manifest is to say after the plan."""
-    cluster, together, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
-    return {name: manifest(plan, name, cluster, together if complete else remembered(facts.get(name))) for name in plan.hosts}
+    """Each host's manifest, as it will be once the plan is installed."""
+    cluster, everyone, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
+    return {name: manifest(plan, name, cluster, everyone if complete else remembered(facts.get(name))) for name in plan.hosts}

@@ -1,4 +1,4 @@
-"""Takes off the hosts what earlier runs put there, by the record that is on each of them. First a look, then, if wanted, the removal."""
+"""Removal of what earlier runs have installed, by the record on each host: first a dry run, then, if confirmed, the removal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ State = Literal["removed", "would remove", "nothing to do", "failed", "unreachab
 
 @dataclass
 class HostRemoval:
-    """One host: what went (or would go), what stayed and why, and what went wrong."""
+    """One host: what was (or would be) removed, what stays and why, and the error, if any."""
 
     host: str
     state: State = "nothing to do"
@@ -38,21 +38,21 @@ class HostRemoval:
 
 
 def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
-    """Take off what the records say; with ``dry_run`` only tell. A host that fails does not stop the others."""
+    """Remove what the hosts' records name; with ``dry_run`` only report it. A host that fails does not stop the others."""
     hosts = [host for host in session.inventory.hosts if host.name in survey.hosts]
     answers: dict[str, list[str]] = {}
-    refused: dict[str, Event] = {}
+    failures: dict[str, Event] = {}
 
     def note(event: Event) -> None:
         if event.kind in ("failed", "unreachable"):
-            refused.setdefault(event.host, event)
-        elif (said := event.result.get("stdout")) is not None:  # of our scripts: no other task of this playbook prints anything
-            answers.setdefault(event.host, []).append(str(said))
+            failures.setdefault(event.host, event)
+        elif (output := event.result.get("stdout")) is not None:  # of our script: no other task of this playbook has any
+            answers.setdefault(event.host, []).append(str(output))
         session.progress.event(event)
 
     session.play(
         resources.folder("playbooks") / "remove.yml",
-        "Look what is there" if dry_run else "Remove",
+        "Remove (dry run)" if dry_run else "Remove",
         hosts=[host.name for host in hosts],
         extra_vars={
             "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
@@ -64,15 +64,15 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
         on_event=note,
     )
     found = [
-        _host(session, host.name, answers.get(host.name, []), refused.get(host.name), dry_run)
+        _host(session, host.name, answers.get(host.name, []), failures.get(host.name), dry_run)
         if host in hosts
-        else _unseen(host.name, survey)
+        else _unreachable(host.name, survey)
         for host in session.inventory.hosts
     ]
     for one in found:
         if one.host in survey.hosts:
-            add_elsewhere(one, session.inventory.host(one.host), survey.hosts[one.host], dry_run=dry_run)
-    if refused and not dry_run:
+            add_other_prefixes(one, session.inventory.host(one.host), survey.hosts[one.host], dry_run=dry_run)
+    if failures and not dry_run:
         session.release([host.name for host in hosts])
     session.write("removal.json", as_dict(found))
     return found
@@ -92,48 +92,49 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.error, found.hint = (problem.what, problem.hint) if refusal.kind == "unreachable" else (refusal.text, None)
     for answer in answers:
         try:
-            said = facts.parse(answer, BEGIN, "the removal")
+            answered = facts.parse_output(answer, BEGIN, "the removal")
         except ProvisionError as error:
             found.state, found.error, found.hint = "failed", error.what, error.hint
             continue
-        found.removed += said["removed"]
-        found.left += said["left"]
-        if said["error"]:
-            found.state, found.error = "failed", said["error"]
-            found.hint = "fix it, then run the same command again: what is gone stays gone"
-        elif not said["nothing"] and found.state == "nothing to do":
+        found.removed += answered["removed"]
+        found.left += answered["left"]
+        if answered["error"]:
+            found.state, found.error = "failed", answered["error"]
+            found.hint = "fix it, then run the same command again: it goes on where it stopped"
+        elif not answered["nothing"] and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
     if not answers and refusal is None:
         found.state, found.error = "failed", "Ansible reported nothing about this host"
     return found
 
 
-def add_elsewhere(removal: HostRemoval, host: Host, seen: facts.Facts, *, dry_run: bool) -> None:
-    """Name what is under other prefixes than the one that was looked at: as an error where it is there for lack of root.
+def add_other_prefixes(removal: HostRemoval, host: Host, found: facts.Facts, *, dry_run: bool) -> None:
+    """Report installations in other prefixes than the host's: as an error where the user lacks root to remove them.
 
     Args:
-        seen: the host's survey.
+        found: the host's survey.
     """
-    for prefix in seen.installed.elsewhere if removal.error is None else ():
-        # Next to an installation of the user's own, one of root's is somebody else's.
-        is_ours = host.prefix is None and not seen.installed.manifest
-        if is_ours and not seen.user.can_become:
-            removal.error = f"{prefix}, and all that came with it, stays, because it needs root: {facts.why_no_root(seen)}"
+    for prefix in found.installed.elsewhere if removal.error is None else ():
+        # Next to an installation in the user's home, one of root's is somebody else's.
+        is_ours = host.prefix is None and not found.installed.manifest
+        if is_ours and not found.user.can_become:
+            needs = f"{prefix}, and all that was installed with it, stays, because its removal needs root"
+            removal.error = f"{needs}: {facts.why_no_root(found)}"
             removal.hint = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
             if not dry_run or removal.state == "nothing to do":
                 removal.state = "failed"
         else:
-            why = f"it is an installation of its own; to take it off, name it in the inventory: provision_prefix={prefix}"
+            why = f"it is another installation; to remove it, name it in the inventory: provision_prefix={prefix}"
             removal.left.append({"what": prefix, "why": why})
 
 
-def _unseen(name: str, survey: Survey) -> HostRemoval:
-    """A host that the survey could not look at."""
+def _unreachable(name: str, survey: Survey) -> HostRemoval:
+    """A host that the survey could not reach."""
     problem = next(problem for problem in survey.problems if problem.host == name)
     return HostRemoval(name, "unreachable", error=problem.what, hint=problem.hint)
 
 
 def _command(options: dict[str, Any]) -> str:
-    # Without Python nothing of ours can have run there either.
+    # Where Python is missing, nothing of ours can have run.
     absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
     return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n")

@@ -1,7 +1,6 @@
-"""Who belongs together: the hosts that reach each other by key, and the networks that MPI may use between them.
+"""Members of the cluster: hosts that reach each other by ssh key, and the networks that MPI uses between them. Pure.
 
-A run that is limited to some hosts must not make the others strangers: what those hosts' manifests remember of the rest of the
-inventory stays. Pure.
+A run with ``--limit`` must not drop the other members: they are read from the manifests of the hosts in the run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from provision.facts import Facts
 from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
 
-# Of a host: how the others reach it, by which keys it is known, and the key by which it reaches them (None: not known yet).
+# A host's address, port and login, its host keys, and its own public key (None: not known yet).
 Member = dict[str, Any]
 
 # One line, type and base64.
@@ -25,13 +24,13 @@ WORD = re.compile(r"[^\s\"'*?!]+")
 
 
 def cluster_id(inventory: Inventory) -> str:
-    """Names the set of hosts: the mark of our lines in files that several clusters may share."""
+    """Identifies the set of hosts in the marker lines of files that several clusters share."""
     members = ",".join(sorted(f"{host.address}:{host.port or 22}" for host in inventory.everyone))
     return hashlib.sha256(members.encode()).hexdigest()[:12]
 
 
 def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, Member]:
-    """All members by name: the plan's hosts first, then those outside ``--limit`` that the plan's hosts remember."""
+    """All members by name: the plan's hosts first, then those outside ``--limit`` that their manifests name."""
     found = {name: _member(host, facts.get(name)) for name, host in plan.hosts.items()}
     left_out = inventory.left_out
     for name in plan.hosts:
@@ -42,13 +41,13 @@ def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dic
 
 
 def remembered(facts: Facts | None) -> dict[str, Member]:
-    """The members that a host's manifest names. It comes from another machine: what could break out of a line of a file is left out."""
+    """The members that a host's manifest names, without entries that could break out of a line of a file: a host may say anything."""
     manifest = facts.installed.manifest if facts else None
     known = manifest.get("members") if isinstance(manifest, dict) else None
-    return {name: member for name, member in (known or {}).items() if _is_sound(name, member)} if isinstance(known, dict) else {}
+    return {name: member for name, member in (known or {}).items() if _is_valid(name, member)} if isinstance(known, dict) else {}
 
 
-def _is_sound(name: str, member: Any) -> bool:
+def _is_valid(name: str, member: Any) -> bool:
     try:
         ipaddress.ip_address(member["address"])
         ipaddress.ip_network(member["network"])

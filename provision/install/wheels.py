@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from provision.base import aptsources, downloads, paths, uv_support
 from provision.base.errors import ProvisionError
@@ -68,10 +68,16 @@ class Platform:
 
 @dataclass(frozen=True)
 class Indexes:
-    """Where this run looks, in addition to what pip is set up for: ``index_url`` replaces pip's index."""
+    """Where this run looks, in addition to what pip is set up for.
+
+    Attributes:
+        index_url: replaces pip's index.
+        torch_index: for PyTorch, unless a folder on this machine has it: uv fails where an index does not answer.
+        find_links: a folder of wheels.
+    """
 
     index_url: str | None = None
-    extra_index_url: str | None = None
+    torch_index: str | None = None
     find_links: Path | None = None
 
 
@@ -106,8 +112,10 @@ def gather(
     wanted = sorted(pins)
     say(f"wheels for Python {platform.python} on {platform.arch}: {', '.join(wanted)}")
     pip = uv_support.pip_settings(os.environ, sys.prefix)
+    folders = [str(indexes.find_links)] if indexes.find_links else []
+    needs_index = _needs_torch_index(wanted, platform, [*folders, *pip.get("find-links", "").split()])
     settings, variables, constraints = uv_support.online(
-        pip, indexes.index_url, indexes.extra_index_url, str(indexes.find_links) if indexes.find_links else None
+        pip, indexes.index_url, indexes.torch_index if needs_index else None, next(iter(folders), None)
     )
     versions = sorted({f"{entry['name']}=={entry['version']}" for entry in locked})
     text = _resolve(wanted, versions, platform, settings, variables, constraints)
@@ -116,6 +124,18 @@ def gather(
     for wheel in found:
         _place(_fetch(wheel, settings, variables, say), folder / wheel.file)
     return found
+
+
+def _needs_torch_index(pins: Sequence[str], platform: Platform, folders: Sequence[str]) -> bool:
+    """Whether PyTorch is among the pins, and no folder on this machine has that wheel."""
+    versions = {pin.partition("==")[2] for pin in pins if pin.startswith("torch==")}
+    tags = set(platform.tags())
+    for path in (path for folder in folders for path in Path(folder.removeprefix("file://")).glob("torch-*.whl")):
+        with contextlib.suppress(InvalidWheelFilename):
+            _name, version, _build, fits = parse_wheel_filename(path.name)
+            if str(version) in versions and fits & tags:
+                return False
+    return bool(versions)
 
 
 def _resolve(

@@ -57,8 +57,6 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
             return follow(session, job, placed, options)
     except Interrupted as error:
         raise JobInterrupted(error.what) from None
-    except KeyboardInterrupt:
-        raise JobInterrupted("interrupted") from None
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:

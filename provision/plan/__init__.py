@@ -1,1 +1,1 @@
-"""The plan of a cluster, what was asked for, and the lock, as data."""
+"""Plan, requirements, options and lock as data."""

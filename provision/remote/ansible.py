@@ -63,11 +63,10 @@ def headline(text: str) -> str:
 
 @dataclass
 class Step:
-    """One role on one host: tasks that ran, of these the ones that changed something (or would), and whether a dry run left some out."""
+    """One role on one host: tasks that ran, and of these the ones that changed something (or would)."""
 
     ran: int = 0
     changed: int = 0
-    unchecked: bool = False
 
 
 @dataclass
@@ -138,11 +137,8 @@ class _Collector:
         host.seconds += event.seconds
         if event.role:
             step = host.steps.setdefault(event.role, Step())
-            # Set by the role itself in a dry run.
-            is_unchecked = bool((event.result.get("ansible_facts") or {}).get(f"{event.role}_unchecked"))
-            step.ran += event.kind in ("ok", "changed", "tolerated", "failed") and not is_unchecked
+            step.ran += event.kind in ("ok", "changed", "tolerated", "failed")
             step.changed += event.kind == "changed"
-            step.unchecked = step.unchecked or is_unchecked
         if event.kind in ("ok", "changed", "tolerated"):
             host.ok += 1
             host.changed += event.kind == "changed"

@@ -73,6 +73,8 @@ class Session:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
         with signals.deferred():
             self.close()
+        if kind is KeyboardInterrupt:  # between two steps
+            raise Interrupted("interrupted", hint="run the same command again: it goes on where it stopped") from None
 
     def close(self) -> None:
         """End the run. Where a host may still have its lock, the run is recorded as dead, as one that was killed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.diagnosis import logs
 from provision.facts import Facts
-from provision.install import drift
+from provision.install import drift, installer
 from provision.install.installer import Installed
 from provision.inventory import Host, Inventory
 from provision.plan import lock
@@ -51,7 +51,7 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
             report.failures.append(task_failure(inventory.host(name), result.failure))
     if outcome.rc != 0 and not report.failures:
         report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="install"))
-    report.notes += done.stand_ins
+    report.notes += done.fallbacks
     for name, packages in done.unlocked.items():
         report.notes.append(
             f"{name}: {lock.NAME} did not know {', '.join(packages)}: installed as the index had it, without a checksum to compare with; "
@@ -59,24 +59,28 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
         )
 
 
-def add_dry_run(report: Report, outcome: Outcome, facts: Mapping[str, Facts], manifests: Mapping[str, Any], *, partial: bool) -> None:
+def add_dry_run(
+    report: Report, plan: Plan, outcome: Outcome, facts: Mapping[str, Facts], manifests: Mapping[str, Any], *, partial: bool
+) -> None:
     """What a run without ``--check`` would do on each host; ``partial``: it leaves out steps, and so does not write the manifest."""
     for line in report.hosts:
         result, found = outcome.hosts.get(line.host), facts.get(line.host)
         if result is None or found is None or result.failure is not None:
             continue
         rewritten = not partial and drift.is_rewritten(manifests[line.host], found)
-        set_prospects(line, result, rewritten=rewritten, drifted=bool(found.drift))
+        unchecked = installer.partly_checked(plan.hosts[line.host])
+        set_prospects(line, result, unchecked, rewritten=rewritten, drifted=bool(found.drift))
 
 
-def set_prospects(line: HostReport, result: HostResult, *, rewritten: bool, drifted: bool) -> None:
+def set_prospects(line: HostReport, result: HostResult, unchecked: Collection[str], *, rewritten: bool, drifted: bool) -> None:
     """Put what a real run would do into a host's line.
 
     Args:
+        unchecked: steps of which the dry run skipped something.
         rewritten: whether the manifest on the host will change, which the dry run of its step cannot tell.
         drifted: whether the survey found that something is not as it was left.
     """
-    line.steps = _prospects(result, drifted=drifted)
+    line.steps = _prospects(result, unchecked, drifted=drifted)
     if rewritten and "manifest" in line.steps:
         line.steps["manifest"] = "will change"
     line.state = "would change" if drifted or result.changed or "will change" in line.steps.values() else "unchanged"
@@ -112,7 +116,7 @@ def host_line(host: HostPlan, result: HostResult | None) -> HostReport:
     )
 
 
-def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
+def _prospects(result: HostResult, unchecked: Collection[str], *, drifted: bool) -> dict[str, Prospect]:
     """What a dry run says about each step.
 
     About tasks that it skipped it knows nothing once an earlier step will change the host; nor where it could check nothing at all and the
@@ -123,7 +127,7 @@ def _prospects(result: HostResult, *, drifted: bool) -> dict[str, Prospect]:
     for name, step in result.steps.items():
         if name == "guard":
             continue
-        unknown = step.unchecked and (changing or (drifted and step.ran == 0))
+        unknown = name in unchecked and (changing or (drifted and step.ran == 0))
         found[name] = "will change" if step.changed else "cannot know yet" if unknown else "will not change"
         changing = changing or step.changed > 0
     return found

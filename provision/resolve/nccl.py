@@ -177,7 +177,7 @@ class _Choice:
             yield f"from the given file; {same.get(official, 'its checksum is not that of the official one')}"
         if all(other.capabilities for other in sharing):
             found = sorted({each for other in sharing for each in other.capabilities}, key=key)
-            yield f"for compute capability {', '.join(found)}, and newer ones by way of PTX"
+            yield f"for compute capability {', '.join(found)}, and newer ones with PTX"
         else:
             yield "for every GPU that its CUDA supports: the facts do not say which ones there are"
 
@@ -285,15 +285,15 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
 
 def _proposals(blocking: HostClass, names: list[str], requirements: Requirements) -> Iterator[Proposal]:
     """Cheapest first: fewer options, fewer hosts, a newer driver."""
-    given_source = requirements.nccl_source not in ("auto", "local") and not requirements.nccl_tarball
+    source_chosen = requirements.nccl_source not in ("auto", "local") and not requirements.nccl_tarball
     options = {
         "--nccl": requirements.nccl_version,
-        "--nccl-source": given_source,
+        "--nccl-source": source_chosen,
         "--nccl-local": requirements.nccl_local,
         "--nccl-tarball": requirements.nccl_tarball,
     }
-    if given := [option for option, value in options.items() if value]:
-        text = f"leave {' and '.join(given)} out: the plan finds one that fits"
+    if used := [option for option, value in options.items() if value]:
+        text = f"leave {' and '.join(used)} out: the plan finds one that fits"
         defaults: dict[str, Any] = dict.fromkeys(("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version"))
         yield change_requirements(text, nccl_source="auto", **defaults)
     if requirements.nccl_source == "source":

@@ -58,7 +58,7 @@ def exclude(names: Sequence[str]) -> Proposal:
     limit = ",".join(f"!{name}" for name in names)
     how = "remove them from the inventory, or use --limit" if len(names) > 3 else f"--limit '{limit}'"
     text = f"leave {joined(names)} out: {how}"
-    return Proposal(text, apply=lambda host_classes, asked: (remaining(host_classes, names), asked), excluded=tuple(names))
+    return Proposal(text, apply=lambda host_classes, before: (remaining(host_classes, names), before), excluded=tuple(names))
 
 
 def remaining(host_classes: HostClasses, excluded: Collection[str]) -> HostClasses:

@@ -54,7 +54,7 @@ def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requir
     if len(inside) > 1:
         listed = ", ".join(f"{tags[each]} on {host_classes[each][0]} {nccl}" for nccl, each in inside.items())
         notes.append(
-            f"PyTorch {version} brings different NCCLs ({listed}) and no one build runs everywhere: its own NCCL backend will refuse to "
+            f"PyTorch {version} contains different NCCLs ({listed}) and no one build runs everywhere: its own NCCL backend will refuse to "
             "work across these hosts"
         )
     return components, notes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from provision.base import paths, resources
@@ -92,15 +94,27 @@ def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
         resources.folder("playbooks") / "smoke.yml",
         "Copy the training job",
         hosts=list(plan.hosts),
-        extra_vars={
-            "provision_plan": plan.as_dict(),
-            "provision_smoke_data": [str(file.path) for file in data.files],
-            "provision_smoke_digest": data.digest,
-            "provision_smoke_script": str(resources.hostside("train_mnist.py")),
-        },
+        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "training_job.tar", data))},
     )
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
         raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying the training job")
     if outcome.rc != 0:
         raise ProvisionError("the training job could not be copied to the hosts", hint=f"read {outcome.log}")
+
+
+def _pack(archive: Path, data: mnist.Dataset) -> Path:
+    """Write script and data into one archive, relative to the hosts' prefix: a copy of each file would take Ansible seconds."""
+    names = {resources.hostside("train_mnist.py"): "smoke/train_mnist.py"}
+    names |= {file.path: f"smoke/data/{data.digest}/{file.name}" for file in data.files}
+    with tarfile.open(archive, "w") as tar:
+        for folder in ("smoke", "smoke/data", f"smoke/data/{data.digest}"):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(member)
+        for path, name in names.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = path.stat().st_size, 0o644
+            with path.open("rb") as file:
+                tar.addfile(member, file)
+    return archive

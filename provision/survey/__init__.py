@@ -1,1 +1,1 @@
-"""What hosts are and hold: one read-only look at each."""
+"""The facts of hosts: one read-only round trip to each, a saved file, or the manifests of earlier runs."""

@@ -1,4 +1,4 @@
-"""Looks at every host at once, in one read-only round trip each, and says per host what stands in the way of using it."""
+"""The survey of an inventory's hosts: facts from one read-only round trip to each, or from a file, and preflight problems."""
 
 from __future__ import annotations
 
@@ -8,60 +8,77 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from provision import catalog, facts
 from provision.base import resources
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
+from provision.base.text import joined
 from provision.facts import Facts, Unsurveyed
-from provision.inventory import Host
+from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import Event
 from provision.remote.session import Session
 
-# The names under which an inventory may hold the sudo password, in Ansible's order.
+# The variables that may have the sudo password in an inventory, in Ansible's order.
 _PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_UPDATE_MB = 200  # disk space for a run that finds everything installed
 
 
 @dataclass
 class Survey:
-    """What was found: facts per host that answered, and problems of all hosts, worst first."""
+    """Facts of the hosts that answered, and problems of all hosts, errors first."""
 
     hosts: dict[str, Facts] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def blocked(self) -> list[str]:
-        """Hosts that cannot be used, in the order of their problems."""
+        """Hosts with an error, in the order of their problems."""
         return list(dict.fromkeys(problem.host for problem in self.problems if problem.severity == "error" and problem.host))
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it again."""
+        """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it."""
         listed = [{"level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 
-def look(session: Session) -> Survey:
+@dataclass
+class _Answer:
+    """What one host's tasks returned: the survey's output and the time (seconds since 1970) when it came, and Ansible's failure."""
+
+    output: str | None = None
+    received_at: float = 0.0
+    failure: Event | None = None
+
+
+def survey_hosts(session: Session) -> Survey:
     """Survey all hosts of the session's inventory. Changes nothing on them."""
-    received: dict[str, tuple[str, float]] = {}
-    refused: dict[str, Event] = {}
+    answers = {host.name: _Answer() for host in session.inventory.hosts}
 
     def note(event: Event) -> None:
+        answer, output = answers.get(event.host, _Answer()), event.result.get("stdout")
         if event.kind in ("failed", "unreachable"):
-            refused[event.host] = event
-        elif (said := event.result.get("stdout")) is not None and (event.host not in received or facts.BEGIN in said):
-            received[event.host] = (str(said), time.time())
+            answer.failure = event
+        elif output is not None and (answer.output is None or facts.BEGIN in output):
+            answer.output, answer.received_at = str(output), time.time()
 
-    asked = "become" in session.passwords
-    with_password = [host.name for host in session.inventory.hosts if asked or any(name in host.variables for name in _PASSWORD_VARIABLES)]
+    prompted = "become" in session.passwords
+    with_password = [
+        host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in _PASSWORD_VARIABLES)
+    ]
+    missing_python = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
     session.play(
         resources.folder("playbooks") / "survey.yml",
         "Survey",
         extra_vars={
-            "provision_survey_command": _command(),
-            "provision_try_become": asked,
+            "provision_survey_command": command_on_host(
+                "survey", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, missing_python
+            ),
+            "provision_try_become": prompted,
             "provision_with_password": with_password,
         },
         on_event=note,
@@ -69,55 +86,79 @@ def look(session: Session) -> Survey:
 
     survey = Survey()
     for host in session.inventory.hosts:
-        answer, refusal = received.get(host.name), refused.get(host.name)
-        survey.problems += _host_problems(host, survey, answer, refusal, host.name in with_password)
-    survey.problems += facts.problems_across(survey.hosts, {name: at for name, (_, at) in received.items()})
-    survey.problems += facts.against_inventory(session.inventory, survey.hosts)
+        survey.problems += _read_answer(host, answers[host.name], survey, become_password=host.name in with_password)
+    survey.problems += facts.cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
+    survey.problems += facts.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     session.write("facts.json", survey.as_dict())
     return survey
 
 
-def _host_problems(
-    host: Host, survey: Survey, answer: tuple[str, float] | None, refusal: Event | None, has_password: bool
-) -> Iterator[Problem]:
-    if answer is None:
-        yield connection_problem(host, refusal.text if refusal else "no answer")
+def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password: bool) -> Iterator[Problem]:
+    """Add the host's facts to the survey, and yield its problems."""
+    if answer.output is None:
+        yield connection_problem(host, answer.failure.text if answer.failure else "no answer")
         return
     try:
-        found = facts.answer(answer[0])
+        found = facts.parse_survey(answer.output)
     except ProvisionError as error:
-        yield Problem("error", error.what, error.hint, host=host.name, said="" if facts.BEGIN in answer[0] else answer[0])
+        yield Problem("error", error.what, error.hint, host=host.name, said="" if facts.BEGIN in answer.output else answer.output)
         return
     if isinstance(found, Unsurveyed):
-        yield facts.unsurveyed(host.name, found)
+        yield facts.unsurveyed_problem(host.name, found)
     else:
         survey.hosts[host.name] = found
         needed = catalog.system_packages().needed_mb
         whole = needed.cuda if found.driver else needed.cpu
-        rest = _CHANGES_MB if found.installed.manifest else max(_CHANGES_MB, whole - int(found.installed.partial_mb))
-        yield from facts.problems(host.name, found, needed_mb=rest, prefix=prefix_of(host, found), become_password=has_password)
-    if refusal is not None:
-        yield connection_problem(host, refusal.text)
+        rest = _UPDATE_MB if found.installed.manifest else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
+        yield from facts.host_problems(host.name, found, needed_mb=rest, prefix=prefix_of(host, found), become_password=become_password)
+    if answer.failure is not None:
+        yield connection_problem(host, answer.failure.text)
 
 
-_CHANGES_MB = 200  # room for what a further run may bring
+def read_file(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
+    """(the hosts to plan for, the facts of those that were surveyed, problems) from a facts file, without a connection to any host.
+
+    Without an inventory, the hosts are those of the file, reduced by ``limit``.
+
+    Raises:
+        UsageError: the file cannot be used, or has facts of none of the hosts.
+    """
+    read = facts.load_file(path)
+    if inventory is None:
+        if limit and last_run.FAILED in limit.split(","):
+            raise UsageError(f"--limit {limit}: a facts file has no last run", hint="name HOSTS next to --facts")
+        inventory = by_name(str(path), list(read), limit)
+    known, problems = {}, []
+    untested: dict[str, list[str]] = {}
+    for host in inventory.hosts:
+        found = read.get(host.name)
+        if isinstance(found, Facts):
+            known[host.name] = facts.with_python(found, host.python, f"{inventory.where}, host {host.name}")
+            if warning := facts.untested_system(found.os):
+                untested.setdefault(warning, []).append(host.name)
+        elif found is not None:
+            problems.append(facts.unsurveyed_problem(host.name, found))
+    if not known:
+        what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
+        raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")
+    return inventory, known, [*problems, *(Problem("warning", warning, host=joined(names)) for warning, names in untested.items())]
 
 
-def connection_problem(host: Host, said: str) -> Problem:
-    """What ssh or sudo said, as a sentence with the way out."""
+def connection_problem(host: Host, message: str) -> Problem:
+    """The problem behind a message of ssh or sudo, with a hint."""
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
-    last = said.strip().splitlines()[-1] if said.strip() else ""
+    last = message.strip().splitlines()[-1] if message.strip() else ""
     for entry in catalog.connection().messages:
-        if re.search(entry.match, said):
-            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, said=said)
-    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, said=said)
+        if re.search(entry.match, message):
+            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, said=message)
+    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, said=message)
 
 
 def prefix_of(host: Host, found: Facts) -> str:
-    """Where things go on this host: as the inventory says, else by whether root is to be had there, as `hostside/survey` has it."""
+    """The installation's prefix: the inventory's, else by whether the user can become root, as `hostside/survey` decides it."""
     if host.prefix:
         return host.prefix
     at_home = f"{(found.user.home or '').rstrip('/')}/{HOME_PREFIX}"
@@ -125,15 +166,15 @@ def prefix_of(host: Host, found: Facts) -> str:
 
 
 def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
-    """A script of ours as one shell command, in which the playbook puts each host's own in the place of ``@python@``, its interpreter, and
-    of what else stands between two ``@``.
+    """A shell command that runs one of our scripts. In it the playbook replaces ``@python@``, the interpreter, and other names between two
+    ``@`` for each host.
 
-    What it puts there holds no single quote, because the whole command is put into single quotes for /bin/sh, whatever the login shell is.
+    The replacements must not contain a single quote: the whole command is quoted for /bin/sh, whatever the login shell is.
 
     Args:
         script: a script of ``hostside``.
         variable: the environment variable that it reads its options from, as JSON.
-        missing_python: what the host says where there is no Python.
+        missing_python: the output on a host without Python.
     """
     inline = resources.inline_command(script, interpreter='"$python"')
     absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
@@ -141,14 +182,8 @@ def command_on_host(script: str, variable: str, options: Mapping[str, Any], miss
     return f"/bin/sh -c {shlex.quote(command)}"
 
 
-def _command() -> str:
-    options = {"prefix": "@prefix@", "root": "@root@"}
-    absent = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
-    return command_on_host("survey", "PROVISION_SURVEY_OPTIONS", options, absent)
-
-
 def summary(hosts: Mapping[str, Facts]) -> list[dict[str, str]]:
-    """One row per host for people: what it is and what it holds."""
+    """A table of the hosts' hardware and software, one row per host."""
     rows = []
     for name, found in hosts.items():
         installed, driver, memory = found.installed.packages, found.driver, found.memory.total_mb

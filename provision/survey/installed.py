@@ -1,5 +1,4 @@
-"""What hosts hold, as the manifests say that earlier runs left there: from the survey's facts, or from a quick look; else a Python with
-the engine that was named, or that this machine has."""
+"""The installations on hosts, by their manifests: from the survey's facts, or from one quick command on each host."""
 
 from __future__ import annotations
 
@@ -31,35 +30,63 @@ _TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -
 
 
 class NothingInstalled(ProvisionError):
-    """No run of ours has come to its end on a host."""
+    """No run was completed on a host."""
+
+
+def plans(known: Mapping[str, Facts]) -> Iterator[HostPlan]:
+    """The plans in the manifests of the hosts that have one which this version can read."""
+    for name, found in known.items():
+        with suppress(KeyError, TypeError, ValueError):
+            yield replace(HostPlan.from_dict(found.installed.manifest["host"]), name=name)
+
+
+def plan(inventory: Inventory, known: Mapping[str, Facts]) -> Plan:
+    """The plan in the manifests, with the slots of the inventory, in the inventory's order.
+
+    Raises:
+        ProvisionError: a manifest is missing or cannot be read.
+    """
+    return _plan(inventory, {name: found.installed.manifest for name, found in known.items()})
+
+
+def _plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
+    hosts: dict[str, HostPlan] = {}
+    for name in (host.name for host in inventory.hosts if host.name in manifests):
+        try:
+            found = HostPlan.from_dict(manifests[name]["host"])
+        except (KeyError, TypeError, ValueError) as error:
+            again = f"provision up {inventory.argument}"
+            raise ProvisionError("its manifest was written by another version or is damaged", where=name, hint=again) from error
+        hosts[name] = replace(found, name=name, slots=inventory.host(name).slots or found.slots)
+    return Plan(hosts)
 
 
 def find(session: Session, python: str | None, timeout: float = ssh.TIMEOUT_S) -> Plan | str:
-    """What a job can run with: the plan of what is installed, or the path of a Python that has the engine.
+    """What a job can run with: the installed plan, or the path of a Python that has the engine.
 
-    That is ``python`` where it is given; where nothing is installed and all hosts are this machine, that of its active environment.
+    That is ``python`` if it is given; where nothing is installed and all hosts are this machine, a Python of this machine.
 
     Raises:
-        NothingInstalled, ProvisionError: as `look` does.
+        NothingInstalled, ProvisionError: as `read_plan` does.
     """
     if python is not None:
-        check(session, python, timeout)
+        check_python(session, python, timeout)
         return python
     try:
-        return look(session, timeout)
+        return read_plan(session, timeout)
     except NothingInstalled as error:
         if any(host.connection != "local" for host in session.inventory.hosts):
             raise NothingInstalled(error.what, where=error.where, hint=f"{error.hint}; or --python PATH of one with the engine") from None
-        looked = list(_pythons_here())
-        found = next((each for each in looked if _has_engine(each)), None)
+        candidates = _local_pythons()
+        found = next((each for each in candidates if _has_engine(each)), None)
         if found is None:
-            what = f"{error.what}, and none of its Pythons has the engine ({', '.join(looked)})"
+            what = f"{error.what}, and none of its Pythons has the engine ({', '.join(candidates)})"
             hint = f"{error.hint}; or activate the environment that has it (from the sources: pip install ./collective_core)"
             raise NothingInstalled(what, where=error.where, hint=hint) from None
         return found
 
 
-def _pythons_here() -> dict[str, None]:
+def _local_pythons() -> dict[str, None]:
     """Those of the active environments, the first on PATH, and the one that runs this."""
     active = [Path(os.environ[name], "bin/python") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
     on_path = [found for found in map(shutil.which, ("python3", "python")) if found]
@@ -70,93 +97,61 @@ def _has_engine(python: str) -> bool:
     return subprocess.run([python, "-c", _FIND], capture_output=True, cwd="/", check=False).returncode == 0
 
 
-def look(session: Session, timeout: float = ssh.TIMEOUT_S) -> Plan:
-    """What is installed on the session's hosts, by one command each and without a survey.
+def read_plan(session: Session, timeout: float = ssh.TIMEOUT_S) -> Plan:
+    """The plan in the manifests of the session's hosts, by one command on each and without a survey.
 
     Raises:
-        NothingInstalled: there is nothing on a host.
-        ProvisionError: a host cannot be reached, does not answer in ``timeout`` seconds, or does not hold what a job needs.
+        NothingInstalled: a host has no manifest.
+        ProvisionError: a host cannot be reached, does not answer in ``timeout`` seconds, or lacks what a job needs.
     """
-    answers = ssh.run(session, {host.name: _script(host) for host in session.inventory.hosts}, timeout=timeout)
     again = f"provision up {session.inventory.argument}"
-    for host in session.inventory.hosts:
-        _complain(host, answers[host.name], again)
-    found = {name: _read(answer) for name, answer in answers.items()}
-    bare = without(found)
+    answers = _ask(session, {host.name: _manifest_script(host) for host in session.inventory.hosts}, timeout, again)
+    manifests = {name: _manifest(answer) for name, answer in answers.items()}
+    bare = [name for name, manifest in manifests.items() if not manifest]
     if bare:
         raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), hint=again)
-    return plan(session.inventory, found)
+    return _plan(session.inventory, manifests)
 
 
-def check(session: Session, python: str, timeout: float = ssh.TIMEOUT_S) -> None:
-    """Whether ``python`` has the engine on all hosts. Raises ProvisionError as `look` does."""
+def check_python(session: Session, python: str, timeout: float = ssh.TIMEOUT_S) -> None:
+    """Check that ``python`` has the engine on all hosts. Raises ProvisionError as `read_plan` does."""
     script = f"python={shlex.quote(python)}; {_TEST}"
-    answers = ssh.run(session, {host.name: script for host in session.inventory.hosts}, timeout=timeout)
-    for host in session.inventory.hosts:
-        _complain(host, answers[host.name], f"install the engine there, from the sources: {python} -m pip install ./collective_core")
+    hint = f"install the engine there, from the sources: {python} -m pip install ./collective_core"
+    _ask(session, {host.name: script for host in session.inventory.hosts}, timeout, hint)
 
 
-def _script(host: Host) -> str:
-    """Prints the manifest. With and without root it is elsewhere; where there are both, the later installation counts."""
+def _manifest_script(host: Host) -> str:
+    """Prints the manifest, which depends on whether root installed it; where there are both, the later one."""
     places = [f"{folder}/manifest.json" for folder in ([host.prefix] if host.prefix else [DEFAULT_PREFIX, HOME_PREFIX])]
     newest = f"$(ls -t {shlex.join(places)} 2>/dev/null | head -n 1)"
     show = f'cd; echo; echo {ssh.ANSWER}; manifest="{newest}"; [ -n "$manifest" ] || exit 0; cat "$manifest"'
     return f"{show}; python=${{manifest%/manifest.json}}/venv/bin/python; {_TEST}"
 
 
-def _complain(host: Host, answer: ssh.Answer, hint: str) -> None:
-    python = answer.err.strip().rpartition("\n")[2]  # as the test says it
-    if answer.code is None:
-        raise ProvisionError("it did not answer in time", where=host.name, hint="try it by hand: ssh " + host.address)
-    if answer.code == _NO_PYTHON:
-        raise ProvisionError(f"there is no Python at {python}", where=host.name, hint=hint)
-    if answer.code == _NO_ENGINE:
-        raise ProvisionError(f"the engine is not installed for {python}", where=host.name, hint=hint)
-    if answer.code not in (0, ssh.UNREACHABLE):
-        said = answer.err.strip() or "it said nothing"
-        raise ProvisionError(f"looking at it ended with exit code {answer.code}: {said}", where=host.name, hint=hint)
-    if answer.code != 0:
-        problem = collect.connection_problem(host, answer.err)
-        raise ProvisionError(problem.what, where=host.name, hint=problem.hint)
+def _ask(session: Session, scripts: Mapping[str, str], timeout: float, hint: str) -> dict[str, ssh.Answer]:
+    """The hosts' answers. Raises ProvisionError for the first host that failed, with ``hint`` where something is missing there."""
+    answers = ssh.run(session, scripts, timeout=timeout)
+    for host in session.inventory.hosts:
+        answer = answers[host.name]
+        python = answer.err.strip().rpartition("\n")[2]  # printed by the test
+        if answer.code == ssh.UNREACHABLE:
+            problem = collect.connection_problem(host, answer.err)
+            raise ProvisionError(problem.what, where=host.name, hint=problem.hint)
+        if answer.code is None:
+            raise ProvisionError("it did not answer in time", where=host.name, hint="try it by hand: ssh " + host.address)
+        if answer.code == _NO_PYTHON:
+            raise ProvisionError(f"there is no Python at {python}", where=host.name, hint=hint)
+        if answer.code == _NO_ENGINE:
+            raise ProvisionError(f"the engine is not installed for {python}", where=host.name, hint=hint)
+        if answer.code != 0:
+            message = answer.err.strip() or "no error message"
+            raise ProvisionError(f"reading its manifest ended with exit code {answer.code}: {message}", where=host.name, hint=hint)
+    return answers
 
 
-def _read(answer: ssh.Answer) -> Any:
+def _manifest(answer: ssh.Answer) -> Any:
     text = answer.body
     try:
         return json.loads(text) if text else None
     except ValueError:
-        return text  # which `plan` refuses
-
-
-def manifests(known: Mapping[str, Facts]) -> dict[str, Any]:
-    """Host → its manifest as it has it, of the hosts whose facts are given; None: no run has come to its end there."""
-    return {name: facts.installed.manifest for name, facts in known.items()}
-
-
-def without(manifests: Mapping[str, Any]) -> list[str]:
-    """The hosts on which no run has come to its end."""
-    return [name for name, manifest in manifests.items() if not manifest]
-
-
-def plans(manifests: Mapping[str, Any]) -> Iterator[HostPlan]:
-    """What the manifests say, of the hosts that have one which this version can read."""
-    for name, manifest in manifests.items():
-        with suppress(KeyError, TypeError, ValueError):
-            yield replace(HostPlan.from_dict(manifest["host"]), name=name)
-
-
-def plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
-    """What the manifests say, with the slots that the inventory says now, in the inventory's order.
-
-    Raises:
-        ProvisionError: a manifest cannot be read.
-    """
-    hosts: dict[str, HostPlan] = {}
-    for name in (host.name for host in inventory.hosts if host.name in manifests):
-        try:
-            found = HostPlan.from_dict(manifests[name]["host"])
-        except (KeyError, TypeError, ValueError) as error:
-            again = f"provision up {inventory.argument}"
-            raise ProvisionError("its manifest was written by another version or is damaged", where=name, hint=again) from error
-        hosts[name] = replace(found, name=name, slots=inventory.host(name).slots or found.slots)
-    return Plan(hosts)
+        return text  # which `_plan` refuses

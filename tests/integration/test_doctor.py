@@ -32,20 +32,20 @@ def hosts_of(found: dict[str, list[dict]], name: str) -> set[str]:
     return {finding["host"] for finding in found.get(name, [])}
 
 
-def test_the_1024_files_of_a_container_are_seen_and_without_gpus_nothing_of_nccl(cluster):
+def test_a_low_limit_of_open_files_is_found_and_without_gpus_nothing_of_nccl(cluster):
     found = doctor(cluster)
     assert not [name for name in found if "nccl" in name]
     assert hosts_of(found, "too-many-open-files") == {"node1", "node2"}
 
 
-def test_the_limit_of_open_files_is_raised_and_seen_to_be(cluster):
+def test_the_limit_of_open_files_is_raised(cluster):
     result = provision("doctor", str(cluster.inventory), "--only", "too-many-open-files", "--fix", "--yes", "--json")
     assert json.loads(result.stdout)["findings"] == [], result.stderr
     assert result.returncode == 0
     assert "fixed: node1: too-many-open-files" in result.stderr
 
 
-def test_without_consent_nothing_is_run(cluster):
+def test_without_consent_nothing_is_changed(cluster):
     root(cluster.hosts[0], OPEN_KEY)
     result = provision("doctor", str(cluster.inventory), "--only", "ssh-permission-denied", "--fix", stdin="n\n")
     assert "this will run:" in result.stderr
@@ -60,7 +60,7 @@ def test_wrong_modes_of_ssh_files_are_found_and_fixed(cluster):
 
 
 @pytest.mark.slow
-def test_keys_that_sshd_refuses_are_named_as_such(cluster):
+def test_keys_that_sshd_refuses_are_found(cluster):
     root(cluster.hosts[1], "chmod 666 /home/trainer/.ssh/authorized_keys")
     try:
         assert hosts_of(doctor(cluster), "ssh-permission-denied") == {"node2"}
@@ -68,7 +68,7 @@ def test_keys_that_sshd_refuses_are_named_as_such(cluster):
         root(cluster.hosts[1], "chmod 600 /home/trainer/.ssh/authorized_keys")
 
 
-def test_a_name_that_means_the_host_itself_is_found_and_fixed(cluster):
+def test_a_host_name_that_resolves_to_loopback_is_found_and_fixed(cluster):
     # In place: the container engine mounts the file.
     root(cluster.hosts[0], "sed 's/.*[[:space:]]node1.*/127.0.1.1 node1/' /etc/hosts > /tmp/h && cat /tmp/h > /etc/hosts")
     assert hosts_of(doctor(cluster), "hostname-loopback-mpi") == {"node1"}
@@ -85,7 +85,7 @@ def test_two_hosts_of_one_name_are_found(cluster):
         as_machine(cluster.hosts[1], "uts", "hostname node2")
 
 
-def test_a_held_package_lock_is_found_while_it_is_held(cluster):
+def test_a_held_package_lock_is_found(cluster):
     hold = """
 import fcntl, os, time
 lock = open("/var/lib/dpkg/lock-frontend", "w")
@@ -111,7 +111,7 @@ def test_a_full_disk_is_found(cluster):
         as_machine(cluster.hosts[1], "mount", "umount /opt/provision")
 
 
-def test_dropped_ports_are_found_while_they_are_dropped(cluster):
+def test_blocked_ports_are_found(cluster):
     """The kernel's nftables, through the iptables that every container engine needs. ssh goes on: it is below the blocked ports."""
     as_machine(cluster.hosts[1], "net", "iptables -A INPUT -p tcp --syn --dport 1024:65535 -j DROP")
     try:
@@ -135,7 +135,7 @@ def test_a_clock_that_is_wrong_is_found(cluster):
 
 
 @pytest.mark.slow
-def test_a_driver_whose_halves_differ_is_found(cluster):
+def test_a_driver_mismatch_is_found(cluster):
     """Only the driver's answer is fake: there is no GPU to ask."""
     says = "Failed to initialize NVML: Driver/library version mismatch"
     root(
@@ -161,7 +161,7 @@ def test_a_log_is_confirmed_or_ruled_out_by_the_hosts(cluster, tmp_path):
     assert "do not show it now" in found["orted-not-found"][0]["cause"]
 
 
-def test_a_bundle_holds_no_secret(cluster, tmp_path):
+def test_a_bundle_contains_no_secret(cluster, tmp_path):
     log = tmp_path / "job.log"
     planted = ["hf_" + "a" * 30, "hunter2secret", "s3cr3tpw", "AKIA" + "B" * 16]
     log.write_text(
@@ -201,14 +201,14 @@ def test_hosts_that_can_run_a_job_reach_each_other(installed):
     assert not [name for name in found if name.startswith("ssh-") or name == "btl-tcp-firewall"]
 
 
-def test_libraries_that_the_linker_does_not_know(installed):
+def test_libraries_missing_in_the_linkers_cache(installed):
     host = installed.hosts[0]
     root(host, "rm /etc/ld.so.conf.d/00-provision.conf && ldconfig")
     fixed(installed, "libopen-rte-missing")
     assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
 
 
-def test_another_open_mpi_in_front_of_ours(installed, ssh):
+def test_another_open_mpi_before_ours(installed, ssh):
     host = installed.hosts[0]
     root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")
     fixed(installed, "mpi-lib-mixed")

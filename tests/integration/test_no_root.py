@@ -49,7 +49,7 @@ def test_host_without_a_compiler_is_refused_unchanged(cluster, homes):
     result = provision("up", str(cluster.inventory), "--limit", "node2", *LEAN)
     assert result.returncode == 1
     assert "node2" in result.stdout
-    assert "what only root can install is not there: g++" in result.stdout
+    assert "packages that only root can install are missing: g++" in result.stdout
     assert "apt-get install g++" in result.stdout
     assert sorted(seen(cluster, OUTSIDE) ^ outside) == []
     assert sorted(seen(cluster, INSIDE) ^ homes) == []

@@ -62,7 +62,7 @@ def test_a_dry_run_on_bare_hosts_fails_nowhere_and_changes_nothing(bare):
     assert sorted(files(bare) ^ before) == []
     assert {host["state"] for host in report(result)["hosts"]} == {"would change"}
     steps = report(result)["hosts"][0]["steps"]
-    assert (steps["packages"], steps["engine"], steps["hwloc"]) == ("will change", "will change", "will not change")
+    assert (steps["packages"], steps["engine"], steps["nccl"]) == ("will change", "will change", "will not change")
     assert steps["manifest"] == "will change"
     assert report(result)["smoke"] is None
 

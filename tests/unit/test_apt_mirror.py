@@ -70,7 +70,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = load_ansible_module("apt_mirror")
     monkeypatch.setattr(found, "AnsibleModule", Module)
     monkeypatch.setattr(
-        found, "IMPATIENT", [*found.IMPATIENT, "-o", "Acquire::http::Proxy::127.0.0.1=DIRECT", "-o", "APT::Sandbox::User=root"]
+        found, "SHORT_TIMEOUTS", [*found.SHORT_TIMEOUTS, "-o", "Acquire::http::Proxy::127.0.0.1=DIRECT", "-o", "APT::Sandbox::User=root"]
     )
     return found
 

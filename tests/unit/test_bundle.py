@@ -72,9 +72,9 @@ def test_pack_and_unpack(packed: Path, tmp_path: Path) -> None:
     assert sources.read_bytes() == b"sources"
     assert bundle.supply("openmpi_tarball") is None
     bundle.check_contents(plan())
-    parcels = bundle.parcels(tmp_path / "parcels")
+    archives = bundle.archives(tmp_path / "parcels")
     inside = {}
-    for name, parcel in parcels.items():
+    for name, parcel in archives.items():
         with tarfile.open(parcel["archive"]) as packed_for_host:
             inside[name] = packed_for_host.getnames()
     wheel = "demo-1.0+cpu-py3-none-any.whl"
@@ -322,6 +322,22 @@ def test_dependencies_are_those_of_the_other_machine(tmp_path: Path, gather_whee
     new = gather_wheels(wheels.Platform("3.13", "aarch64", "2.31"), "pvtop==1.0", to="new")
     assert old == ["pvold-1.5-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
     assert new == ["pvnew-1.0-py3-none-any.whl", "pvold-2.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
+
+
+def test_pytorchs_index_is_not_needed_where_a_folder_has_the_wheel(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    wheel(tmp_path / "links", "torch", "1.0+cpu", tag="cp312-cp312-manylinux_2_28_x86_64")
+    folders = ["/nonexistent", f"file://{tmp_path}/links"]
+    asked = {
+        (pin, glibc): wheels._needs_torch_index([pin], wheels.Platform("3.12", "x86_64", glibc), folders)
+        for pin in ("torch==1.0+cpu", "torch==1.0+cu126", "numpy==2.0")
+        for glibc in ("2.31", "2.27")
+    }
+    assert [key for key, needed in asked.items() if not needed] == [
+        ("torch==1.0+cpu", "2.31"),
+        ("numpy==2.0", "2.31"),
+        ("numpy==2.0", "2.27"),
+    ]
 
 
 def test_wheels_are_the_best_for_the_other_machines_processor_and_c_library(

@@ -1,4 +1,4 @@
-"""The catalogue: every file holds to its schema, what it says agrees with itself, and a typo is one clear error with its line."""
+"""The catalogue: every file matches its model and is consistent; a typo is one clear error with its line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def known(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_has_a_model_and_holds_to_it(name: str) -> None:
+def test_every_file_matches_its_model(name: str) -> None:
     assert name in FILES_OF
     assert getattr(catalog, name)() is catalog.load(name)
     assert isinstance(catalog.load(name), FILES_OF[name])
@@ -86,7 +86,7 @@ def test_a_group_without_source_or_date_is_refused(name: str) -> None:
         group["weak"] = kept
 
 
-def test_what_the_sources_do_not_confirm_says_so() -> None:
+def test_weak_evidence_is_named() -> None:
     known = catalog.cuda_repositories()
     assert all(system in str(known.apt.weak) for system in ("ubuntu2004", "ubuntu2604"))
     unnamed = set(known.apt.sha256) - set(known.keys.of)
@@ -119,7 +119,7 @@ def test_what_the_sources_do_not_confirm_says_so() -> None:
         ("os", "family: debian", "family: debain", "must be debian or rhel, not 'debain'"),
     ],
 )
-def test_a_typo_is_said_with_its_line(name: str, right: str, wrong: str, said: str) -> None:
+def test_a_typo_is_reported_with_its_line(name: str, right: str, wrong: str, said: str) -> None:
     broken = text_of(name).replace(right, wrong, 1)
     assert broken != text_of(name)
     with pytest.raises(UsageError) as caught:
@@ -136,7 +136,7 @@ def test_a_typo_is_said_with_its_line(name: str, right: str, wrong: str, said: s
 @pytest.mark.parametrize(
     ("wrong", "said"), [(b"what: \x07 a bell", "the character U+0007 is not allowed"), (b"what: \xe9", "not UTF-8 text")]
 )
-def test_bytes_that_are_no_text_are_one_error_that_names_the_line(wrong: bytes, said: str) -> None:
+def test_invalid_bytes_are_one_error_with_its_line(wrong: bytes, said: str) -> None:
     content = text_of("nccl").encode()
     broken = content.replace(b"what:", wrong, 1)
     with pytest.raises(UsageError, match=re.escape(said)) as caught:
@@ -144,7 +144,7 @@ def test_bytes_that_are_no_text_are_one_error_that_names_the_line(wrong: bytes, 
     assert caught.value.where == f"nccl.yaml:{content[: content.index(b'what:')].count(10) + 1}"
 
 
-def test_what_is_reported_absent_everywhere_is_not_listed_as_a_build() -> None:
+def test_builds_that_are_absent_everywhere_are_not_listed() -> None:
     known = catalog.nccl()
     for entry in known.absent:
         listed = known.repository.builds.get(entry.version, {})
@@ -177,7 +177,7 @@ def trouble(**ways: Any) -> Trouble:
         ("2.17.1", {"from": "2.14.3", "to": "2.16"}, False),
     ],
 )
-def test_ranges_cover_what_they_say(version: str, ways: dict[str, Any], covered: bool) -> None:
+def test_version_ranges_of_known_problems(version: str, ways: dict[str, Any], covered: bool) -> None:
     assert trouble(**ways).covers(version) is covered
 
 
@@ -192,7 +192,7 @@ def test_pytorchs_default_is_one_of_its_releases() -> None:
     assert known.default in known.releases
 
 
-def test_an_architecture_has_one_name_here_and_another_one_in_packages_and_engines() -> None:
+def test_names_of_architectures() -> None:
     for name, others in (("x86_64", ["amd64", "x64"]), ("aarch64", ["arm64"])):
         assert {architectures.kernel_name(each) for each in (name, *others)} == {name}
         assert architectures.debian_name(name) == others[0]

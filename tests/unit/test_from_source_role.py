@@ -109,7 +109,7 @@ def test_sources_that_no_host_can_build_are_tried_on_three_hosts_and_no_more(pla
 
 def test_who_stepped_in_for_whom_is_told_with_the_reason() -> None:
     parts = {"openmpi": {"title": "Thing", "builds": {GOOD: {"builders": ["a", "b", "c"]}, BAD: {"builders": ["d", "e"]}}}}
-    (line,) = from_source.stand_ins(parts, {GOOD: "c", BAD: "d"}, {(GOOD, "a"): "configure: error: no compiler"})
+    (line,) = from_source.fallbacks(parts, {GOOD: "c", BAD: "d"}, {(GOOD, "a"): "configure: error: no compiler"})
     assert line == (
         "Thing (thing-1.0-good) was built on c, because a and b could not: a: configure: error: no compiler; b: it had failed before"
     )

@@ -1,7 +1,6 @@
-"""Plans of real-looking inventories, as people read them: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan).
+"""Golden plans of realistic inventories: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan as text).
 
-A change of the catalogue or the resolver shows in them. To write them again after looking at the difference:
-`python tests/unit/test_golden_plans.py`, then `git diff tests/data/plans`.
+After a change of the catalogue or the resolver: `python tests/unit/test_golden_plans.py`, then look at `git diff tests/data/plans`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from provision.resolve import resolve
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 INVENTORIES = sorted(PLANS.glob("*.json"))
-# What is asked for beyond the facts.
+# Requirements, where they are not the defaults.
 _OLDER = {"nccl_source": "repository", "nccl_version": "2.21.5"}
-ASKED: dict[str, dict[str, Any]] = {
+REQUIREMENTS: dict[str, dict[str, Any]] = {
     "nccl-from-source": {"nccl_source": "source"},
     "gpus-left-unused-with-cpu": {"cpu": True},
     "newer-nccl-is-installed": {"nccl_source": "repository"},
@@ -33,9 +32,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    requirements = Requirements(
-        engine_version="0.0.0", **ASKED.get(known.stem, {})
-    )  # the engine's own version has nothing to do with these
+    requirements = Requirements(engine_version="0.0.0", **REQUIREMENTS.get(known.stem, {}))  # independent of the engine's version
     summary.show(resolve(facts.load_file(known), requirements, {}), Console(file=text, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
@@ -45,13 +42,13 @@ def test_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize("known", INVENTORIES, ids=lambda path: path.stem)
-def test_the_plan_is_the_one_that_was_looked_at(known: Path) -> None:
+def test_the_plan_is_the_golden_one(known: Path) -> None:
     made = as_text(known)
     assert made == known.with_suffix(".txt").read_text(encoding="utf-8")
     assert max(len(line) for line in made.splitlines() if " " in line.strip()) <= 120
 
 
-def test_each_cause_is_said_once() -> None:
+def test_each_cause_is_printed_once() -> None:
     lost = [line for line in as_text(PLANS / "blackwell-580.json").replace("\n               ", " ").splitlines() if " not " in line[:16]]
     assert sum("compute capability 10.0 yet (12.8 or newer)" in line for line in lost) == 1
     assert sum("it does not exist (nccl#533, nccl#1142" in line for line in lost) == 1

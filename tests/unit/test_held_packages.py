@@ -35,12 +35,12 @@ def test_packages_of_others_do_not_go(held: Any, manager: str) -> None:
     host = Host()
     getattr(held, manager)(host, None).install(["libnccl2=2.21.5-1+cuda12.4"])
     assert ("--no-remove" in host.commands[0]) == (manager == "Apt")
-    assert "--allowerasing" not in host.commands[0]  # dnf takes nothing off without
+    assert "--allowerasing" not in host.commands[0]  # dnf removes nothing without
 
 
 def test_what_would_have_to_go_is_named(held: Any) -> None:
-    assert held.would_go(Host.said) == ["cuda-samples", "libnccl-own", "trainer"]
-    assert held.would_go("The following packages will be DOWNGRADED:\n  libnccl2\n") == []
+    assert held.would_be_removed(Host.said) == ["cuda-samples", "libnccl-own", "trainer"]
+    assert held.would_be_removed("The following packages will be DOWNGRADED:\n  libnccl2\n") == []
     conflict = "Error: \n Problem: problem with installed package own-1\n  - package own-1 requires libnccl = 2.20, but none\nplain\n"
     assert held.excerpt(conflict).splitlines()[1:] == [
         "Problem: problem with installed package own-1",

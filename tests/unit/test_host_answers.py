@@ -1,4 +1,4 @@
-"""A host that runs something else than our script is told by what it said: a forced command, a menu instead of a shell."""
+"""Hosts that run something else than our script: a forced command, a menu instead of a shell."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def session_in_which(*answers: str) -> Session:
     return cast(Session, made)
 
 
-def test_the_survey_says_what_the_host_said_and_the_doctor_knows_it() -> None:
-    found = collect.look(session_in_which(MENU, "0"))
+def test_the_survey_quotes_the_host_and_the_doctor_explains_it() -> None:
+    found = collect.survey_hosts(session_in_which(MENU, "0"))
     assert [problem.what for problem in found.problems] == [f"the survey did not run; the host said: {MENU.splitlines()[-1]}"]
     assert [each.id for each in examine({}, found.problems)] == ["disk-full"]
 
 
-def test_a_removal_of_which_half_did_not_run_has_failed() -> None:
+def test_a_removal_that_ran_half_has_failed() -> None:
     half = f"{removal.BEGIN}\n{NOTHING}\n{facts.END}\n"
     found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": stated({})}), dry_run=False)
     assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]

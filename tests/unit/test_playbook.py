@@ -273,19 +273,6 @@ def test_controller_lock_names_the_holder_is_given_back_and_taken_from_the_dead(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("lock.")) == []
 
 
-def test_a_dry_run_tells_which_step_it_did_not_check_wholly(tmp_path: Path) -> None:
-    for role, name in {"demo": "demo_unchecked", "other": "demo_unchecked"}.items():
-        tasks = tmp_path / "book" / "roles" / role / "tasks"
-        tasks.mkdir(parents=True)
-        note = {"name": "Note", "ansible.builtin.set_fact": {name: True}, "when": "ansible_check_mode"}
-        (tasks / "main.yml").write_text(json.dumps([note, {"name": "Look", "ansible.builtin.debug": {"msg": "x"}}]))
-    book = tmp_path / "book" / "site.yml"
-    book.write_text("- hosts: all\n  gather_facts: false\n  connection: local\n  roles: [demo, other]\n")
-    outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="test-unchecked", check=True)
-    steps = outcome.hosts["localhost"].steps
-    assert (steps["demo"], steps["other"].unchecked) == (ansible.Step(ran=1, changed=0, unchecked=True), False)
-
-
 def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_path: Path) -> None:
     """The real role: it names folders to the linker that only a real run finds."""
     shutil.copytree(resources.folder("playbooks"), tmp_path / "book")
@@ -302,4 +289,3 @@ def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_pat
     outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
     step = outcome.hosts["localhost"].steps["linker"]
     assert (outcome.rc, step.ran, step.changed) == (0, 0, 0)
-    assert step.unchecked

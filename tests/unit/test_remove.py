@@ -1,4 +1,4 @@
-"""What `provision remove` says of installations under other prefixes than the one that it takes off. The rest needs real hosts."""
+"""What `provision remove` says of installations under other prefixes than the host's. The rest needs real hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from invented_hosts import stated
 
 from provision.facts import Facts
-from provision.install.removal import HostRemoval, add_elsewhere
+from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
 
 PREFIX = "/opt/provision"
@@ -20,7 +20,7 @@ def seen(*elsewhere: str, can_become: bool, manifest: Any = None) -> Facts:
 
 
 def judged(removal: HostRemoval, found: Facts, prefix: str | None = None, *, dry_run: bool = False) -> HostRemoval:
-    add_elsewhere(removal, Host("node1", "node1", prefix=prefix), found, dry_run=dry_run)
+    add_other_prefixes(removal, Host("node1", "node1", prefix=prefix), found, dry_run=dry_run)
     return removal
 
 
@@ -36,7 +36,7 @@ def judged(removal: HostRemoval, found: Facts, prefix: str | None = None, *, dry
 def test_what_stays_for_lack_of_root_is_an_error_with_the_way_out(before: Any, dry_run: bool, after: str) -> None:
     found = judged(HostRemoval("node1", before), seen(PREFIX, can_become=False), dry_run=dry_run)
     assert (found.state, found.bad) == (after, True)
-    assert found.error == "/opt/provision, and all that came with it, stays, because it needs root: provision_sudo=no"
+    assert found.error == "/opt/provision, and all that was installed with it, stays, because its removal needs root: provision_sudo=no"
     assert "--ask-become-pass" in str(found.hint)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def remover() -> Any:
 
 def removal(remover: Any, record: Path, prefix: str | None = None, dry_run: bool = False) -> Any:
     found = remover.Removal(str(record), prefix, dry_run)
-    found.all()
+    found.run()
     return found
 
 
@@ -205,7 +204,7 @@ def test_what_belongs_to_a_package_by_now_stays(owned: Any, remover: Any, tmp_pa
     assert claimed.exists()
     assert [(entry["what"], "package own now" in entry["why"]) for entry in done.left][1:] == [(str(written), True), (str(claimed), True)]
     assert done.left[0]["what"] == "package own"
-    assert "in version 1, which is not brought back" in done.left[0]["why"]
+    assert "in version 1, which is not restored" in done.left[0]["why"]
 
 
 def test_files_of_others_are_told_from_ours(tmp_path: Path) -> None:
@@ -217,23 +216,6 @@ def test_files_of_others_are_told_from_ours(tmp_path: Path) -> None:
         path.write_text("key")
     assert repository.not_ours(record, str(theirs))
     assert not repository.not_ours(record, str(ours))
-
-
-def test_of_several_archives_of_a_package_that_was_cut_off_the_last_one_is_unpacked(remover: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    for version in ("9.0", "10.0", "2.0"):  # in the order in which they came
-        (tmp_path / f"demo_{version}_amd64.deb").write_bytes(b"")
-        time.sleep(0.02)
-    monkeypatch.setattr(remover, "ARCHIVES", str(tmp_path))
-    ran: list[list[str]] = []
-
-    def run(command: list[str], check: bool = True) -> tuple[int, str]:
-        ran.append(command)
-        return 0, ""
-
-    cut_off = remover.Removal.__new__(remover.Removal)
-    cut_off.run = run
-    assert cut_off.unpack("demo:amd64")
-    assert [command[-1] for command in ran] == [str(tmp_path / "demo_2.0_amd64.deb")]
 
 
 def test_repositories_that_the_plan_does_without_go_and_what_stays_is_not_missed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -271,39 +253,3 @@ def test_an_unwanted_file_that_is_wanted_again_is_guarded_again(owned: Any) -> N
     record: dict[str, Any] = {"files": {"/x": {"path": "/x", "marker": None, "sha256": [], "made": True, "unwanted": True}}}
     owned.host_record.note(record, "/x", "text", None, exists=False)
     assert "unwanted" not in record["files"]["/x"]
-
-
-def test_a_file_that_the_plan_does_without_goes_with_its_note_and_a_changed_one_stays(
-    owned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record: dict[str, Any] = {"files": {}}
-    ours, changed, theirs = tmp_path / "ours.conf", tmp_path / "changed.conf", tmp_path / "theirs.conf"
-    for path in (ours, changed):
-        owned.host_record.note(record, str(path), "written\n", None, exists=False)
-    path = write(tmp_path, record)
-    ours.write_text("written\n")
-    changed.write_text("written\nmore\n")
-    theirs.write_text("theirs\n")
-
-    class Module:
-        def __init__(self, **_given: Any) -> None:
-            self.check_mode = dry_run
-            defaults = {"content": None, "marker": None, "mode": "0644"}
-            self.params = {**defaults, "record": str(path), "path": str(file), "state": "absent"}
-
-        def exit_json(self, changed: bool, **_result: Any) -> None:
-            raise SystemExit(changed)
-
-    monkeypatch.setattr(owned, "AnsibleModule", Module)
-    said = {}
-    for dry_run in (True, False):
-        for file in (ours, changed, theirs):
-            with pytest.raises(SystemExit) as ended:
-                owned.main()
-            said[file.name, dry_run] = ended.value.code
-        assert ours.exists() == dry_run
-    assert said == {(file.name, dry): file == ours for file in (ours, changed, theirs) for dry in (True, False)}
-    assert changed.read_text() == "written\nmore\n"
-    assert theirs.exists()
-    left = json.loads(path.read_text())["files"]
-    assert {name: entry.get("unwanted") for name, entry in left.items()} == {str(changed): True}

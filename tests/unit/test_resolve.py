@@ -122,7 +122,7 @@ def test_a_driver_without_a_gpu_gets_no_nccl() -> None:
 
 def test_cuda_follows_from_the_drivers_version() -> None:
     known = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "455.23.05"}}
-    made = plan_for({"a": facts.normalise(known)})
+    made = plan_for({"a": facts.Facts.model_validate(known)})
     assert made.hosts["a"].nccl.cuda == "11.0"
     assert "CUDA 11.1 by NVIDIA's table" in made.hosts["a"].nccl.why[0]
     assert any("driver.cuda" in note and "gpus" in note for note in made.notes)
@@ -143,7 +143,7 @@ def test_a_release_that_is_too_old_is_refused() -> None:
 
 
 def test_reasons_tell_missing_facts_from_known_ones() -> None:
-    bare = facts.normalise({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
+    bare = facts.Facts.model_validate({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
     made = plan_for({"a": bare}).hosts["a"]
     assert made.network.why == "the only host, and nothing is known of its network"
     assert "its facts name none" in made.python.why[0]

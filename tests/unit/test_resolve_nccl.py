@@ -1,4 +1,4 @@
-"""The resolver: which prebuilt NCCL, from which repository, file or index."""
+"""The resolver: prebuilt NCCL from repositories, files and indexes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_rpm_strings_and_repository() -> None:
 LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 
 
-def test_a_local_repository_package_says_what_it_is_by_its_name() -> None:
+def test_version_and_cuda_of_a_local_repository_package_come_from_its_name() -> None:
     requirements = Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
     made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, requirements).hosts["b"].nccl
     assert (made.source, made.package, made.version, made.cuda) == ("local_repository", LOCAL, "2.21.5", "12.4")
@@ -57,7 +57,7 @@ def local(version: str) -> str:
     return f"nccl-local-repo-ubuntu2204-{version}-cuda12.0_1.0-1_amd64.deb"
 
 
-def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_allowed() -> None:
+def test_a_local_repository_package_of_a_known_bad_version_needs_allow_bad() -> None:
     given = Requirements(nccl_source="local", nccl_local=local("2.17.1"))
     (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
     assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.what
@@ -66,12 +66,12 @@ def test_a_local_repository_package_of_a_known_bad_version_is_taken_only_when_al
     assert (taken.version, taken.source) == ("2.17.1", "local_repository")
 
 
-def test_a_local_repository_package_newer_than_the_list_of_bad_ones_was_asked_for_by_giving_it() -> None:
+def test_a_local_repository_package_may_be_newer_than_the_list_of_bad_releases() -> None:
     made = plan_for({"a": gpu("12.0")}, Requirements(nccl_source="local", nccl_local=local("2.99.1")))
     assert made.hosts["a"].nccl.version == "2.99.1"
 
 
-def test_the_repository_of_a_system_that_nvidia_has_given_up_ends_with_its_last_cuda() -> None:
+def test_the_repository_of_a_dropped_system_ends_with_its_last_cuda() -> None:
     focal = changed(gpu("13.0", python="3.8.10"), {"os": {"id": "ubuntu", "version": "20.04"}})
     requirements = Requirements(nccl_source="repository", nccl_version="2.28.9", torch=False)
     made = plan_for({"a": focal}, requirements).hosts["a"].nccl
@@ -122,7 +122,7 @@ def test_nvidias_repository_is_not_added_where_a_configured_one_offers_the_build
 
 
 @pytest.mark.parametrize(("system", "python"), [(("ubuntu", "24.04"), "3.12.3"), (("debian", "13"), "3.13.5")])
-def test_a_repository_is_not_expected_to_hold_builds_from_before_its_distribution(system: tuple[str, str], python: str) -> None:
+def test_builds_from_before_the_distribution_are_weak_evidence(system: tuple[str, str], python: str) -> None:
     a100 = [{"name": "A100", "compute_capability": "8.0"}]
     old = {"os": {"id": system[0], "version": system[1]}, "driver": {"version": "525.147.05", "cuda": "12.0"}, "gpus": a100}
     known = changed(host(system=system, python=python), old)
@@ -151,7 +151,7 @@ def test_the_rejection_names_the_cuda_that_the_gpu_needs() -> None:
         ("12.1", "12.9", {}, "2.31.2"),
     ],
 )
-def test_a_build_holds_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
+def test_the_build_has_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
     made = plan_for({"a": gpu(cuda, capability)}, Requirements(torch=False, **asked))
     assert (made.hosts["a"].nccl.version if made.hosts else None) == version
     assert version or f"compute capability {capability}" in made.conflicts[0].what

@@ -1,4 +1,4 @@
-"""The resolver: NCCL from its sources: for which CUDA, with which toolkit, on which host."""
+"""The resolver: NCCL built from source: CUDA, toolkit and builders."""
 
 from __future__ import annotations
 

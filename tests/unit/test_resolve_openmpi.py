@@ -1,4 +1,4 @@
-"""The resolver: which Open MPI, the distribution's or one of its own, and for GPU memory."""
+"""The resolver: Open MPI from the wheel, the distribution or source, and for GPU memory."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_open_mpi_from_source_on_demand() -> None:
         (Requirements(openmpi="source", openmpi_version="4.1.8", openmpi_tarball="openmpi-4.1.6.tar.gz"), "is not Open MPI 4.1.8"),
     ],
 )
-def test_an_open_mpi_that_cannot_be_had_is_refused_with_its_reason(requirements: Requirements, said: str) -> None:
+def test_an_unavailable_open_mpi_is_refused_with_its_reason(requirements: Requirements, said: str) -> None:
     made = plan_for({"a": host()}, requirements)
     assert said in made.conflicts[0].what
     assert 1 <= len(remedies(made.conflicts[0])) <= 2
 
 
-def test_a_bad_open_mpi_is_taken_where_it_is_allowed_and_a_tarball_is_the_users() -> None:
+def test_a_bad_open_mpi_is_accepted_with_allow_bad_or_the_users_tarball() -> None:
     requirements = Requirements(openmpi_tarball="openmpi-4.1.7.tar.bz2", openmpi_tarball_sha256="2" * 64, allow_bad=True)
     made = plan_for({"a": host()}, requirements).hosts["a"].openmpi
     assert (made.version, made.source, made.url, made.sha256) == ("4.1.7", "source", None, "2" * 64)

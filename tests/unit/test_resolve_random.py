@@ -1,4 +1,4 @@
-"""Whatever the inventory: never above a driver, never known bad, one version for all, every choice explained, the same every time."""
+"""Properties of plans for random inventories: CUDA within the driver, nothing known bad, one version for all, every choice explained."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ looks = st.lists(
 def known(kinds: list[Any]) -> dict[str, facts.Facts]:
     made = {}
     for number, ((system, version), arch, gpu) in enumerate(kinds):
-        made[f"h{number}"] = facts.normalise(
+        made[f"h{number}"] = facts.Facts.model_validate(
             {
                 "os": {"id": system, "version": version},
                 "arch": arch,
@@ -169,7 +169,7 @@ def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: 
 
 @given(likely)
 @settings(deadline=None, max_examples=60)
-def test_hosts_of_one_time_always_get_a_plan(kinds: list[Any]) -> None:
+def test_hosts_with_recent_drivers_always_get_a_plan(kinds: list[Any]) -> None:
     hosts = known(kinds)
     plan = resolve(hosts, Requirements(), {})
     assert not plan.conflicts
@@ -179,7 +179,7 @@ def test_hosts_of_one_time_always_get_a_plan(kinds: list[Any]) -> None:
 
 @given(inventories, st.sampled_from([Requirements(), Requirements(nccl_version="2.21.5"), Requirements(torch_version="2.13.0")]))
 @settings(deadline=None, max_examples=60)
-def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any], asked: Requirements) -> None:
+def test_a_plan_exists_without_the_hosts_that_a_remedy_leaves_out(kinds: list[Any], asked: Requirements) -> None:
     hosts = known(kinds)
     for conflict in resolve(hosts, asked, {}).conflicts:
         for way in remedies(conflict):
@@ -192,7 +192,7 @@ def test_hosts_that_are_to_be_left_out_are_the_ones_in_the_way(kinds: list[Any],
 
 @given(inventories, looks)
 @settings(deadline=None, max_examples=80)
-def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_as_root(kinds: list[Any], seen: list[Any]) -> None:
+def test_plans_follow_the_hosts_package_indexes_and_privileges(kinds: list[Any], seen: list[Any]) -> None:
     hosts = looked_at(known(kinds), seen)
     plan = resolve(hosts, Requirements(), {})
     check(hosts, plan)
@@ -220,9 +220,7 @@ def test_what_hosts_say_themselves_counts_and_without_root_nothing_is_installed_
     ),
 )
 @settings(deadline=None, max_examples=100)
-def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(
-    kinds: list[Any], seen: list[Any], asked: Requirements
-) -> None:
+def test_a_lock_keeps_the_plan_whatever_package_indexes_offer_later(kinds: list[Any], seen: list[Any], asked: Requirements) -> None:
     hosts = looked_at(known(kinds), seen)
     plan = resolve(hosts, asked, {})
     if plan.conflicts:
@@ -238,7 +236,7 @@ def test_with_a_lock_the_next_plan_is_the_same_whatever_indexes_offer_by_then(
 
 @given(inventories, st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_hosts_and_a_second_time_change_nothing(kinds: list[Any], dice: Any) -> None:
+def test_a_plan_is_reproducible_and_independent_of_the_order_of_hosts(kinds: list[Any], dice: Any) -> None:
     hosts = known(kinds)
     plan = resolve(hosts, Requirements(), {})
     names = list(hosts)
@@ -256,7 +254,7 @@ def test_the_order_of_hosts_and_a_second_time_change_nothing(kinds: list[Any], d
     st.booleans(),
 )
 @settings(deadline=None, max_examples=80)
-def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, version: str | None, bad: bool) -> None:
+def test_requested_nccl_is_planned(kinds: list[Any], source: Any, version: str | None, bad: bool) -> None:
     plan = resolve(known(kinds), Requirements(nccl_source=source, nccl_version=version, allow_bad=bad), {})
     for one in plan.hosts.values():
         if one.nccl:
@@ -273,7 +271,7 @@ def test_what_was_asked_for_is_what_is_planned(kinds: list[Any], source: Any, ve
     st.booleans(),
 )
 @settings(deadline=None, max_examples=120)
-def test_the_open_mpi_that_was_asked_for_is_planned_or_refused(
+def test_requested_open_mpi_is_planned_or_refused(
     kinds: list[Any], source: Any, version: str | None, tarball: str | None, cuda: bool, verbs: bool
 ) -> None:
     asked = Requirements(openmpi=source, openmpi_version=version, openmpi_tarball=tarball, openmpi_cuda=cuda, openmpi_verbs=verbs)
@@ -289,7 +287,7 @@ def test_the_open_mpi_that_was_asked_for_is_planned_or_refused(
 
 @given(likely, st.lists(st.sampled_from([None, "11.8", "12.2", "12.4", "12.8", "13.0"]), min_size=6, max_size=6))
 @settings(deadline=None, max_examples=80)
-def test_what_is_built_runs_on_the_hosts_that_get_it_and_is_built_by_one_that_can(kinds: list[Any], compilers: list[str | None]) -> None:
+def test_builds_from_source_fit_their_hosts_and_have_able_builders(kinds: list[Any], compilers: list[str | None]) -> None:
     hosts = {}
     for (name, host), cuda in zip(known(kinds).items(), compilers, strict=False):
         toolkits = [{"path": "/usr/local/cuda", "version": cuda, "nvcc": True}] if cuda else []

@@ -1,4 +1,4 @@
-"""The resolver: which PyTorch, for which driver, GPU and Python, and from where."""
+"""The resolver: PyTorch by driver, GPU and Python, and its sources."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from provision import facts
 from provision.plan.requirements import Requirements
 
 
-def test_a_wished_release_is_checked_too() -> None:
+def test_a_requested_release_is_checked_too() -> None:
     for asked in (host(cuda="12.2", gpus=1), host()):
         unknown = plan_for({"a": asked}, Requirements(torch_version="2.9.1"))
         assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].what
 
 
-def test_a_release_that_the_catalogue_does_not_know_is_taken_from_where_the_user_has_it() -> None:
+def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_or_index() -> None:
     wheels = tuple(f"torch-2.9.1+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
     given = Requirements(torch_version="2.9.1", wheels=wheels)
     made = plan_for({"a": host(), "b": host("10.0.0.2", cuda="12.4", gpus=1)}, given).hosts
@@ -75,25 +75,25 @@ def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
     assert any("no code for compute capability 6.1" in lost.reason for lost in (*made.torch.rejected, *made.nccl.rejected))
 
 
-def test_a_python_without_wheels_is_a_conflict_with_ways_out() -> None:
+def test_a_python_without_wheels_is_a_conflict_with_remedies() -> None:
     made = plan_for({"a": host(python="3.7.3")})
     assert "Python 3.7" in made.conflicts[0].what
     assert "provision_python=/usr/bin/python3." in remedies(made.conflicts[0])[0]
 
 
-def test_a_wheel_in_the_hosts_own_pip_folder_wins_over_the_index() -> None:
+def test_a_wheel_in_a_folder_of_the_hosts_pip_takes_precedence_over_the_index() -> None:
     wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     made = plan_for({"a": host(pip={"torch_wheels": [wheel]}), "b": host("10.0.0.2", python="3.13.5", pip={"torch_wheels": [wheel]})})
     assert (made.hosts["a"].torch.source, made.hosts["a"].torch.index) == ("host", None)
     assert made.hosts["b"].torch.source == "index"  # that wheel is for another Python
 
 
-def test_a_given_folder_wins_over_everything() -> None:
+def test_the_users_wheel_folder_takes_precedence() -> None:
     wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     assert plan_for({"a": host()}, Requirements(wheels=(wheel,))).hosts["a"].torch.source == "folder"
 
 
-def test_an_index_that_was_asked_for_is_taken_with_any_build_of_the_release() -> None:
+def test_a_requested_index_is_used_with_any_build_of_the_release() -> None:
     torch = plan_for({"a": host()}, Requirements(torch_index="https://mirror.example/simple")).hosts["a"].torch
     assert (torch.package, torch.index) == ("torch==2.13.0", "https://mirror.example/simple")
 

@@ -11,7 +11,7 @@ from provision import inventory
 from provision.commands import lifecycle
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
-from provision.remote.session import Session
+from provision.remote.session import Interrupted, Session
 from provision.survey.collect import Survey
 
 
@@ -53,9 +53,9 @@ def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: py
     def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: Survey())
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: Survey())
     monkeypatch.setattr("provision.install.removal.remove", ended)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match="interrupted"):
         lifecycle.remove(hosts, Progress(), {}, lambda _: True)
     (folder,) = (tmp_path / "runs").glob("2*")
     assert Session(hosts, Progress()).dead_runs() == [folder.name]

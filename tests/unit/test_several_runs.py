@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Hosts:
 
     @staticmethod
     def _facts(address: str, cuda: str) -> facts.Facts:
-        return facts.normalise(
+        return facts.Facts.model_validate(
             {
                 "os": {"id": "ubuntu", "version": "22.04"},
                 "arch": "x86_64",
@@ -77,7 +77,7 @@ class Hosts:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
     def install(
-        self, session: Session, plan: Plan, known: Mapping[str, Any], _sources: Any, ready: dict[str, Any], *, check: bool, **_more: Any
+        self, session: Session, plan: Plan, known: Any, _sources: Any, on_complete: Callable[..., None], *, check: bool, **_more: Any
     ) -> installer.Installed:
         if self.ends is not None:
             self.ends()
@@ -89,7 +89,7 @@ class Hosts:
         manifests = installer.manifests(plan, session.inventory, known)
         for name in [name for name in plan.hosts if name not in self.failing and not check]:
             self.installed.append(name)
-            ready[name] = {}
+            on_complete(name, {})
             venv = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
             self.change(name, installed={"manifest": json.loads(json.dumps(manifests[name])), "venv": venv}, drift=[])
         if self.interrupted:
@@ -114,7 +114,7 @@ class Hosts:
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     made = Hosts(tmp_path)
-    monkeypatch.setattr("provision.survey.collect.look", made.look)
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", made.look)
     monkeypatch.setattr("provision.install.installer.install", made.install)
     return made
 
@@ -264,7 +264,7 @@ def test_what_ends_a_run_stands_in_its_report(
     hosts: Hosts, ends: Callable[[], object], host: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts.ends = ends
-    with pytest.raises((KeyError, ProvisionError, KeyboardInterrupt)):
+    with pytest.raises((KeyError, ProvisionError)):
         hosts.up()
     (report,) = last_run.written("report.json")
     assert not report["ok"]
@@ -277,7 +277,7 @@ def test_what_ends_a_run_stands_in_its_report(
 
 def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Survey({"a": hosts.facts["a"]}, [Problem("error", "no route to host", host="b")])
-    monkeypatch.setattr("provision.survey.collect.look", lambda *_, **__: seen)
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: seen)
     hosts.ends = _defect
     with pytest.raises(KeyError):
         hosts.up()
@@ -401,14 +401,14 @@ def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(ho
     plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
     book, _ = installer.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
-    assert roles == ["guard", "bundle", "engine", "mpi_network", "ssh_mesh", "manifest"]
+    assert roles == ["guard", "engine", "mpi_network", "ssh_mesh", "manifest"]
 
 
 # --- --check ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts) -> None:
-    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1, unchecked=True)}
+    hosts.steps = {"packages": Step(ran=2), "manifest": Step(ran=1)}
     check = replace(WITHOUT_TORCH, check=True)
     bare = hosts.up(check).hosts[0]
     assert (bare.state, bare.steps["manifest"]) == ("would change", "will change")
@@ -422,15 +422,15 @@ def test_a_dry_run_tells_that_the_manifest_will_say_something_else(hosts: Hosts)
 @pytest.mark.parametrize(
     ("steps", "drifted", "said"),
     [
-        ({"linker": Step(unchecked=True)}, False, "will not change"),
-        ({"linker": Step(unchecked=True)}, True, "cannot know yet"),
-        ({"packages": Step(ran=1, changed=1), "linker": Step(unchecked=True)}, False, "cannot know yet"),
-        ({"packages": Step(ran=1), "linker": Step(ran=1, unchecked=True)}, True, "will not change"),
+        ({"linker": Step()}, False, "will not change"),
+        ({"linker": Step()}, True, "cannot know yet"),
+        ({"packages": Step(ran=1, changed=1), "linker": Step()}, False, "cannot know yet"),
+        ({"packages": Step(ran=1), "linker": Step(ran=1)}, True, "will not change"),
     ],
 )
 def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: dict[str, Step], drifted: bool, said: str) -> None:
     report = HostReport(host="a", state="installed")
     changed = sum(step.changed for step in steps.values())
-    entries.set_prospects(report, HostResult(steps=steps, changed=changed), rewritten=False, drifted=drifted)
+    entries.set_prospects(report, HostResult(steps=steps, changed=changed), {"linker"}, rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said
     assert report.state == ("would change" if drifted or changed else "unchanged")

@@ -50,13 +50,13 @@ def test_late_script_is_killed(session: Session) -> None:
 
 def test_missing_python_missing_engine_and_late_answer(session: Session, tmp_path: Path) -> None:
     with pytest.raises(ProvisionError, match=f"a: the engine is not installed for {sys.executable}"):
-        installed.check(session, sys.executable)
+        installed.check_python(session, sys.executable)
     with pytest.raises(ProvisionError, match="a: there is no Python at /no/such/python"):
-        installed.check(session, "/no/such/python")
+        installed.check_python(session, "/no/such/python")
     (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "slow").chmod(0o755)
     with pytest.raises(ProvisionError, match="a: it did not answer in time"):
-        installed.check(session, str(tmp_path / "slow"), timeout=1.0)
+        installed.check_python(session, str(tmp_path / "slow"), timeout=1.0)
 
 
 def _with_engine(folder: Path) -> None:
@@ -69,7 +69,7 @@ def _with_engine(folder: Path) -> None:
 def test_host_without_a_usable_installation_is_named(session: Session, tmp_path: Path) -> None:
     def said() -> str:
         with pytest.raises(ProvisionError) as error:
-            installed.look(session)
+            installed.read_plan(session)
         return str(error.value)
 
     assert said().startswith("a, b, c: nothing is installed here yet")

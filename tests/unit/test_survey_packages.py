@@ -1,8 +1,7 @@
-"""What the survey reads of packages and of what earlier runs have written, under a root folder of the test's own."""
+"""The survey's reading of packages and of provision's own files, below a root folder of the test."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import subprocess
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import machine, survey
+from survey_module import machine, survey
 
 
-def test_dpkgs_three_letters() -> None:
+def test_packages_by_dpkgs_three_letters() -> None:
     text = "libnccl2\t2.18.3-1+cuda12.2\thi \nhwloc\t2.9.0-1\tii \ng++\t4:12.2.0-3\tiF \nold\t1\trc \nbash\t5.2\tii \nbad\t1\tiiR\n"
-    found, held, broken = survey.sorted_out([line.split("\t") for line in text.splitlines()])
+    found, held, broken = survey.classified([line.split("\t") for line in text.splitlines()])
     assert found == {"libnccl2": "2.18.3-1+cuda12.2", "hwloc": "2.9.0-1"}
     assert held == ["libnccl2"]
     assert broken == ["bad", "g++"]
@@ -38,31 +37,11 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_who_holds_apts_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") == holder.pid
-
-
-def test_who_holds_apts_lock_without_the_right_to_open_it(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise PermissionError
-
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/locks").write_text(Path("/proc/locks").read_text())
-    monkeypatch.setattr(survey.os, "open", refuse)
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") == holder.pid
-
-
-def test_a_lock_that_nobody_holds(tmp_path: Path) -> None:
-    assert survey.lock_owner(machine(tmp_path, {"/var/lib/dpkg/lock": ""}), "/var/lib/dpkg/lock") is None
-    assert survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend") is None
-
-
-def test_looking_at_a_lock_does_not_release_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    survey.lock_owner(machine(tmp_path), "/var/lib/dpkg/lock-frontend")
-    with (tmp_path / "var/lib/dpkg/lock-frontend").open("w") as file, pytest.raises(OSError, match="unavailable"):
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def test_the_holder_of_apts_lock_is_named(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    host = machine(tmp_path, {"/proc/locks": Path("/proc/locks").read_text(), "/var/lib/dpkg/lock": ""})
+    assert survey.lock_owner(host, "/var/lib/dpkg/lock-frontend") == holder.pid
+    assert survey.lock_owner(host, "/var/lib/dpkg/lock") is None
+    assert survey.lock_owner(host, "/var/lib/apt/lists/lock") is None
 
 
 OURS = "/etc/apt/sources.list.d/cuda-ubuntu2204-x86_64.list"
@@ -93,18 +72,18 @@ ALL = ["2.31.2-1+cuda12.9", "2.29.7-1+cuda12.9"]
     ],
     ids=["ours alone", "the other is commented out", "another names it, too", "apt does not read the other"],
 )
-def test_what_only_our_list_offers_is_not_known_elsewhere(tmp_path: Path, files: dict[str, str], libnccl2: list[str]) -> None:
+def test_candidates_of_our_own_list_are_not_third_party(tmp_path: Path, files: dict[str, str], libnccl2: list[str]) -> None:
     host = on_apt(tmp_path, files, record=[OURS])
     assert survey.candidates(host)["libnccl2"] == [*ALL, "2.21.5-1+cuda12.4"]
     assert survey.candidates_elsewhere(host) == {"libnccl2": libnccl2, "libnccl-dev": ALL[1:]}
 
 
-def test_where_no_list_is_ours_all_that_a_network_offers_is_known(tmp_path: Path) -> None:
+def test_without_a_list_of_ours_all_candidates_of_a_network_are_third_party(tmp_path: Path) -> None:
     host = on_apt(tmp_path, {OURS: f"deb {NVIDIAS}/ /\n"}, record=[])
     assert survey.candidates_elsewhere(host)["libnccl2"] == ALL
 
 
-def test_dnf_says_by_its_name_whether_a_repository_is_ours(tmp_path: Path) -> None:
+def test_dnf_repositories_of_ours_are_known_by_name(tmp_path: Path) -> None:
     listing = """Available Packages
 libnccl.x86_64        2.29.7-1+cuda12.9     corp-cuda
 libnccl.x86_64        2.31.2-1+cuda12.9     cuda-rhel9-x86_64
@@ -125,7 +104,7 @@ def on_apt(tmp_path: Path, files: dict[str, str], *, record: list[str]) -> Any:
     return host
 
 
-def test_files_of_ours_are_missed_unless_the_plan_does_without_them(tmp_path: Path) -> None:
+def test_missing_and_changed_files_are_drift_unless_unwanted(tmp_path: Path) -> None:
     entry = {"marker": None, "sha256": ["0" * 64], "made": True}
     files = {path: {**entry, "path": path} for path in ("/gone", "/changed", "/unwanted", "/unwanted-and-gone")}
     for path in ("/unwanted", "/unwanted-and-gone"):
@@ -134,7 +113,7 @@ def test_files_of_ours_are_missed_unless_the_plan_does_without_them(tmp_path: Pa
     assert list(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]
 
 
-def test_a_key_of_ours_is_compared_byte_by_byte(tmp_path: Path) -> None:
+def test_keys_are_compared_byte_by_byte(tmp_path: Path) -> None:
     key, block = b"\x99\x01\x8d\xff binary", "ours \u00e4\n"
     mark = "# {mark} provision"
     files = {
@@ -157,11 +136,11 @@ def test_a_key_of_ours_is_compared_byte_by_byte(tmp_path: Path) -> None:
         ({"/opt/provision/record.json": "{}"}, {"prefix": "HOME/provision"}, ["/opt/provision"]),
     ],
 )
-def test_installations_under_another_prefix_are_seen(
+def test_installations_under_another_prefix_are_found(
     tmp_path: Path, files: dict[str, str], options: dict[str, str], elsewhere: list[str]
 ) -> None:
     named = {path.replace("HOME", "/home/ann"): text for path, text in files.items()}
-    looking = machine(tmp_path, named, **{name: value.replace("HOME", "/home/ann") for name, value in options.items()})
-    looking.home = "/home/ann"
-    looking.rights = lambda: {"can_become": True}
-    assert survey.installed(looking)["elsewhere"] == [path.replace("HOME", "/home/ann") for path in elsewhere]
+    host = machine(tmp_path, named, **{name: value.replace("HOME", "/home/ann") for name, value in options.items()})
+    host.home = "/home/ann"
+    host.privileges = lambda: {"can_become": True}
+    assert survey.installed(host)["elsewhere"] == [path.replace("HOME", "/home/ann") for path in elsewhere]

@@ -1,4 +1,4 @@
-"""How the survey reads the files and sayings of systems that are not at hand, under a root folder of the test's own."""
+"""The survey's reading of files and messages of other systems, below a root folder of the test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import machine, survey
+from survey_module import machine, survey
 
 from provision import facts
 from provision.base import resources
@@ -31,7 +31,7 @@ def test_os_release(tmp_path: Path, text: str, expected: tuple[Any, ...]) -> Non
     assert (found["id"], found["version"], found["codename"], found["family"]) == expected
 
 
-def test_the_hosts_file_says_what_a_name_leads_to(tmp_path: Path) -> None:
+def test_the_host_name_in_the_hosts_file(tmp_path: Path) -> None:
     files = {
         "/etc/hostname": "node1\n",
         "/etc/hosts": "127.0.0.1 localhost\n127.0.1.1 node1.lab node1 # ours\n",
@@ -120,11 +120,11 @@ def test_cgroups_limit_the_memory(tmp_path: Path) -> None:
         (None, "/usr/bin/sudo: no answer within 6 s", [], None),
     ],
 )
-def test_what_sudo_says(status: int | None, said: str, groups: list[str], verdict: str | None) -> None:
+def test_messages_of_sudo(status: int | None, said: str, groups: list[str], verdict: str | None) -> None:
     assert survey.read_sudo(status, said, groups)[0] == verdict
 
 
-def test_a_password_for_somebody_who_is_in_no_such_group_is_doubted() -> None:
+def test_a_password_of_a_user_without_sudo_group_is_doubted() -> None:
     assert "none of the groups sudo, wheel, admin" in survey.read_sudo(1, "sudo: a password is required\n", ["users"])[1]
 
 
@@ -140,7 +140,7 @@ def test_a_password_for_somebody_who_is_in_no_such_group_is_doubted() -> None:
         (None, "/usr/bin/sudo: no answer within 6 s", [], "", True),
     ],
 )
-def test_whether_root_is_to_be_had_and_where_things_go_then(
+def test_privileges_and_the_prefix_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, said: str, groups: list[str], requirement: str, can_become: bool
 ) -> None:
     monkeypatch.setattr(survey.os, "geteuid", lambda: 1000)
@@ -148,7 +148,7 @@ def test_whether_root_is_to_be_had_and_where_things_go_then(
     host = machine(tmp_path)
     host.options, host.home = {"root": requirement}, "/home/bob"
     host.run = lambda _command: (status, "", said)
-    assert host.rights()["can_become"] is can_become
+    assert host.privileges()["can_become"] is can_become
     assert host.prefix == ("/opt/provision" if can_become else "/home/bob/provision")
 
 
@@ -173,7 +173,7 @@ def test_kinds_of_interfaces(tmp_path: Path, name: str, flags: int, kind: str) -
     assert survey.interface_kind(machine(tmp_path), name, flags) == kind
 
 
-def test_what_the_kernel_says_of_an_interface(tmp_path: Path) -> None:
+def test_kinds_of_interfaces_from_sysfs(tmp_path: Path) -> None:
     net = "/sys/class/net"
     assert survey.interface_kind(machine(tmp_path, {f"{net}/ib0/type": "32\n"}), "ib0", 3) == "infiniband"
     assert survey.interface_kind(machine(tmp_path, {f"{net}/bond0/bonding/mode": "x"}), "bond0", 3) == "bond"
@@ -200,7 +200,7 @@ def test_the_login_came_over_an_ipv6_mapped_address() -> None:
     assert survey.ssh_connection("", interfaces) is None
 
 
-def test_a_section_that_fails_is_named_and_the_others_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(_: Any) -> None:
         raise RuntimeError("it is broken")
 
@@ -211,18 +211,18 @@ def test_a_section_that_fails_is_named_and_the_others_stand(tmp_path: Path, monk
     assert "bad" not in found
 
 
-def test_an_empty_root_is_survived(tmp_path: Path) -> None:
-    found = survey.survey(machine(tmp_path, patience=5))
+def test_an_empty_root_causes_no_errors(tmp_path: Path) -> None:
+    found = survey.survey(machine(tmp_path, timeout=5))
     assert found["errors"] == {}
-    assert facts.normalise(found).os.id == "linux"
+    assert facts.Facts.model_validate(found).os.id == "linux"
 
 
-def test_credentials_are_cut_out_of_addresses() -> None:
+def test_credentials_are_removed_from_addresses() -> None:
     assert survey.without_credentials("https://a:b@c.d/e https://f@g/") == "https://***@c.d/e https://***@g/"
     assert survey.without_credentials("https://c.d/e@f") == "https://c.d/e@f"
 
 
-def test_no_newer_python_than_promised_is_needed() -> None:
+def test_it_is_valid_python_3_6() -> None:
     """The oldest interpreter at hand may be newer than 3.6, so the text is also held against that grammar."""
     import ast
 
@@ -242,4 +242,6 @@ def test_gpus_on_the_bus_are_vga_and_3d_controllers_of_nvidia(tmp_path: Path) ->
         for name, values in devices.items()
         for what, value in zip(("vendor", "class"), values, strict=True)
     }
-    assert survey.nvidia_pci_devices(machine(tmp_path, files)) == ["0000:01:00.0", "0000:02:00.0"]
+    found = survey.nvidia(machine(tmp_path, {**files, "/sys/module/nouveau/version": ""}))
+    assert found["nvidia"]["pci_devices"] == ["0000:01:00.0", "0000:02:00.0"]
+    assert (found["driver"], found["nvidia"]["nouveau"]) == (None, True)

@@ -1,11 +1,11 @@
-"""How the survey finds drivers, CUDA toolkits and MPIs, under a root folder of the test's own."""
+"""The survey's search for drivers, CUDA toolkits and MPIs, below a root folder of the test."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from surveyed import machine, survey
+from survey_module import machine, survey
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.223.02  Sat Oct  7 15:39:11 UTC 2023\nGCC version: gcc 9\n"
 
@@ -13,25 +13,13 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Rele
 
 
 @pytest.mark.parametrize(("text", "version", "is_open"), [(CLOSED, "470.223.02", False), (OPEN, "550.54.14", True)])
-def test_the_kernels_own_word_on_the_driver(tmp_path: Path, text: str, version: str, is_open: bool) -> None:
+def test_the_driver_by_the_kernel(tmp_path: Path, text: str, version: str, is_open: bool) -> None:
     found = survey.nvidia(machine(tmp_path, {"/proc/driver/nvidia/version": text}))
     assert (found["driver"]["version"], found["driver"]["kernel_module"], found["driver"]["open"]) == (version, version, is_open)
     assert found["gpus"] == []
 
 
-def test_a_gpu_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
-    files = {
-        "/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n",
-        "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n",
-        "/sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n",
-        "/sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
-        "/sys/module/nouveau/version": "",
-    }
-    found = survey.nvidia(machine(tmp_path, files))
-    assert (found["driver"], found["nvidia"]["pci_devices"], found["nvidia"]["nouveau"]) == (None, ["0000:01:00.0"], True)
-
-
-def test_values_that_nvidia_smi_does_not_know() -> None:
+def test_values_that_nvidia_smi_lacks() -> None:
     gpus, driver = survey.read_gpu_table("GeForce GT 710, GPU-1, [N/A], 390.1, 0:1, [Not Supported]\n\n", survey.GPU_FIELDS)
     assert (driver, gpus[0]["memory_mb"], gpus[0]["compute_capability"]) == ("390.1", None, None)
 
@@ -49,14 +37,14 @@ def test_cuda_toolkits_by_either_version_file(tmp_path: Path) -> None:
     ]
 
 
-def test_the_version_of_a_toolkit_without_a_version_file_is_its_compilers(tmp_path: Path) -> None:
+def test_a_toolkit_without_a_version_file_has_its_compilers_version(tmp_path: Path) -> None:
     told = machine(tmp_path, {"/usr/local/cuda/bin/nvcc": "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"})
     (tmp_path / "usr/local/cuda/bin/nvcc").chmod(0o755)
     (found,) = survey.cuda(told)["toolkits"]
     assert (found["path"], found["version"], found["nvcc"]) == ("/usr/local/cuda", "13.0", True)
 
 
-def test_toolkits_are_looked_for_where_they_are_set_up_and_where_they_usually_lie(tmp_path: Path) -> None:
+def test_toolkits_are_found_by_variables_path_and_usual_places(tmp_path: Path) -> None:
     nvcc = "#!/bin/sh\necho 'Cuda compilation tools, release %s, V0'\n"
     files = {
         "/home/me/cuda/bin/nvcc": nvcc % "11.8",
@@ -78,8 +66,8 @@ def test_toolkits_are_looked_for_where_they_are_set_up_and_where_they_usually_li
     assert [(each["path"], each["version"], each["nvcc"], each["headers"], each["found"]) for each in found] == [
         ("/home/me/cuda", "11.8", True, False, "CUDA_HOME names it"),
         ("/opt/nvidia/cuda-12.2", "12.2", True, False, "its nvcc is on the PATH"),
-        ("/usr/local/cuda", "12.4.1", False, False, "it lies in a usual place"),
-        ("/opt/cuda", "12.6", False, True, "it lies in a usual place"),
+        ("/usr/local/cuda", "12.4.1", False, False, "it is in a usual place"),
+        ("/opt/cuda", "12.6", False, True, "it is in a usual place"),
         ("/usr", "12.0", True, True, "it is the distribution's nvidia-cuda-toolkit"),
     ]
 
@@ -94,5 +82,5 @@ def test_toolkits_are_looked_for_where_they_are_set_up_and_where_they_usually_li
         ("Usage: mpirun\n", ("unknown", None)),
     ],
 )
-def test_which_mpi(text: str, expected: tuple[str, str | None]) -> None:
+def test_versions_of_mpi(text: str, expected: tuple[str, str | None]) -> None:
     assert survey.read_mpi_version(text) == expected

@@ -141,8 +141,8 @@ def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render
         rendered(place, inventory, facts.load_file(folder / "facts.json"))
 
     def of_a_host(document: Any, place: Path) -> None:
-        said = facts.answer(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
-        rendered(place, inventory, {"gpu1": facts.normalise(said)})
+        said = facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
+        rendered(place, inventory, {"gpu1": facts.Facts.model_validate(said)})
 
     for at in texts(rich_facts()):
         yield partial(of_a_file, planted(rich_facts(), at, text))

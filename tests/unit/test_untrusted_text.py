@@ -182,9 +182,9 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
         hosts = with_text(clean, place, attack)
 
         def views(console: Console, answered: dict[str, Any] = hosts) -> None:
-            hosts = {name: facts.answer(f"{facts.BEGIN}\n{json.dumps(each)}\n{facts.END}") for name, each in answered.items()}
+            hosts = {name: facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(each)}\n{facts.END}") for name, each in answered.items()}
             console.print(terminal.table(collect.summary(hosts)))
-            problems = [one for name, each in hosts.items() for one in facts.problems(name, each, needed_mb=0, prefix="/opt")]
+            problems = [one for name, each in hosts.items() for one in facts.host_problems(name, each, needed_mb=0, prefix="/opt")]
             model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)

@@ -23,11 +23,11 @@ _PREFIX = Pattern(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:kernel|\S+\[\d+\]):"
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s)"
 )
-_LONGEST = 8192  # characters of a line that are looked at
+_LONGEST = 8192  # characters of a line that are matched
 
 
 class Line(NamedTuple):
-    """The message, the same in `patterns.latin1`, and the rank that printed it, if the line says so."""
+    """The message, the same in `patterns.latin1`, and the rank that printed it, if the line names one."""
 
     text: str
     latin1: bytes

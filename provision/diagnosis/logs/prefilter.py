@@ -2,7 +2,7 @@
 
 Logs repeat themselves: without digits, the lines of a training loop are all the same line. So a block is reduced (lower case, no
 digits) and split, and only reduced lines that were never seen before are searched, for the words that patterns need, all at once. What
-was found in a line is kept, within bounds.
+was found in a line is remembered, within bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMON_WORDS = frozenset((Path(__file__).parent / "common_words.txt").read_text(
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _DIGITS = b"0123456789"
-_KEPT_LINES = 100_000  # reduced lines of which it is known what words they hold: some 20 MB
+_KEPT_LINES = 100_000  # reduced lines whose words are remembered: some 20 MB
 _KEPT_BYTES = 20 << 20
 
 _Words = frozenset[str]
@@ -60,16 +60,16 @@ class WordSearch:
 
 
 class Prefilter:
-    """The lines that hold words of patterns, and which words these are."""
+    """The lines with words of patterns, and which words these are."""
 
     def __init__(self, search: WordSearch) -> None:
         self._search = search
-        self._without: set[bytes] = set()  # reduced lines that hold no word
+        self._without: set[bytes] = set()  # reduced lines without any word
         self._without_bytes = 0
         self._words_of: dict[bytes, tuple[bytes, ...]] = {}
 
     def candidates(self, lines: Sequence[bytes]) -> Iterable[tuple[int, tuple[bytes, ...]]]:
-        """Index and words of each (reduced) line that holds a word; a line that is forgotten meanwhile is left out from then on."""
+        """Index and words of each (reduced) line with a word. Lines that are forgotten while this runs are left out from then on."""
         new = set(lines).difference(self._without).difference(self._words_of)
         if new:
             self._learn(new)
@@ -167,7 +167,7 @@ def _best(candidates: Sequence[_Words]) -> _Words | None:
 
 
 def _rarity(word: str) -> float:
-    """How few lines hold the word. One word is better than several: programs and people break lines differently."""
+    """How few lines contain the word. One word is better than several: programs and people break lines differently."""
     rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5
     if " " in word:
         return rare + (6.5 if len(word) > 8 else 3)

@@ -1,6 +1,6 @@
 """Streams logs and records where each known error shows. What explains what is decided in root_causes.py.
 
-Only candidate lines (prefilter.py) are looked at. A candidate is matched together with its neighbours, because messages take several
+Only candidate lines (prefilter.py) are examined. A candidate is matched together with its neighbours, because messages take several
 lines and are broken differently: first with the neighbours of the same rank, then with all. Where candidates are close together, each
 pattern is searched once for all of them, so time grows with the log and not with the number of candidates.
 """
@@ -25,7 +25,7 @@ LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message ma
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LONGEST_LINE = 1 << 18  # bytes; what is longer is cut into lines of this size
 KEPT_MATCHES = 100  # of one error; all further ones are only counted
-REPEATS = 60  # of a line that differs in digits only, after which it is no longer looked at
+REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Scanner:
         files: labels of the logs, in the order in which they were read.
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
-        recovered: id of a signature → (file, line) that says last that it went well after all.
+        recovered: id of a signature → (file, line) of the last message that it went well after all.
     """
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Scanner:
         self.files.append(label)
         carried = b""
         number = 1  # of the first line in the block
-        fresh = 0  # index of the first line that has not been looked at
+        fresh = 0  # index of the first line that has not been examined
         while True:
             data = stream.read(BLOCK)
             block = _with_line_ends(carried + data)
             lines = block.split(b"\n")
-            # The last lines wait for what follows them; without more data they are looked at as they are.
+            # The last lines wait for the lines that follow them, unless there are none.
             done = len(lines) if not data else max(fresh, len(lines) - 1 - LINES_AFTER)
             reduced_lines = reduced(block).split(b"\n")
             candidates = {
@@ -237,10 +237,13 @@ def _with_line_ends(block: bytes) -> bytes:
 # --- what is searched -------------------------------------------------------------------------------------------------------------------
 
 
+_Kind = Literal["known", "recovery", "unknown", "harmless"]
+
+
 class _Rule:
     """A pattern, what it stands for, and the words without which it cannot match."""
 
-    def __init__(self, number: int, kind: Literal["known", "recovery", "unknown", "harmless"], id: str, pattern: Pattern) -> None:
+    def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern) -> None:
         self.number, self.kind, self.id, self.pattern = number, kind, id, pattern
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
         self.begins_on_candidate = kind in ("recovery", "unknown")
@@ -260,7 +263,7 @@ class _Rules:
     """All rules of the data files."""
 
     def __init__(self) -> None:
-        patterns: list[tuple[Literal["known", "recovery", "unknown", "harmless"], str, Pattern]] = []
+        patterns: list[tuple[_Kind, str, Pattern]] = []
         for signature in all_signatures().values():
             patterns += [("known", signature.id, pattern) for pattern in signature.patterns]
             patterns += [("recovery", signature.id, pattern) for pattern in signature.recovered_by]

@@ -62,7 +62,7 @@ def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
 
 
 def _of_problem(problem: Problem) -> Finding:
-    """A problem of the survey as the known error that it is: by its own id, or by what ssh said."""
+    """A problem of the survey as the known error that it is: by its own id, or by ssh's message."""
     name = problem.id or next((error.id for error in logs.known_errors(problem.said, "survey")), "")
     error = known_error(name or ("host-not-usable" if problem.severity == "error" else "host-warning"))
     fix = (problem.hint,) if problem.hint else error.fix
@@ -76,7 +76,7 @@ def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _of_logins(host: str, reachability: Reachability, facts: Facts) -> Iterator[Finding]:
-    """Failed logins to the other hosts, as the errors that ssh's messages mean. Where we installed nothing, nobody may need them."""
+    """Failed logins to the other hosts, as the errors that ssh's messages mean. Where nothing is installed, they may not be needed."""
     severity: Severity = "error" if facts.installed.manifest else "warning"
     for peer, message in reachability.ssh.items():
         if message is not None:

@@ -20,7 +20,7 @@ def _uses_nccl(facts: Facts) -> bool:
 @host_check("nvml-driver-mismatch")
 def _mismatch(facts: Facts) -> Observations:
     if gpus.version_mismatch(facts):
-        yield Observation(f"nvidia-smi says: {(facts.nvidia.smi_error or '').strip().splitlines()[0]}", "a list of GPUs")
+        yield Observation(f"nvidia-smi prints: {(facts.nvidia.smi_error or '').strip().splitlines()[0]}", "a list of GPUs")
         return
     loaded = facts.driver.kernel_module if facts.driver else None
     for name, version in facts.packages.items():

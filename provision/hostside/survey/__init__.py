@@ -1,1 +1,1 @@
-"""The survey in parts; `provision.base.resources.script` makes them one text, which is what travels to hosts. `whole` is where it starts."""
+"""The survey as a program for hosts: `provision.base.resources.script` joins its modules, from `__main__` on, into one text."""

@@ -1,10 +1,9 @@
 """Processors, memory and disks."""
 
 import os
-import pwd
 import re
 
-from .looking import number, section, together
+from .machine import number, section
 
 CPU_FLAGS = ("sse4_2", "f16c", "fma", "avx", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "bf16", "sve")
 
@@ -118,10 +117,8 @@ def disk_of(machine, path):
 def disk(machine):
     places = {
         "prefix": machine.prefix,
-        "home": pwd.getpwuid(os.getuid()).pw_dir,
+        "home": machine.home,
         "tmp": machine.env.get("TMPDIR") or "/tmp",
         "shm": "/dev/shm",
     }
-    names = sorted(places)
-    found = together(*[lambda path=places[name]: disk_of(machine, path) for name in names])
-    return dict(zip(names, found))
+    return {name: disk_of(machine, path) for name, path in places.items()}

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 
-from .looking import section
+from .machine import section
 
 
 @section(None)

@@ -4,7 +4,7 @@ import re
 import socket
 import struct
 
-from .looking import number, section
+from .machine import number, section
 
 # Interfaces that exist for containers, virtual machines or tunnels: never the way to another host unless somebody says so.
 CONTAINER_INTERFACE = re.compile(

@@ -5,14 +5,14 @@ import os
 import re
 import sys
 
-from .looking import number, program_in, section, together
+from .machine import in_parallel, number, program_in, section
 from .user import running_programs
 
-GPU_PATIENCE_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
+GPU_TIMEOUT_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
 
 
 # Run in a process of its own: a broken driver can crash or hang whoever loads its library.
-ASK_LIBCUDA = """
+LIBCUDA_PROBE = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")
 n = ctypes.c_int()
@@ -61,11 +61,11 @@ def read_gpu_table(text, fields):
 
 
 def query_gpus(machine):
-    """(gpus, driver version, what nvidia-smi complained about)"""
+    """(GPUs, driver version, the error message of nvidia-smi)"""
     complaint = ""
     for fields in (GPU_FIELDS, GPU_FIELDS[:-1]):  # drivers before 470 or so do not know compute_cap
         command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
-        status, output, problems = machine.run(command, timeout=GPU_PATIENCE_S * 0.8)
+        status, output, problems = machine.run(command, timeout=GPU_TIMEOUT_S * 0.8)
         if status == 0:
             gpus, driver = read_gpu_table(output, fields)
             return gpus, driver, None if gpus else (output + problems).strip()[-500:]  # "No devices were found" is a success for some
@@ -75,8 +75,8 @@ def query_gpus(machine):
     return [], None, complaint[-500:]
 
 
-def ask_libcuda(machine):
-    status, output, _ = machine.run([sys.executable, "-c", ASK_LIBCUDA], timeout=GPU_PATIENCE_S * 0.6)
+def probe_libcuda(machine):
+    status, output, _ = machine.run([sys.executable, "-c", LIBCUDA_PROBE], timeout=GPU_TIMEOUT_S * 0.6)
     try:
         return json.loads(output) if status == 0 else {"cuda": None, "gpus": []}
     except ValueError:
@@ -92,7 +92,7 @@ def nvidia_pci_devices(machine):
     return found
 
 
-@section(None, patience=GPU_PATIENCE_S)
+@section(None, timeout=GPU_TIMEOUT_S)
 def nvidia(machine):
     kernel_text = machine.line("/proc/driver/nvidia/version") or ""
     module = machine.line("/sys/module/nvidia/version")
@@ -101,13 +101,13 @@ def nvidia(machine):
     smi = machine.which("nvidia-smi")
     gpus, smi_driver, complaint, cuda = [], None, None, None
     if smi:
-        answer, header = together(lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_PATIENCE_S * 0.8)[1])
+        answer, header = in_parallel(lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_TIMEOUT_S * 0.8)[1])
         gpus, smi_driver, complaint = answer or ([], None, "nvidia-smi could not be run")
         supported = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", header or "")
         cuda = supported.group(1) if supported else None
     incomplete = not gpus or cuda is None or any(gpu["compute_capability"] is None for gpu in gpus)
     if incomplete and (module or smi_driver):
-        direct = ask_libcuda(machine)
+        direct = probe_libcuda(machine)
         cuda = cuda or direct["cuda"]
         if not gpus:
             gpus = direct["gpus"]
@@ -162,20 +162,20 @@ def cuda_version_in(machine, folder):
 
 
 def toolkit_of(machine, nvcc):
-    """The folder of the toolkit that an nvcc belongs to; a link to it may lie elsewhere, Debian's is a script in /usr/bin."""
+    """The folder of the toolkit that an nvcc belongs to. It may be reached by a link; Debian's is a script in /usr/bin."""
     real = machine.host_path(os.path.realpath(nvcc))
     return os.path.dirname(os.path.dirname(real if os.path.basename(real) == "nvcc" else machine.host_path(nvcc)))
 
 
 def toolkit_folders(machine, nvcc):
-    """(folder, how it is known) of what may be a CUDA toolkit; what was set up on purpose first."""
+    """(folder, how it was found) of possible CUDA toolkits, those first that a user has configured."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if machine.env.get(variable):
             yield os.path.normpath(machine.env[variable]), "%s names it" % variable
     if nvcc:
         yield toolkit_of(machine, nvcc), "its nvcc is on the PATH"
     for folder in machine.glob("/usr/local/cuda*") + ["/opt/cuda"]:
-        yield folder, "it lies in a usual place"
+        yield folder, "it is in a usual place"
     for folder in ("/usr", "/usr/lib/cuda"):  # nvcc in the one is a script that takes a compiler which fits
         yield folder, "it is the distribution's nvidia-cuda-toolkit"
 

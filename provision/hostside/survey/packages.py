@@ -1,12 +1,9 @@
-"""The package manager: who holds its lock, what is installed, what it offers."""
+"""The package manager: the holder of its lock, installed packages, and the versions that its repositories offer."""
 
-import fcntl
 import os
 import re
-import struct
 
-from .hardware import mount_of
-from .looking import number, once, section, without_credentials
+from .machine import number, once, section, without_credentials
 
 # Packages worth reporting, as the distributions name them.
 PACKAGES_OF_INTEREST = re.compile(
@@ -38,31 +35,15 @@ def process_command(machine, pid):
 
 
 def lock_owner(machine, path):
-    """The process that holds a POSIX lock on a file, or None. Root asks the kernel; others match /proc/locks by inode."""
+    """The process that holds a POSIX lock on a file, or None. Compared by inode alone: overlay and btrfs have other devices in /proc/locks."""
     try:
-        seen = os.stat(machine.path(path))
+        inode = os.stat(machine.path(path)).st_ino
     except OSError:
         return None
-    try:
-        descriptor = os.open(machine.path(path), os.O_RDONLY)
-    except OSError:
-        descriptor = None
-    if descriptor is not None:
-        try:
-            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
-            kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
-            return None if kind == fcntl.F_UNLCK else pid
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
-    # Overlay file systems (containers) show another device here than stat does: there the inode alone decides.
-    any_device = mount_of(machine, os.path.realpath(machine.path(path)))[0] == "overlay"
-    device = (os.major(seen.st_dev), os.minor(seen.st_dev))
     for line in (machine.read("/proc/locks") or "").splitlines():
-        held = re.match(r"\d+: POSIX\s+\S+\s+WRITE\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s", line)
-        if held and int(held.group(4)) == seen.st_ino and (any_device or device == (int(held.group(2), 16), int(held.group(3), 16))):
-            return int(held.group(1))
+        lock = re.match(r"\d+: POSIX\s+\S+\s+WRITE\s+(-?\d+)\s+[0-9a-f]+:[0-9a-f]+:(\d+)\s", line)
+        if lock and int(lock.group(2)) == inode:
+            return int(lock.group(1))
     return None
 
 
@@ -86,7 +67,7 @@ def package_manager(machine):
 
 @once
 def listed_packages(machine):
-    """[[name, version, letters]] of what dpkg or rpm has; letters: dpkg's three (wanted, state, error). rpm has only what is installed."""
+    """[[name, version, letters]] as dpkg or rpm lists them; letters: dpkg's three (wanted, state, error). rpm lists installed packages only."""
     if machine.which("dpkg-query"):
         status, output, complaint = machine.run(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Abbrev}\\n"])
         if status != 0 and not output:
@@ -103,18 +84,18 @@ def listed_packages(machine):
 
 
 def installed_versions(machine):
-    """{name: version} of every installed package; of rpm without its epoch, which dnf's names for exact packages lack, too."""
+    """{name: version} of every installed package, without rpm's epoch, which dnf's names of exact packages lack, too."""
     versions = {name: version for name, version, letters in listed_packages(machine) if letters[1] == "i"}
     return versions if machine.which("dpkg-query") else {name: version.rpartition(":")[2] for name, version in versions.items()}
 
 
 def held_by_apt(machine):
-    """Names of installed packages that dpkg's record says are to stay as they are."""
+    """Names of installed packages that are on hold."""
     return {name for name, _, letters in listed_packages(machine) if letters[:2] == "hi"}
 
 
-def sorted_out(rows):
-    """packages of interest, held and broken ones of `listed_packages`."""
+def classified(rows):
+    """(packages of interest, held ones, broken ones) of `listed_packages`."""
     found, held, broken = {}, [], []
     for name, version, letters in rows:
         if letters[1] in "HUFWt" or letters[2:3] == "R":
@@ -130,7 +111,7 @@ def sorted_out(rows):
 
 @section(None)
 def packages(machine):
-    found, held, broken = sorted_out(listed_packages(machine))
+    found, held, broken = classified(listed_packages(machine))
     interrupted = False
     if machine.which("dpkg-query"):
         interrupted = any(name.isdigit() for name in machine.listdir("/var/lib/dpkg/updates"))
@@ -140,7 +121,7 @@ def packages(machine):
     return {"packages": found, "held_packages": held, "broken_packages": broken, "dpkg_interrupted": interrupted}
 
 
-# What the plan chooses between, as the host's own package index has it.
+# Packages whose versions a plan chooses between.
 CANDIDATES = {
     "apt-cache": ["libnccl2", "libnccl-dev", "openmpi-bin", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
     "dnf": ["libnccl", "libnccl-devel", "openmpi", "cmake"] + ["python3.%d" % minor for minor in range(9, 16)],
@@ -148,7 +129,7 @@ CANDIDATES = {
 
 
 def read_madison(text, wanted=lambda address: True):
-    """package -> versions, newest first as apt lists them, from `apt-cache madison`; `wanted`: from which addresses."""
+    """package -> versions, newest first, from `apt-cache madison`; `wanted` filters by the repository's address."""
     found = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
@@ -159,7 +140,7 @@ def read_madison(text, wanted=lambda address: True):
 
 
 def read_dnf_list(text, wanted=lambda repository: True):
-    """package -> versions from `dnf list --showduplicates`; what is installed (its repository begins with @) is no candidate."""
+    """package -> versions from `dnf list --showduplicates`, without installed ones (their repository begins with @)."""
     found = {}
     for line in text.splitlines():
         fields = line.split()
@@ -171,8 +152,8 @@ def read_dnf_list(text, wanted=lambda repository: True):
 
 
 @once
-def offers(machine):
-    """What the package index that is on the host lists. Nothing is fetched: an index that was never fetched offers nothing."""
+def candidate_list(machine):
+    """The package manager's list of candidates, from the index on the host: nothing is downloaded."""
     if machine.which("apt-cache"):
         return machine.run(["apt-cache", "madison"] + CANDIDATES["apt-cache"])[1]
     if machine.which("dnf"):
@@ -182,4 +163,35 @@ def offers(machine):
 
 @section("candidates")
 def candidates(machine):
-    return (read_madison if machine.which("apt-cache") else read_dnf_list)(offers(machine))
+    return (read_madison if machine.which("apt-cache") else read_dnf_list)(candidate_list(machine))
+
+
+REPOSITORY_LISTS = ("/etc/apt/sources.list.d/", "/etc/yum.repos.d/")
+LOCAL_SCHEMES = ("file:", "cdrom:", "copy:")  # repositories that a bundle cannot be gathered from
+
+
+@section("candidates_elsewhere")
+def candidates_elsewhere(machine):
+    """The `candidates` of NCCL in third-party repositories: those that provision has not configured. With them, NVIDIA's is not needed."""
+    record = machine.read_json(machine.prefix + "/record.json") or {}
+    ours = [path for path in record.get("files") or () if path.startswith(REPOSITORY_LISTS)]
+    if machine.which("apt-cache"):
+        lists = machine.glob("/etc/apt/sources.list.d/*.list") + machine.glob("/etc/apt/sources.list.d/*.sources")  # apt reads no others
+        theirs = [path for path in ["/etc/apt/sources.list"] + lists if path not in ours]
+        in_ours, in_theirs = entries(machine, ours), entries(machine, theirs) if ours else ""
+
+        def third_party(address):
+            name = address.rstrip("/")
+            return not name.startswith(LOCAL_SCHEMES) and (name not in in_ours or name in in_theirs)
+
+        found = read_madison(candidate_list(machine), third_party)
+    else:
+        names = [os.path.basename(path)[: -len(".repo")] for path in ours]
+        found = read_dnf_list(candidate_list(machine), lambda repository: repository not in names)
+    return {package: versions for package, versions in found.items() if package.startswith("libnccl")}
+
+
+def entries(machine, lists):
+    """The text of apt's lists without comments."""
+    lines = [line for path in lists for line in (machine.read(path) or "").splitlines()]
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))

@@ -1,31 +1,15 @@
-"""Interpreters, and what pip is set up for."""
+"""Python interpreters and pip's settings."""
 
 import configparser
 import importlib.util
 import os
-import pwd
 import re
 import sys
 import sysconfig
 
-from .looking import section, without_credentials
+from .machine import section, without_credentials
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-
-
-def interpreter(machine, path):
-    """Version and abilities of another interpreter, by asking it."""
-    program = "import sys,importlib.util as u;print('%d.%d.%d'%sys.version_info[:3],bool(u.find_spec('pip')))"
-    status, output, complaint = machine.run([path, "-c", program])
-    fields = output.split()
-    if status != 0 or len(fields) != 2:
-        return {
-            "path": path,
-            "version": None,
-            "has_pip": False,
-            "error": (complaint or output).strip()[-300:] or "it printed nothing",
-        }
-    return {"path": path, "version": fields[0], "has_pip": fields[1] == "True"}
 
 
 @section("python")
@@ -35,23 +19,19 @@ def python(machine):
         version = re.search(r"/python(3\.\d+)$", found)
         if version:
             others.append({"path": found, "version": version.group(1)})
-    facts = {
+    return {
         "executable": sys.executable,
         "version": sys.version.split()[0],
         "has_pip": bool(importlib.util.find_spec("pip")),
         "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
         "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib") or "", "EXTERNALLY-MANAGED")),
         "others": others,
-        "asked_for": None,
     }
-    if machine.options.get("python"):
-        facts["asked_for"] = interpreter(machine, machine.options["python"])
-    return facts
 
 
 def pip_settings(machine):
-    """pip's settings as the login user gets them: system file, user files, then the environment; later ones win."""
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    """(pip's settings for the login user, the files that they come from): system file, user files, then the environment; later ones win."""
+    home = machine.home
     files = [os.path.join(folder, "pip", "pip.conf") for folder in machine.env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
     files += ["/etc/pip.conf", home + "/.pip/pip.conf", machine.env.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
     if machine.env.get("PIP_CONFIG_FILE"):

@@ -1,11 +1,10 @@
 """The ssh of the host and the login user, and small signs of known errors."""
 
 import os
-import pwd
 import re
 import stat
 
-from .looking import SECRET_NAME, number, once, section
+from .machine import SECRET_NAME, number, once, section
 from .user import running_programs
 
 
@@ -40,7 +39,7 @@ def ssh(machine):
             settings.setdefault(key.lower(), []).append(value)
     listening = listening_ports(machine)
     ports = [number(port) for port in settings.pop("port", ["22"])]
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    home = machine.home
     names = ["", ".ssh", ".ssh/authorized_keys", ".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa", ".ssh/id_ed25519", ".ssh/id_ecdsa"]
     version = re.search(r"OpenSSH_(\S+?),?\s", machine.run(["ssh", "-V"])[2] + " ")
     return {
@@ -70,7 +69,7 @@ def settings_of(machine, path):
 def signs(machine):
     _, kernel, _ = machine.run(["dmesg"], timeout=2)  # many systems allow it to root only; then there are no lines
     modes = {path: (file_state(machine, path) or {}).get("mode") for path in ("/tmp", "/dev/shm")}
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    home = machine.home
     nccl_conf = settings_of(machine, "/etc/nccl.conf")
     nccl_conf.update(settings_of(machine, home + "/.nccl.conf"))
     mca_params = {}

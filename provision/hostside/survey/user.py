@@ -1,4 +1,4 @@
-"""The login user and what it may do; limits, kernel settings, environment, security modules, clock."""
+"""The login user and its privileges, limits, kernel settings, environment, security modules, clock."""
 
 import os
 import pwd
@@ -6,8 +6,7 @@ import re
 import resource
 import time
 
-from .looking import SECRET_NAME, once, section, without_credentials
-from .rights import group_names
+from .machine import SECRET_NAME, group_names, once, section, without_credentials
 
 VARIABLES_OF_INTEREST = re.compile(r"^(NCCL|OMPI|PMIX|PRTE|UCX|HOROVOD|COLLECTIVE|HWLOC|OMP_NUM|CUDA_VISIBLE|MASTER_(ADDR|PORT)$)")
 SYSCTLS = (
@@ -26,15 +25,15 @@ SYSCTLS = (
 def user(machine):
     who = pwd.getpwuid(os.getuid())
     facts = {"name": who.pw_name, "uid": who.pw_uid, "home": who.pw_dir, "shell": who.pw_shell, "groups": group_names()}
-    return dict(facts, sudo_installed=machine.which("sudo") is not None, **machine.rights())
+    return dict(facts, sudo_installed=machine.which("sudo") is not None, **machine.privileges())
 
 
 @section("limits")
 def limits(machine):
     def pair(which):
         soft, hard = resource.getrlimit(which)
-        say = lambda value: "unlimited" if value == resource.RLIM_INFINITY else value  # noqa: E731
-        return {"soft": say(soft), "hard": say(hard)}
+        text = lambda value: "unlimited" if value == resource.RLIM_INFINITY else value  # noqa: E731
+        return {"soft": text(soft), "hard": text(hard)}
 
     return {
         "memlock": pair(resource.RLIMIT_MEMLOCK),
@@ -83,15 +82,5 @@ def running_programs(machine):
 
 @section("time")
 def clock(machine):
-    synchronised = None
-    try:
-        import ctypes
-
-        # adjtimex with no mode bits only reads; it answers 5 (TIME_ERROR) while the clock is not synchronised.
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
-        synchronised = None if state < 0 else state != 5
-    except (OSError, AttributeError, ImportError):
-        pass
-    if machine.exists("/run/systemd/timesync/synchronized"):
-        synchronised = True
-    return {"epoch": time.time(), "ntp_synced": synchronised, "timezone": time.strftime("%z")}
+    synchronized = machine.exists("/run/systemd/timesync/synchronized") or None  # other time services are unknown
+    return {"epoch": time.time(), "ntp_synced": synchronized, "timezone": time.strftime("%z")}

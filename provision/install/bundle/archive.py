@@ -170,7 +170,7 @@ class Bundle:
             openmpi_tarball=options.openmpi_tarball or self.supply("openmpi_tarball"),
         )
 
-    def complete_files(self, files: artifacts.Given) -> artifacts.Given:
+    def complete_files(self, files: artifacts.UserFiles) -> artifacts.UserFiles:
         """The user's files, with the sources that were fetched for the bundle where none are given."""
         return replace(
             files,
@@ -182,7 +182,7 @@ class Bundle:
         """The smoke job's options with the bundle's data, where it has them and none are given."""
         return replace(options, cache=self.folder / "cache", source=self.data) if self.data and options.data is None else options
 
-    def parcels(self, target: Path) -> dict[str, dict[str, str]]:
+    def archives(self, target: Path) -> dict[str, dict[str, str]]:
         """Host → {archive, sha256}: its files in one archive, because a copy per file takes a second per file and host.
 
         Hosts that get the same share the archive, in ``target``; the same files make the same bytes.

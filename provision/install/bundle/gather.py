@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from provision.base import aptsources, paths, resources
+from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.facts import Facts
@@ -18,10 +18,13 @@ from provision.install.bundle.archive import BundledHost, machine_of, pack, pack
 from provision.plan.lock import Files, Lock
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.smoke import mnist
 
 Say = Callable[[str], None]
+
+_APT_FILES_TIMEOUT_S = 600.0  # a host's list of packages has some megabytes
 
 
 def gather(
@@ -29,7 +32,7 @@ def gather(
     plan: Plan,
     facts: Mapping[str, Facts],
     options: Options,
-    sources: installer.Sources,
+    sources: installer.PackageSources,
     target: Path,
     locked: Lock | None,
 ) -> None:
@@ -43,7 +46,7 @@ def gather(
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
-        apt_files = _ask_for_apt_files(session, plan, work / "apt-files")
+        apt_files = _read_apt_files(session, plan)
         gathered: dict[str, list[wheels.WheelFile]] = {}
         hosts: dict[str, BundledHost] = {}
         files: dict[str, Files] = {}
@@ -72,7 +75,7 @@ def gather(
                 nccl_wheels=found["nccl"],
                 **packages,
             )
-        supplies = artifacts.carry(plan, folder / "supplies", sources.given, say=say)
+        supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, say=say)
         supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, say)
         listing = {
             "hosts": {name: host.model_dump() for name, host in hosts.items()},
@@ -130,19 +133,13 @@ def _gather_debs(
     return {"debs": tuple(files), "nccl_debs": tuple(nccl_files), "relies_on": tuple(relies_on)}
 
 
-def _ask_for_apt_files(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
+def _read_apt_files(session: Session, plan: Plan) -> dict[str, str]:
     """Host → what `debs.READ_APT_FILES` prints there."""
-    folder.mkdir(parents=True)
-    outcome = session.play(
-        resources.folder("playbooks") / "look.yml",
-        "Ask the hosts for their packages",
-        hosts=list(plan.hosts),
-        extra_vars={"provision_look_command": debs.READ_APT_FILES, "provision_look_folder": str(folder)},
-    )
-    for name in outcome.failed:
-        failure = outcome.hosts[name].failure
-        raise ProvisionError(failure.text if failure else "it did not answer", where=name)
-    return {name: (folder / name).read_text(encoding="utf-8") for name in plan.hosts}
+    answers = ssh.run(session, dict.fromkeys(plan.hosts, debs.READ_APT_FILES), timeout=_APT_FILES_TIMEOUT_S)
+    for name, answer in answers.items():
+        if answer.code != 0:
+            raise ProvisionError(answer.error, where=name)
+    return {name: answer.out for name, answer in answers.items()}
 
 
 def gather_data(cache: Path, say: Say) -> str:

@@ -14,8 +14,7 @@ from provision.diagnosis.signatures import known_error
 from provision.doctor import checks
 from provision.doctor.checks import CHECKS
 from provision.doctor.host_checks import with_logs
-from provision.facts import Facts
-from provision.facts import problems as problems_of
+from provision.facts import Facts, host_problems
 from provision.inventory import Host
 from provision.survey.collect import connection_problem
 
@@ -40,11 +39,11 @@ def ids(*hosts: dict[str, Any]) -> set[str]:
     return {finding.id for finding in examine({f"host{number}": facts for number, facts in enumerate(hosts)})}
 
 
-def test_a_host_that_holds_what_it_should_has_no_findings() -> None:
+def test_a_complete_host_has_no_findings() -> None:
     assert ids(WELL) == ids(WELL, WELL) == set()
 
 
-def test_every_check_has_its_texts() -> None:
+def test_every_check_has_an_entry() -> None:
     for check in CHECKS:
         entry = known_error(check.id)
         assert entry.title
@@ -83,11 +82,11 @@ def test_every_check_has_its_texts() -> None:
         ("host-oom-kernel-log", {"signs": {"kernel_log": ["Out of memory: Killed process 71 (python) total-vm:1kB"]}}),
     ],
 )
-def test_a_condition_of_one_host_is_seen(name, facts) -> None:
+def test_an_error_of_one_host_is_found(name, facts) -> None:
     assert name in ids(facts)
 
 
-def test_nothing_that_only_nccl_needs_is_wrong_without_a_gpu() -> None:
+def test_without_a_gpu_nothing_of_nccl_is_checked() -> None:
     facts = {
         **WELL,
         "disk": {"shm": {"total_mb": 64, "free_mb": 1}},
@@ -100,7 +99,7 @@ def test_nothing_that_only_nccl_needs_is_wrong_without_a_gpu() -> None:
     assert len(ids({**facts, **GPU})) >= 4
 
 
-def test_another_open_mpi_in_front_of_ours_is_seen() -> None:
+def test_another_open_mpi_before_ours_is_found() -> None:
     other = {"path": "/usr/bin/mpirun", "flavour": "openmpi", "version": "4.1.4", "on_path": True}
     (found,) = examine({"a": {**WELL, "mpi": {"found": [other], "first": "/usr/bin/mpirun", "orted": "/usr/bin/orted"}}})
     assert found.id == "mpi-lib-mixed"
@@ -108,7 +107,7 @@ def test_another_open_mpi_in_front_of_ours_is_seen() -> None:
     assert "4.1.8" in found.expected
 
 
-def test_hosts_that_differ_are_named_against_what_most_have() -> None:
+def test_hosts_are_compared_with_most_others() -> None:
     odd = {"installed": {**INSTALLED, "packages": {"openmpi": "4.0.3", "torch": "2.1"}}, "linker": WELL["linker"]}
     usual = {"installed": {**INSTALLED, "packages": {"openmpi": "4.1.8", "torch": "2.2"}}, "linker": WELL["linker"]}
     found = examine({"a": usual, "b": odd, "c": usual})
@@ -116,10 +115,10 @@ def test_hosts_that_differ_are_named_against_what_most_have() -> None:
     assert "4.0.3" in next(each.observed for each in found if each.id == "ompi-version-mismatch")
 
 
-def test_problems_of_the_survey_come_under_the_catalogues_ids() -> None:
+def test_problems_of_the_survey_are_known_errors() -> None:
     problems = [
         connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused"),
-        *problems_of("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), needed_mb=0, prefix="/opt/provision"),
+        *host_problems("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), needed_mb=0, prefix="/opt/provision"),
         Problem("error", "its architecture sparc is not supported", None, host="c"),
     ]
     found = {each.host: (each.id, each.severity) for each in examine({}, problems)}
@@ -150,7 +149,7 @@ sections = st.dictionaries(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(sections, min_size=1, max_size=3))
-def test_missing_sections_never_make_it_fall_over(hosts) -> None:
+def test_missing_sections_never_make_it_crash(hosts) -> None:
     for facts in hosts:  # a section that is there has its own shape
         for name, value in list(facts.items()):
             try:

@@ -34,18 +34,18 @@ def test_every_pattern_is_one_of_re2() -> None:
 
 
 @pytest.mark.parametrize("module", [support_bundle, lines, prefilter])
-def test_what_reads_logs_has_no_pattern_of_pythons_engine(module) -> None:
+def test_modules_that_read_logs_have_no_pattern_of_pythons_engine(module) -> None:
     values = [each for value in vars(module).values() for each in (value if isinstance(value, tuple) else (value,))]
     assert not [value for value in values if isinstance(value, re.Pattern)]
 
 
 @pytest.mark.parametrize("source", ["(?=a)b", r"(a)\1", "(?<!a)b", "a{0,1500}"])
-def test_what_could_take_longer_is_refused(source: str) -> None:
+def test_patterns_beyond_linear_time_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match="invalid"):
         Pattern(source)
 
 
-def test_logs_that_are_written_against_the_patterns_end(tmp_path: Path) -> None:
+def test_logs_written_against_the_patterns_are_read(tmp_path: Path) -> None:
     """The beginning of a pattern over and over, all the space that it allows, and lines of a megabyte."""
     logs = {
         "spaces": "Ignore above cud\nCould not load dynamic library " + " " * 4000 + "x\n",
@@ -61,7 +61,7 @@ def test_logs_that_are_written_against_the_patterns_end(tmp_path: Path) -> None:
     assert "cuda-oom" in done.stdout
 
 
-def test_a_pattern_is_searched_once_where_many_lines_ask_for_it(monkeypatch) -> None:
+def test_a_pattern_is_searched_once_for_many_candidates(monkeypatch) -> None:
     """Lines that are all different and hold words of patterns: more of them cost no more searches."""
     searches: list[Pattern] = []
     real = Pattern.spans
@@ -77,7 +77,7 @@ def test_a_pattern_is_searched_once_where_many_lines_ask_for_it(monkeypatch) -> 
     assert needed[0] == needed[1] < 100
 
 
-def test_the_words_of_dense_lines_are_those_that_stand_in_them() -> None:
+def test_all_words_of_dense_lines_are_found() -> None:
     known = sorted({word.encode() for pattern in harmless() for group in required_words(pattern) for word in group})
     search = WordSearch(known)
     for text in (b"", b"nothing", b"\xff" + b"".join(known), *(one + other[1:] for one in known for other in known if one[-1] == other[0])):

@@ -26,13 +26,13 @@ def test_nearly_every_variant_of_other_versions_is_recognised(explain, load) -> 
     assert len(missed) <= 0.05 * len(variants), missed
 
 
-def test_harmless_logs_are_silent(explain, load) -> None:
+def test_harmless_logs_have_no_findings(explain, load) -> None:
     logs = [*load("harmless.yaml").values(), *load("fresh.yaml")["harmless"]]
     told = {log[:80]: found for log in logs if (found := [each.id for each in explain(log)])}
     assert not told
 
 
-def test_harmless_logs_stay_silent_beside_the_closing_words_of_a_job(explain, load) -> None:
+def test_harmless_logs_together_have_no_findings(explain, load) -> None:
     assert explain("\n".join(load("harmless.yaml").values())) == []
 
 
@@ -66,7 +66,7 @@ def test_prefixes_colours_and_line_ends_do_not_hide_a_message_of_several_lines(e
     assert roots(found) == ["mpi-not-enough-slots"]
 
 
-def test_ranks_that_talk_at_once_are_kept_apart(explain) -> None:
+def test_messages_of_ranks_that_print_at_once_are_kept_apart(explain) -> None:
     mine = ["WARNING: No preset parameters were", "found for the device that Open MPI detected:"]
     log = "\n".join(f"[1,0]<stderr>:{line}\n[1,1]<stdout>:step 7 loss 0.1" for line in mine)
     assert roots(explain(log)) == ["openib-no-preset-params"]
@@ -131,12 +131,12 @@ def test_lines_are_numbered_right_across_blocks(explain) -> None:
 
 
 @pytest.mark.parametrize("offset", range(-60, 8, 4))
-def test_a_message_across_the_end_of_a_block_is_seen(explain, offset) -> None:
+def test_a_message_across_the_end_of_a_block_is_found(explain, offset) -> None:
     message = "There are not enough slots available\nin the system"
     assert roots(explain("x" * 99 + "\n" + "y\n" * ((BLOCK - 100 + offset) // 2) + message)) == ["mpi-not-enough-slots"]
 
 
-def test_an_error_that_repeats_for_ever_is_counted_and_kept_short(explain) -> None:
+def test_an_error_that_is_repeated_is_counted(explain) -> None:
     (found,) = explain(f"{REFUSED}\n" * 50_000)
     assert len(found.evidence) <= 5
     assert found.times >= 50

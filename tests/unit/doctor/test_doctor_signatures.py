@@ -1,4 +1,4 @@
-"""The data files: their shape, and that no two entries claim the same line without saying which one counts."""
+"""The data files: their form, and that of two entries for one line one supersedes the other."""
 
 import json
 from itertools import combinations
@@ -36,7 +36,7 @@ def test_a_file_of_signatures_keeps_to_the_printed_schema(file: Path) -> None:
         ("supersedes: [disk-full]", "fix: []", "`fix` stands there twice"),
     ],
 )
-def test_a_mistake_in_a_file_is_said_with_its_line(right: str, wrong: str, said: str) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_line(right: str, wrong: str, said: str) -> None:
     text = (FOLDER / "signatures/nccl.yaml").read_text(encoding="utf-8")
     line = text[: text.index(right)].count("\n") + 1
     with pytest.raises(UsageError) as caught:
@@ -52,13 +52,13 @@ def test_ids_are_unique_and_what_entries_name_exists() -> None:
         assert each.symptom_of <= {*ids, *LAYERS, "any"}, each.id
 
 
-def test_every_pattern_has_a_word_that_it_can_be_found_by() -> None:
+def test_every_pattern_has_required_words() -> None:
     patterns = [pattern for each in all_signatures().values() for pattern in (*each.patterns, *each.recovered_by)]
     patterns += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
     assert all(required_words(pattern) for pattern in patterns)
 
 
-def test_no_two_entries_claim_one_line_without_a_precedence(load) -> None:
+def test_of_two_entries_for_one_line_one_supersedes(load) -> None:
     texts = [text for logs in load("samples.yaml").values() for text in logs] + list(load("variants.yaml").values())
     lines = [line for text in texts for line in (*text.splitlines(), " ".join(text.split()))]
     known = [each for each in all_signatures().values() if not isinstance(each, Symptom)]

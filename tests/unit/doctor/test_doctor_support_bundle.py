@@ -21,11 +21,11 @@ from provision.doctor.support_bundle import Redactor
         "ansible_become_password=PLANTED",
     ],
 )
-def test_a_secret_goes(line) -> None:
+def test_secrets_are_removed(line) -> None:
     assert "PLANTED" not in Redactor([]).text(f"before {line}\n")
 
 
-def test_users_get_other_names_the_same_everywhere() -> None:
+def test_users_are_renamed_consistently() -> None:
     redactor = Redactor(["carla"])
     text = redactor.text("/home/carla/x carla@node1 started by carla; /home/dora/y; root@node2")
     assert "carla" not in text
@@ -34,16 +34,16 @@ def test_users_get_other_names_the_same_everywhere() -> None:
     assert "root@node2" in text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_other_text_stays() -> None:
     line = "NCCL version 2.21.5+cuda12.4 on node1, driver 550.54.15, tokens per second 1200"
     assert Redactor(["lab"]).text(line).startswith("NCCL version 2.21.5+cuda12.4 on node1, driver 550.54.15")
 
 
-def test_a_name_that_is_no_utf8_is_no_obstacle() -> None:
+def test_names_that_are_not_utf8() -> None:
     redactor = Redactor(["carla"])
     assert redactor.text("carla \udcff.log") == "user1 ?.log"
     assert redactor.data({"key\udcff": "a"}) == {"key\udcff": "a"}
 
 
-def test_names_of_fields_decide_too() -> None:
+def test_keys_that_announce_secrets_hide_their_values() -> None:
     assert Redactor([]).data({"api_key": ["a", "b"], "plain": "c"}) == {"api_key": "***", "plain": "c"}

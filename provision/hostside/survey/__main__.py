@@ -1,18 +1,16 @@
-"""The survey: looks at one host and prints what it is as ONE JSON document.
+"""The survey: collects the facts of one host and prints them as ONE JSON document.
 
-It never writes, never fails as a whole, and connects to nothing.
+It writes nothing, never fails as a whole, and connects to nothing.
 
 It is sent over SSH as one text (``python3 -c``), which `provision.base.resources` makes of this package's files: standard library only, and
-Python 3.6 and later. Its parts see each other's names by ``from .part import name``, and no two parts may use one name for two things.
-The document stands between two marker lines, so that login banners do not disturb it. Every section is looked at in a thread of
-its own; one that raises or hangs costs only itself and is named under ``errors``.
+Python 3.6 and later. Its modules use each other's names by ``from .module import name``, and no two modules may define the same name.
+The document is printed between two marker lines, so that login banners do no harm. Every section runs in a thread of its own; one that
+raises or hangs is named under ``errors``, and the others are not affected.
 
 Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
-    prefix     where our own things lie or will lie (default /opt/provision, or ~/provision where root is not to be had)
-    root       "no": do without root although it may be had; "password": a sudo password will be given
-    venv       the virtual environment (default PREFIX/venv)
-    python     an interpreter to look at besides the running one
-    patience   seconds any section may take (default 8; most hosts are done in half a second)
+    prefix     the installation's folder (default /opt/provision, or ~/provision where the user cannot become root)
+    root       "no": do not become root although it may be possible; "password": a sudo password will be given
+    timeout    seconds that any section may take (default 8; most hosts need half a second)
 """
 
 import json
@@ -28,14 +26,12 @@ from . import (  # noqa: F401 - they register their sections
     python,
     packages,
     nvidia,
-    libraries,
-    toolchain,
+    software,
     network,
     ssh,
     installed,
-    elsewhere,
 )
-from .looking import Machine, SECTIONS
+from .machine import Machine, SECTIONS
 
 SCHEMA = 1
 BEGIN = "===PROVISION-FACTS-BEGIN==="
@@ -43,31 +39,30 @@ END = "===END==="
 
 
 def survey(machine):
-    """Look at everything at the same time and return the document."""
+    """Run all sections at the same time and return the document."""
     started = time.time()
     facts, errors, guard = {}, {}, threading.Lock()
 
-    def look(name, function):
+    def collect(name, function):
         try:
             value = function(machine)
             with guard:
                 facts.update(value if name is None else {name: value})
-        except Exception as error:  # each section is on its own: whatever is wrong with it is reported, and the rest goes on
+        except Exception as error:  # whatever is wrong with a section is reported, and the others go on
             with guard:
                 errors[function.__name__] = "%s: %s" % (type(error).__name__, error)
 
     threads = []
-    for name, function, patience in SECTIONS:
-        thread = threading.Thread(target=look, args=(name, function), daemon=True)
+    for name, function, timeout in SECTIONS:
+        thread = threading.Thread(target=collect, args=(name, function), daemon=True)
         thread.start()
-        threads.append(
-            (thread, function.__name__, max(patience or 0, machine.patience) if "patience" not in machine.options else machine.patience)
-        )
-    for thread, name, patience in threads:
-        thread.join(max(0.0, started + patience - time.time()))
+        wait = machine.timeout if "timeout" in machine.options else max(timeout or 0, machine.timeout)
+        threads.append((thread, function.__name__, wait))
+    for thread, name, wait in threads:
+        thread.join(max(0.0, started + wait - time.time()))
         if thread.is_alive():
             with guard:
-                errors[name] = "no answer within %.0f s" % patience
+                errors[name] = "no answer within %.0f s" % wait
     with guard:
         document = dict(facts, schema=SCHEMA, errors=dict(errors))
     document["survey"] = {

@@ -1,11 +1,11 @@
-"""NCCL, MPI, hwloc, and what the dynamic linker finds."""
+"""Libraries of NCCL, MPI and hwloc, the dynamic linker's view of them, and build tools."""
 
 import json
 import os
 import re
 import sys
 
-from .looking import once, program_in, section, together
+from .machine import in_parallel, once, program_in, section
 
 LIBRARIES_OF_INTEREST = re.compile(
     r"^lib(mpi|open-pal|open-rte|prrte|pmix|nccl|nccl-net|hwloc|event_core|cudart|cuda|nvidia-ml|ibverbs|fabric|ucp)\.so"
@@ -24,8 +24,8 @@ def ldconfig_entries(machine):
     return entries
 
 
-# The CUDA of a build stands in its banner; the file is read as the library itself would be, by pages.
-ASK_NCCL = """
+# The CUDA of a build is in its banner; the file is mapped, not read whole.
+NCCL_PROBE = """
 import ctypes, json, mmap, re, sys
 out = {"version": None, "cuda": None, "error": None}
 try:
@@ -45,8 +45,8 @@ print(json.dumps(out))
 """
 
 
-def ask_nccl(machine, path):
-    status, output, complaint = machine.run([sys.executable, "-c", ASK_NCCL, path])
+def probe_nccl(machine, path):
+    status, output, complaint = machine.run([sys.executable, "-c", NCCL_PROBE, path])
     try:
         answer = json.loads(output)
     except ValueError:
@@ -55,7 +55,7 @@ def ask_nccl(machine, path):
 
 
 def distinct_files(paths):
-    """Paths without those that lead to a file already listed."""
+    """Paths without links to a file that is already listed."""
     seen, kept = set(), []
     for path in paths:
         real = os.path.realpath(path)
@@ -80,7 +80,7 @@ def nccl(machine):
     places += [machine.prefix + "/lib", machine.prefix + "/nccl*/lib", machine.venv + "/lib/python3*/site-packages/nvidia/nccl/lib"]
     found = [path for place in places for path in machine.glob(place + "/libnccl.so*")]
     libraries = distinct_files(cached + found)[:12]
-    answers = together(*[lambda path=path: ask_nccl(machine, path) for path in libraries])
+    answers = in_parallel(*[lambda path=path: probe_nccl(machine, path) for path in libraries])
     return {"libraries": [answer for answer in answers if answer], "in_cache": cached}
 
 
@@ -99,7 +99,7 @@ def read_mpi_version(text):
     return "unknown", None
 
 
-def ask_mpirun(machine, path):
+def probe_mpirun(machine, path):
     status, output, complaint = machine.run([path, "--version"])
     flavour, version = read_mpi_version(output + complaint)
     return {
@@ -118,7 +118,7 @@ def mpi(machine):
     usual += ["/usr/lib64/*mpi*/bin", "/opt/*mpi*/bin", "/opt/*/*mpi*/bin", "/usr/local/*mpi*/bin"]
     elsewhere = [path for folder in usual for path in machine.glob(folder + "/mpirun")]
     paths = distinct_files([path for path in on_path + elsewhere if os.access(path, os.X_OK)])[:12]
-    answers = together(*[lambda path=path: ask_mpirun(machine, path) for path in paths])
+    answers = in_parallel(*[lambda path=path: probe_mpirun(machine, path) for path in paths])
     found = [dict(answer, on_path=path in on_path) for path, answer in zip(paths, answers) if answer]
     path = machine.env.get("PATH", "")
     return {"found": found, "first": program_in(path, "mpirun"), "orted": program_in(path, "orted")}
@@ -151,3 +151,28 @@ def linker(machine):
         if any(line == machine.prefix or line.startswith(machine.prefix.rstrip("/") + "/") for line in lines)
     ]
     return {"conf_d": configured, "ours": sorted(ours), "cache": cache}
+
+
+def tool_version(machine, command, pattern):
+    path = machine.which(command[0])
+    if path is None:
+        return None
+    _, output, complaint = machine.run(command)
+    said = re.search(pattern, output + complaint)
+    return {"path": path, "version": said.group(1) if said else None}
+
+
+@section(None)
+def toolchain(machine):
+    dotted = r"(\d+\.\d+[\w.]*|\d+)"
+    wanted = (
+        ("cmake", ["cmake", "--version"], r"version " + dotted),
+        ("compiler", ["g++", "-dumpfullversion", "-dumpversion"], dotted),
+        ("gcc", ["gcc", "-dumpfullversion", "-dumpversion"], dotted),
+        ("make", ["make", "--version"], r"Make " + dotted),
+        ("ninja", ["ninja", "--version"], dotted),
+    )
+    answers = in_parallel(
+        *[lambda command=command, pattern=pattern: tool_version(machine, command, pattern) for _, command, pattern in wanted]
+    )
+    return {name: answer for (name, _, _), answer in zip(wanted, answers)}

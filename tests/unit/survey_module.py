@@ -1,4 +1,4 @@
-"""The survey script as a module, and machines for it to look at: folders that a test has filled."""
+"""The survey script as a module, and machines to survey: folders that a test has filled."""
 
 from __future__ import annotations
 

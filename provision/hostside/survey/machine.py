@@ -1,6 +1,8 @@
-"""How the survey looks: files, commands and programs of one machine, sections that register themselves, and work done at the same time."""
+"""The machine that is surveyed: its files, programs and privileges, and the registry of the survey's sections."""
 
 import glob
+import grp
+import json
 import os
 import pwd
 import re
@@ -8,45 +10,77 @@ import signal
 import subprocess
 import threading
 
-from .rights import rights_of
-
 DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "~/provision"
-PATIENCE_S = 8.0  # a guard against what hangs (a dead NFS mount, a broken driver), not a target
+TIMEOUT_S = 8.0  # of a section: a guard against what hangs (a dead NFS mount, a broken driver), not a target
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
+SUDO_GROUPS = {"sudo", "wheel", "admin"}
+SUDO_DENIALS = (
+    "not in the sudoers",
+    "may not run sudo",
+    "not allowed to",
+    "no new privileges",
+    "must have a tty",
+    "must be owned by uid 0",
+    "must be setuid",
+)
 
 
-def once(look):
-    """`look` for several sections: a machine is asked once, whichever section needs it first, and all share the answer."""
+def once(function):
+    """Cache a function of the machine: whichever section needs it first calls it, and all share the result."""
 
-    def answer(machine):
+    def cached(machine):
         with machine.guard:
-            guard, known = machine.known.setdefault(look, (threading.Lock(), []))
+            guard, results = machine.cache.setdefault(function, (threading.Lock(), []))
         with guard:
-            if not known:
-                known.append(look(machine))
-            return known[0]
+            if not results:
+                results.append(function(machine))
+            return results[0]
 
-    return answer
+    return cached
 
 
 def program_in(path, name):
-    """Where a program lies on a search path, or None. As shutil.which, whose module takes as long to load as all of this to run."""
+    """Path of a program on a search path, or None. Unlike shutil.which it imports nothing: that takes as long as the whole survey."""
     places = [os.path.join(folder, name) for folder in path.split(":") if folder]
     return next((place for place in places if os.access(place, os.X_OK) and not os.path.isdir(place)), None)
 
 
+def group_names():
+    names = []
+    for group_id in sorted(set(os.getgroups()) | {os.getgid()}):
+        try:
+            names.append(grp.getgrgid(group_id).gr_name)
+        except KeyError:
+            names.append(str(group_id))
+    return sorted(names)
+
+
+def read_sudo(status, complaint, groups):
+    """(nopasswd | password | none | None when unknown, sudo's message) from the result of `sudo -n true`."""
+    message = next((line.strip() for line in complaint.splitlines() if line.strip()), None)
+    if status == 0:
+        return "nopasswd", None
+    if status is None:
+        return ("none" if "not found" in complaint else None), message
+    if any(denial in complaint for denial in SUDO_DENIALS) or "password" not in complaint:
+        return "none", message
+    # sudo asks everyone for a password first, also those it would then refuse: only the group tells them apart.
+    likely = bool(set(groups) & SUDO_GROUPS)
+    return "password", message if likely else (message or "") + " (and the user is in none of the groups sudo, wheel, admin)"
+
+
 class Machine:
-    """The one way the sections look at the host: files under a root, programs on PATH, the environment."""
+    """The sections' only access to the host: files under a root, programs on PATH, the environment."""
 
     def __init__(self, root="/", env=None, options=None):
         self.root = root
         self.env = dict(os.environ if env is None else env)
         self.options = dict(options or {})
-        self.patience = float(self.options.get("patience", PATIENCE_S))
+        self.timeout = float(self.options.get("timeout", TIMEOUT_S))
         self.home = pwd.getpwuid(os.getuid()).pw_dir
-        self.guard, self.known = threading.Lock(), {}  # see `once`
-        # A non-interactive login often lacks the sbin folders, where ldconfig lives.
+        self.guard, self.cache = threading.Lock(), {}  # see `once`
+        # A non-interactive login often lacks the sbin folders, where ldconfig is.
         known = self.env.get("PATH", "").split(":")
         self.tool_path = ":".join(
             known + [d for d in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin") if d not in known]
@@ -54,19 +88,31 @@ class Machine:
 
     @property
     def prefix(self):
-        return self.options.get("prefix") or (DEFAULT_PREFIX if self.rights()["can_become"] else self.in_home(HOME_PREFIX))
+        return self.options.get("prefix") or (DEFAULT_PREFIX if self.privileges()["can_become"] else self.in_home(HOME_PREFIX))
 
     def in_home(self, path):
         return path.replace("~", self.home.rstrip("/"), 1)
 
-    rights = once(rights_of)
+    @once
+    def privileges(self):
+        """What sudo allows, and whether the user can become root: not where sudo wants a password that nobody gives and hardly accepts."""
+        root = self.options.get("root")
+        if os.geteuid() == 0:
+            return {"sudo": "root", "sudo_says": None, "can_become": True}
+        if root == "no":
+            return {"sudo": "unwanted", "sudo_says": None, "can_become": False}
+        status, _, complaint = self.run(["sudo", "-n", "true"])
+        groups = group_names()
+        sudo, message = read_sudo(status, complaint, groups)
+        hopeless = sudo == "none" or (sudo == "password" and root != "password" and not set(groups) & SUDO_GROUPS)
+        return {"sudo": sudo, "sudo_says": message, "can_become": not hopeless}
 
     @property
     def venv(self):
-        return self.options.get("venv") or os.path.join(self.prefix, "venv")
+        return os.path.join(self.prefix, "venv")
 
     def path(self, absolute):
-        """Where a path of the host is, seen from here (they differ only in tests)."""
+        """Where a path of the host is (elsewhere only in tests)."""
         return absolute if self.root == "/" else os.path.join(self.root, absolute.lstrip("/"))
 
     def host_path(self, seen):
@@ -88,6 +134,13 @@ class Machine:
         content = self.content(absolute, limit)
         return content.decode("utf-8", "replace") if content is not None else None
 
+    def read_json(self, absolute):
+        """What a JSON file holds, or None when it cannot be read."""
+        try:
+            return json.loads(self.read(absolute, limit=8 << 20) or "null")
+        except ValueError:
+            return None
+
     def line(self, absolute):
         text = self.read(absolute)
         return text.strip() if text is not None and text.strip() else None
@@ -104,21 +157,19 @@ class Machine:
     def which(self, name):
         return program_in(self.tool_path, name)
 
-    def run(self, arguments, timeout=None, env=None):
-        """Run a program and return (exit status, output, error output); status None: not there or it took too long."""
+    def run(self, arguments, timeout=None):
+        """Run a program and return (exit status, output, error output); status None: it is not there or took too long."""
         program = self.which(arguments[0]) if "/" not in arguments[0] else arguments[0]
         if program is None:
             return None, "", "%s: not found" % arguments[0]
-        environment = dict(self.env, PATH=self.tool_path, LC_ALL="C", LANG="C")
-        environment.update(env or {})
-        timeout = timeout or max(0.5, self.patience * 0.6)  # a program gives up before its section does
+        timeout = timeout or max(0.5, self.timeout * 0.6)  # a program gives up before its section does
         try:
             child = subprocess.Popen(
                 [program] + list(arguments[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=dict(self.env, PATH=self.tool_path, LC_ALL="C", LANG="C"),
                 start_new_session=True,
             )
         except OSError as error:
@@ -137,17 +188,17 @@ class Machine:
 SECTIONS = []
 
 
-def section(name, patience=None):
-    """Register a function that looks at one part of the host. `name` None: what it returns is merged into the top of the document."""
+def section(name, timeout=None):
+    """Register a function that collects one part of the facts. With `name` None its result is merged into the top of the document."""
 
     def register(function):
-        SECTIONS.append((name, function, patience))
+        SECTIONS.append((name, function, timeout))
         return function
 
     return register
 
 
-def together(*calls):
+def in_parallel(*calls):
     """Run calls at the same time and return their results in order; a call that raises yields None."""
     results = [None] * len(calls)
 

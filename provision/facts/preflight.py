@@ -1,0 +1,329 @@
+"""Preflight problems: what prevents an installation on hosts, from their facts alone, each with a hint.
+
+Pure: all problems are returned, none is raised. An unknown fact is no problem.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from provision import catalog
+from provision.base.problems import Problem
+from provision.base.text import joined
+from provision.base.versions import key, minor
+from provision.facts.model import Facts, Interpreter, System, Unsurveyed
+from provision.inventory import Host, Inventory
+
+OLDEST_PYTHON = "3.8"  # of the training environment: mpi4py 4 and the engine need no newer one
+CLOCKS_APART_S = 5.0  # from here on, logs of two hosts cannot be compared, and short-lived certificates fail
+NEEDED_TMP_MB = 100  # Ansible's own files
+NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
+SHARED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "afs")
+FEW_INODES = 20_000  # PyTorch alone has some 13,000 files
+
+_INSTALL_PYTHON = (
+    "install it there (Debian, Ubuntu: apt-get install python3; Red Hat family: dnf install python3), "
+    "or name an installed one with ansible_python_interpreter"
+)
+
+
+def unsurveyed_problem(name: str, why: Unsurveyed) -> Problem:
+    """Why there are no facts of a host."""
+    if why.missing_python:
+        return Problem("error", "there is no Python 3, which the survey and Ansible need", _INSTALL_PYTHON, host=name)
+    return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, said=why.unreachable or "")
+
+
+def host_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str, become_password: bool = False) -> list[Problem]:
+    """The problems of one host.
+
+    Args:
+        needed_mb: disk space that the installation needs in `prefix`.
+        become_password: whether a sudo password will be given.
+    """
+    found = (
+        *_system(facts),
+        *_python(facts),
+        *_privileges(facts, prefix, become_password),
+        *_disk_space(facts, needed_mb, prefix),
+        *_packages(facts),
+    )
+    return [replace(problem, host=name) for problem in found]
+
+
+def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
+    """Problems between hosts: one machine under two names, equal names, a shared prefix, clocks apart.
+
+    Args:
+        received_at: host → this machine's clock (seconds since 1970) when its answer came; without it clocks are not compared.
+    """
+    return [*_same_machines(known), *_shared_prefixes(known), *_clocks(known, received_at or {})]
+
+
+def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list[Problem]:
+    """`slots` and interfaces of the inventory that the hosts do not have."""
+    hosts = [(host, known[host.name]) for host in inventory.hosts if host.name in known]
+    found = (each for host, facts in hosts for each in (*_slots(host, facts), *_interface(host, facts)))
+    return [replace(each, what=f"{each.what} ({inventory.where})") for each in found]
+
+
+# --------------------------------------------------------------------------------------------------------- one host
+
+
+def _system(facts: Facts) -> Iterator[Problem]:
+    system, known = facts.os, catalog.os()
+    if facts.arch and facts.arch not in known.architectures:
+        yield Problem("error", f"its architecture {facts.arch} is not supported", "supported are " + ", ".join(known.architectures))
+    entry = known.distributions.get(system.id)
+    supported = "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in known.distributions.items())
+    if entry is None and system.family not in ("debian", "rhel"):
+        yield Problem("error", f"{_name(system)} is not supported", f"supported are {supported}")
+    elif entry is not None and _release(system.version) < key(entry.oldest):
+        yield Problem("error", f"{_name(system)} is too old", f"supported are {supported}")
+    elif warning := untested_system(system):
+        yield Problem("warning", warning)
+    unmanaged = known.ansible.unmanaged_packages.get(system.family, {}).get(system.version.split(".")[0])
+    if unmanaged and facts.user.can_become:
+        hint = (
+            "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "
+            "and provision_python with the path of a newer Python"
+        )
+        yield Problem("error", f"{_name(system)}: {unmanaged}", hint)
+
+
+def untested_system(system: System) -> str | None:
+    """A warning for a system that is accepted and was never tested; None for others."""
+    entry = catalog.os().distributions.get(system.id)
+    if entry is None:
+        listed = system.family in ("debian", "rhel")
+        return f"{_name(system)} is not among the supported systems; it is treated like the {system.family} family" if listed else None
+    newest = key(entry.newest)
+    if _release(system.version)[: len(newest)] > newest:
+        return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
+    return None
+
+
+def _name(system: System) -> str:
+    return system.name or f"{system.id} {system.version}".strip()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return key(version) if version else ()
+
+
+def _python(facts: Facts) -> Iterator[Problem]:
+    """Ansible's modules run on the Python that the survey ran on."""
+    python, (oldest, why) = facts.python, _oldest_python()
+    if python.version is None or key(python.version) >= key(oldest):
+        return
+    newer = max((each for each in python.others if each.version and key(each.version) >= key(oldest)), key=_python_version, default=None)
+    yield Problem(
+        "error",
+        f"its Python is {python.version}; {oldest} or later is needed{why}",
+        f"name a newer one in the inventory: provision_python={newer.path}"
+        if newer
+        else "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
+    )
+
+
+def _python_version(interpreter: Interpreter) -> tuple[int, ...]:
+    return key(interpreter.version or "0")
+
+
+def _oldest_python() -> tuple[str, str]:
+    """(the oldest Python that works on hosts, why where it is this machine's Ansible that needs it)"""
+    ansible = importlib.metadata.version("ansible-core")
+    known = catalog.os().ansible.oldest_python
+    oldest = next((known[release] for release in sorted(known, key=key, reverse=True) if key(release) <= key(ansible)), OLDEST_PYTHON)
+    if key(oldest) <= key(OLDEST_PYTHON):
+        return OLDEST_PYTHON, ""
+    return oldest, f" by ansible-core {minor(ansible)}, which is installed here"
+
+
+def _privileges(facts: Facts, prefix: str, become_password: bool) -> Iterator[Problem]:
+    """A sudo password that nobody gives; or, where the user cannot become root, what root would have installed and is missing."""
+    user = facts.user
+    password, who = user.sudo == "password", user.name or "the user"
+    if user.can_become:
+        if password and not become_password:
+            hint = "add --ask-become-pass, or install without root: provision_sudo=no in the inventory"
+            yield Problem("error", f"sudo asks {who} for a password", hint)
+        return
+    why = why_no_root(facts)
+    if password:
+        yield Problem("warning", why, "if the user may use sudo: --ask-become-pass")
+    missing = list(_missing_packages(facts))
+    if missing:
+        install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts.os.family, "install")
+        hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or let {who} use sudo"
+        hint += "; or log in as root (ansible_user=root)" + ("; or give the sudo password: --ask-become-pass" if password else "")
+        yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint)
+    if facts.disk.prefix.writable is False:
+        hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
+        yield Problem("error", f"{why}, and only root can create or write {prefix}", hint)
+
+
+def why_no_root(facts: Facts) -> str:
+    """Why the installation on this host does without root."""
+    user = facts.user
+    who = user.name or "the user"
+    if user.sudo == "unwanted":
+        return "provision_sudo=no"
+    if user.sudo == "password":
+        return f"{user.sudo_says or 'sudo asks for a password'}: installed without root"
+    if user.sudo_installed is False:
+        return f"there is no sudo and {who} is not root"
+    return f"{who} may not use sudo" + (f" ({user.sudo_says})" if user.sudo_says else "")
+
+
+def _missing_packages(facts: Facts) -> Iterator[str]:
+    """Packages that the engine and mpirun need, where it is known that they are missing."""
+    names = catalog.system_packages().without_root.get(facts.os.family)
+    if facts.compiler is None and "compiler" not in facts.missing:
+        yield names.compiler if names else "a C++ compiler"
+    if facts.ssh.client is None and "ssh" not in facts.missing:
+        yield names.ssh if names else "an ssh client"
+
+
+def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
+    full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever is on it
+    for place, disk, needed, label, option in (
+        (prefix, facts.disk.prefix, needed_mb, "", " with provision_prefix"),
+        ("tmp", facts.disk.tmp, NEEDED_TMP_MB, " (temporary files)", " with TMPDIR"),
+        ("home", facts.disk.home, NEEDED_HOME_MB, " (the home folder)", ""),
+    ):
+        path = disk.path or place
+        name, filesystem = f"{path}{label}", (disk.filesystem, disk.total_mb, disk.free_mb)
+        another = f"or choose another place{option}"
+        if disk.read_only:
+            hint = f"mount it for writing (mount -o remount,rw), {another}"
+            yield Problem("error", f"the file system of {name} is mounted read-only", hint)
+        elif disk.free_mb is not None and disk.free_mb < needed:
+            if filesystem not in full:
+                what = f"the disk is full: {name} has {_size(disk.free_mb)} free, {_size(needed)} are needed"
+                yield Problem("error", what, f"free some space (df -h {path}), {another}", id="disk-full")
+            full.append(filesystem)
+        elif disk is facts.disk.prefix and disk.free_inodes is not None and disk.free_inodes < FEW_INODES:
+            what = f"the file system of {name} has only {disk.free_inodes} inodes free"
+            yield Problem("warning", what, f"remove small files (df -i {path})", id="disk-full")
+        if disk is facts.disk.prefix and disk.noexec:
+            yield Problem("error", f"programs may not run from {name}: it is mounted noexec", f"choose another place{option}")
+
+
+def _packages(facts: Facts) -> Iterator[Problem]:
+    """All are warnings: the installation waits for the lock, and repairs what an interrupted one has left."""
+    if lock := facts.package_manager.lock:
+        holder = f"process {lock.pid}" if lock.pid else "a process that cannot be seen"
+        command = f" ({lock.command})" if lock.command else ""
+        look = f"ps -fp {lock.pid}" if lock.pid else "sudo fuser -v /var/lib/dpkg/lock-frontend"
+        hint = f"the installation waits for it; if it never ends, see there: {look}"
+        yield Problem("warning", f"{facts.manager} is locked by {holder}{command}", hint, id="apt-lock")
+    if facts.dpkg_interrupted:
+        hint = "it is finished first; by hand: sudo dpkg --configure -a"
+        yield Problem("warning", "a package installation is unfinished", hint, id="apt-held-broken")
+    elif facts.broken_packages:
+        names = ", ".join(facts.broken_packages[:5]) + (" …" if len(facts.broken_packages) > 5 else "")
+        hint = "they are repaired first; by hand: sudo dpkg --configure -a && sudo apt-get -f install"
+        yield Problem("warning", f"packages are half installed: {names}", hint, id="apt-held-broken")
+
+
+# ------------------------------------------------------------------------------------------- against the inventory
+
+
+def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
+    if host.slots is None:
+        return
+    gpus, cores = len(facts.gpus), facts.cpu.cores
+    has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
+    if gpus and host.slots > gpus:
+        yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host=host.name)
+    elif gpus and host.slots < gpus:
+        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", host=host.name)
+    elif not gpus and cores and host.slots > cores:
+        yield Problem("warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host=host.name)
+
+
+def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
+    present = {each.name: each for each in facts.network.interfaces}
+    if host.interface is None or not present:
+        return
+    usable = joined([name for name, each in present.items() if each.up and not each.loopback and not each.virtual]) or "none"
+    if host.interface not in present:
+        yield Problem("error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", host=host.name)
+    elif not present[host.interface].up:
+        yield Problem("error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", host=host.name)
+
+
+# ------------------------------------------------------------------------------------------------------ between hosts
+
+
+def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
+    machines: dict[tuple[Any, ...], str] = {}
+    ids: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for name, facts in known.items():
+        machine_id, hostname = facts.machine_id, facts.hostname
+        identity = (machine_id, facts.boot_id, hostname)
+        if all(identity) and identity in machines:
+            what = f"it is the same machine as `{machines[identity]}` ({hostname})"
+            yield Problem("error", what, "keep one of the two names in the inventory", host=name, id="nccl-cuda-ipc-hostname")
+            continue
+        machines[identity] = name
+        if machine_id and machine_id in ids and facts.boot_id != known[ids[machine_id]].boot_id:
+            what = f"it has the same machine id as `{ids[machine_id]}`: one was cloned from the other"
+            hint = "there: sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then reboot"
+            yield Problem("warning", what, hint, host=name, id="machine-id-cloned")
+        if hostname and hostname in names:
+            what = f"its host name is `{hostname}`, as that of `{names[hostname]}`; MPI tells hosts apart by that name"
+            yield Problem("warning", what, f"there: sudo hostnamectl set-hostname {name}", host=name, id="nccl-cuda-ipc-hostname")
+        ids.setdefault(machine_id or name, name)
+        names.setdefault(hostname or name, name)
+
+
+def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
+    """Homes are often one folder of a file server: hosts would install over each other."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, facts in known.items():
+        disk = facts.disk.prefix
+        place = (disk.path, disk.filesystem, disk.total_mb)
+        if disk.filesystem not in SHARED_FILE_SYSTEMS or None in place:
+            continue
+        if place in seen:
+            what = (
+                f"{disk.path} is on a file server ({disk.filesystem}), the same as on `{seen[place]}`: they would install over each other"
+            )
+            yield Problem("error", what, "choose a folder on each host's own disk: provision_prefix=/var/tmp/provision", host=name)
+        seen.setdefault(place, name)
+
+
+def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Iterator[Problem]:
+    ahead = {name: facts.time.epoch - received_at[name] for name, facts in known.items() if name in received_at and facts.time.epoch}
+    if len(ahead) < 2:
+        return
+    middle = statistics.median_low(ahead.values())
+    reference = next(name for name, offset in ahead.items() if offset == middle)
+    for name, offset in ahead.items():
+        apart = offset - middle
+        if abs(apart) > CLOCKS_APART_S:
+            what = f"its clock is {_duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
+            hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
+            yield Problem("warning", what, hint, host=name, id="clock-skew-make")
+
+
+# ---------------------------------------------------------------------------------------------------------- wording
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def _size(mb: float) -> str:
+    return f"{mb / 1024:.1f} GB" if mb >= 1024 else f"{mb:.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
