@@ -128,7 +128,7 @@ def test_python_of_the_inventory_with_facts_from_a_file(tmp_path: Path) -> None:
     file = facts_file(tmp_path, a=BARE)
     (tmp_path / "hosts.ini").write_text("a provision_python=python3.12\n")
     made = json.loads(provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, "--json").stdout)["hosts"]["a"]["python"]
-    assert (made["version"], made["package"], made["why"][0]) == ("3.12", "/usr/bin/python3.12", "asked for in the inventory")
+    assert (made["version"], made["package"], made["why"][0]) == ("3.12", "/usr/bin/python3.12", "requested in the inventory")
     (tmp_path / "hosts.ini").write_text("a provision_python=/opt/mine/bin/python\n")
     said = provision("plan", str(tmp_path / "hosts.ini"), "--facts", file, code=2).stderr
     assert "hosts.ini, host a: " in said
