@@ -21,7 +21,7 @@ def test_lesser_instruction_sets_give_the_same_bits(launch):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", slow_but_last(2, 3))
 def test_a_host_that_allows_no_large_mapping_still_works(launch, n):
     """ulimit -v: the arena is smaller than asked for, or missing on some ranks; results are right either way."""
     outcome = launch("small_arena.py", n)

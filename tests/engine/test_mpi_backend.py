@@ -71,7 +71,9 @@ def test_another_backend_is_refused():
     assert started_alone(COLLECTIVE_BACKEND="ucc") == "invalid COLLECTIVE_BACKEND='ucc' is not one of engine, mpi\n"
 
 
-@pytest.mark.parametrize(("when", "who"), [("later", "engine"), ("imported", "engine"), ("list", "engine"), ("imported", "script")])
+@pytest.mark.parametrize(
+    ("when", "who"), [*slow_but_last(("later", "engine"), ("list", "engine"), ("imported", "engine")), ("imported", "script")]
+)
 def test_mpi_is_finalized_by_whom_it_was_initialised(launch, when, who):
     reports = launch("initialised_by_us.py", 2, arguments=[when, who]).must_succeed().reports()
     assert [reports[rank]["finalizes"] for rank in range(2)] == [who == "engine"] * 2
