@@ -116,7 +116,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
     without = change_requirements(f"leave {options} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
         other = change_requirements(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
-        raise Conflict(_first(host_classes), f"Open MPI {version} was requested; provision starts jobs with 4.x only", (without, other))
+        raise Conflict(_first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other))
     bad = _known_bad(version, requirements)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
