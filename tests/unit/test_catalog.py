@@ -103,7 +103,7 @@ def test_weak_evidence_is_named() -> None:
         ("nccl", '{below: "2.15.5", why', '{below: "2.15.5", versions: ["2.1"], why', "exactly one of versions, from (with to) and below"),
         ("nccl", 'from: "2.14.3", to: "2.16"', 'from: "2.14.3", to: "2.13"', "2.13 is older than 2.14.3"),
         ("nccl", '"2.21.5": "12.4"\n', '"2.21.5": 12.4\n', 'must be in quotes, "12.4": as numbers 12.10 and 12.1 are the same'),
-        ("nccl", '      "2.17.1": "12.1"\n', '      "2.17.1": "12.1"\n      "2.17.1": "12.0"\n', "stands there twice"),
+        ("nccl", '      "2.17.1": "12.1"\n', '      "2.17.1": "12.1"\n      "2.17.1": "12.0"\n', "occurs twice"),
         ("cuda_repositories", "repos/{system}/{arch}", "repos/{system}/x86_64", "must be an address with {arch} for the architecture"),
         ("openmpi", "value: fb41086b", "value: xb41086b", "must be a SHA-256"),
         ("pytorch", "index: ", "index ", "invalid YAML"),

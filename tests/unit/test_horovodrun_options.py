@@ -160,7 +160,7 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--cycle-time-ms '{'": "--cycle-time-ms: '{' is not a number",
         "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
         "--mpi-args='\"'": "quote it as for a shell",
-        "--gloo --mpi-args=--x": "are for mpirun only",
+        "--gloo --mpi-args=--x": "are mpirun's",
         f"--host-discovery-script {tmp_path}": "must be a script that begins with #!",
         f"--host-discovery-script {tmp_path}/program": "must be a script that begins with #!",
         f"--host-discovery-script {tmp_path}/no_interpreter": "must be a script that begins with #!",

@@ -33,7 +33,7 @@ def test_a_file_of_signatures_keeps_to_the_printed_schema(file: Path) -> None:
         ("  severity: error", "  severity: bad", "`[0].severity` must be 'error', 'warning' or 'note', not 'bad'"),
         ("  probe:", "  prope:", "`[0].prope` is unknown; did you mean `probe`?"),
         ("'failed to extend", "'(?<=failed to extend", "`[0].patterns[0]`: invalid perl operator: (?<"),
-        ("supersedes: [disk-full]", "fix: []", "`fix` stands there twice"),
+        ("supersedes: [disk-full]", "fix: []", "`fix` occurs twice"),
     ],
 )
 def test_a_mistake_in_a_file_is_reported_with_its_line(right: str, wrong: str, said: str) -> None:
