@@ -14,7 +14,7 @@ from provision.catalog.models import FILES
 
 def change(monkeypatch: pytest.MonkeyPatch, name: str, changes: Mapping[str, Any]) -> None:
     """Merge ``changes`` over the catalogue's file ``name``."""
-    known = catalog.load(name).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    known = getattr(catalog, name)().model_dump(mode="json", by_alias=True, exclude_unset=True)
     changed = FILES[name].model_validate_json(json.dumps(merged(known, changes)))
     monkeypatch.setattr(catalog, name, lambda: changed)
 
