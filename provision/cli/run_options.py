@@ -132,7 +132,7 @@ def _elastic(values: SimpleNamespace) -> Elastic | None:
     if not min_np <= (np or min_np) <= (max_np or np or min_np):
         numbers = {"--min-np": min_np, "-np": np, "--max-np": max_np}
         typed = ", ".join(f"{name} {number}" for name, number in numbers.items() if number is not None)
-        raise UsageError(f"{typed}: they must rise", hint="1 <= min-np <= np <= max-np")
+        raise UsageError(f"{typed}: wrong order", hint="1 <= min-np <= np <= max-np")
     if script is not None:
         try:
             is_script = script.read_bytes()[:2] == b"#!" and bool(script.read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def _elastic(values: SimpleNamespace) -> Elastic | None:
             what = "it is copied to the first host and run there, so it must be a script that begins with #!"
             raise UsageError(what, where=f"--host-discovery-script {script}", hint="write one that calls your program: #!/bin/sh")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
-        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: they must rise", hint="0 < min <= max")
+        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: wrong order", hint="0 < min <= max")
     if values.oversubscribe:
         hint = "leave it out, and give the hosts the slots that you need (`slots` in the inventory, -H a:8)"
         raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)

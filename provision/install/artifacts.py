@@ -250,7 +250,7 @@ def repository_key(repository: Repository, say: Say) -> Path:
         try:
             lines = downloads.read(repository.key_url).splitlines(keepends=True)
         except downloads.Unavailable as error:
-            raise ProvisionError(f"{what} is unavailable: {error}", where=repository.key_url, hint=hint) from error
+            raise ProvisionError(f"cannot download {what}: {error}", where=repository.key_url, hint=hint) from error
         content = b"".join(line for line in lines if not line.startswith(b"Version"))
         if hashlib.sha256(content).hexdigest() != repository.key_sha256:
             raise ProvisionError(f"{what} is not the expected one; nothing of it was used", where=repository.key_url, hint=hint)

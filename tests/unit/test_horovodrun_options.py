@@ -158,7 +158,7 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--jsrun": "LSF",
         "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is not a number",
         "--cycle-time-ms '{'": "--cycle-time-ms: '{' is not a number",
-        "--min-np 1 --blacklist-cooldown-range 9 3": "they must rise",
+        "--min-np 1 --blacklist-cooldown-range 9 3": "wrong order",
         "--mpi-args='\"'": "quote it as for a shell",
         "--gloo --mpi-args=--x": "are mpirun's",
         f"--host-discovery-script {tmp_path}": "must be a script that begins with #!",

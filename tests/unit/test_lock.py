@@ -438,7 +438,7 @@ def line_of(text: str, pattern: str) -> int:
         (r"    environments:", "    surroundings:", "environments` is missing"),
         (r"      openmpi:", "      openmpj:", "openmpj` must be 'hwloc', 'python'"),
         (r"sha256: b{64}", "sha256: " + "c" * 64, "was edited"),
-        (r"^schema: 1", "- schema", "not a lock|no YAML"),
+        (r"^schema: 1", "- schema", "not a lock|invalid YAML"),
     ],
 )
 def test_a_damaged_or_edited_lock_is_refused_with_its_line(
