@@ -86,10 +86,10 @@ def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on
     ("change", "said"),
     [
         (lambda found: found["installed"].update(manifest=None), "nothing is installed"),
-        (lambda found: found.update(drift=None), "could not tell"),
-        (lambda found: found["errors"].update(drift="no answer within 8 s"), "could not tell"),
+        (lambda found: found.update(drift=None), "could not find out"),
+        (lambda found: found["errors"].update(drift="no answer within 8 s"), "could not find out"),
         (lambda found: found.update(drift=["package g++ is gone"]), r"package g\+\+ is gone"),
-        (lambda found: found.update(dpkg_interrupted=True), "unfinished"),
+        (lambda found: found.update(dpkg_interrupted=True), "interrupted"),
         (lambda found: found["installed"]["manifest"]["host"]["openmpi"].update(version="4.1.7"), r'openmpi.version is "4.1.7"'),
         (lambda found: found["installed"]["manifest"].update(schema=1), "schema is 1, not 2"),
         (lambda found: found["installed"]["manifest"]["members"].pop("gpu1"), "members.gpu1 is null"),
