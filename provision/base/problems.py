@@ -28,7 +28,7 @@ class Problem:
         id: the doctor's id of this known error; empty where it has none.
         host: the host that it is about, where it is about one.
         where: the file, with a line where one is known, the argument, or the step.
-        said: the message of ssh or sudo, where that is the problem.
+        message: of ssh or sudo, where that is the problem.
         remedies: any one of them helps, the cheapest first; there is no hint then.
     """
 
@@ -38,7 +38,7 @@ class Problem:
     id: str = ""
     host: str | None = None
     where: str | None = None
-    said: str = ""
+    message: str = ""
     remedies: tuple[Remedy, ...] = ()
 
     @property

@@ -45,7 +45,7 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
                     connections[host.name] = parse(output)
                 except ProvisionError as error:
                     what = f"its connections to the other hosts could not be checked: {error.what}"
-                    problems.append(Problem("warning", what, host=host.name, said="" if _BEGIN in output else output))
+                    problems.append(Problem("warning", what, host=host.name, message="" if _BEGIN in output else output))
     return connections, problems
 
 

@@ -35,7 +35,7 @@ def unsurveyed_problem(name: str, why: Unsurveyed) -> Problem:
     """Why there are no facts of a host."""
     if why.missing_python:
         return Problem("error", "there is no Python 3, which the survey and Ansible need", _INSTALL_PYTHON, host=name)
-    return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, said=why.unreachable or "")
+    return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, message=why.unreachable or "")
 
 
 def host_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str, become_password: bool = False) -> list[Problem]:

@@ -1,1 +1,1 @@
-"""What brings hosts to their plan and takes it off again."""
+"""Installation of the plan on hosts, and its removal."""

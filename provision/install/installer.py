@@ -235,7 +235,7 @@ class Installed:
     """How the installation went.
 
     Attributes:
-        unlocked: host → packages that provision.lock said nothing of, though it had the files of the others.
+        unlocked: host → packages that are not in provision.lock, though it has the files of the others.
         fallbacks: a line for each build that was made on another host than the first, because it failed there.
     """
 

@@ -104,7 +104,7 @@ def show(report: Report, console: Console) -> None:
     console.print(table(rows(report.hosts), _STYLE))
     for host in report.hosts:
         for prospect in dict.fromkeys(host.steps.values()):
-            console.say(f"{host.host}: {prospect}: {', '.join(step for step, said in host.steps.items() if said == prospect)}")
+            console.say(f"{host.host}: {prospect}: {', '.join(step for step, each in host.steps.items() if each == prospect)}")
     if report.smoke_summary:
         console.say(report.smoke_summary)
     for note in report.notes:

@@ -103,7 +103,7 @@ def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password
     try:
         found = facts.parse_survey(answer.output)
     except ProvisionError as error:
-        yield Problem("error", error.what, error.hint, host=host.name, said="" if facts.BEGIN in answer.output else answer.output)
+        yield Problem("error", error.what, error.hint, host=host.name, message="" if facts.BEGIN in answer.output else answer.output)
         return
     if isinstance(found, Unsurveyed):
         yield facts.unsurveyed_problem(host.name, found)
@@ -153,8 +153,8 @@ def connection_problem(host: Host, message: str) -> Problem:
     last = message.strip().splitlines()[-1] if message.strip() else ""
     for entry in catalog.connection().messages:
         if re.search(entry.match, message):
-            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, said=message)
-    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, said=message)
+            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, message=message)
+    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, message=message)
 
 
 def prefix_of(host: Host, found: Facts) -> str:

@@ -63,7 +63,7 @@ def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
 
 def _of_problem(problem: Problem) -> Finding:
     """A problem of the survey as the known error that it is: by its own id, or by ssh's message."""
-    name = problem.id or next((error.id for error in logs.known_errors(problem.said, "survey")), "")
+    name = problem.id or next((error.id for error in logs.known_errors(problem.message, "survey")), "")
     error = known_error(name or ("host-not-usable" if problem.severity == "error" else "host-warning"))
     fix = (problem.hint,) if problem.hint else error.fix
     return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix)
