@@ -12,6 +12,7 @@ import http.client
 import io
 import math
 import os
+import shutil
 import tempfile
 import time
 import urllib.error
@@ -194,3 +195,12 @@ def check_user_file(path: Path, sha256: str | None, *, what: str) -> Path:
             hint="download it again, and compare its checksum with the published one",
         )
     return path
+
+
+def link_or_copy(file: Path, target: Path) -> None:
+    """The content of a file under another path: by a hard link where that works, because it may be large."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(file.resolve(), target)
+    except OSError:  # another file system
+        shutil.copyfile(file, target)

@@ -66,11 +66,16 @@ def online(
     settings = dict(_ALWAYS)
     settings.update({"index-url": index} if index else {})
     settings["extra-index-url"] = ([extra_index_url] if extra_index_url else []) + pip.get("extra-index-url", "").split()
-    settings["find-links"] = ([find_links] if find_links else []) + pip.get("find-links", "").split()
+    settings["find-links"] = ([find_links] if find_links else []) + _absolute(pip.get("find-links", ""))
     settings["no-index"] = pip.get("no-index", "").lower() in ("1", "true", "yes", "on") and not index_url
     settings["allow-insecure-host"] = pip.get("trusted-host", "").split()
     variables = {_VARIABLES[key]: value for key, value in pip.items() if key in _VARIABLES and value}
-    return settings, variables, pip.get("constraint", "").split()
+    return settings, variables, _absolute(pip.get("constraint", ""))
+
+
+def _absolute(places: str) -> list[str]:
+    """Paths and addresses of pip's settings. Paths are made absolute, because uv runs in another folder."""
+    return [place if "://" in place else os.path.abspath(os.path.expanduser(place)) for place in places.split()]
 
 
 def write_settings(path: str, settings: Mapping[str, Any]) -> None:

@@ -320,6 +320,9 @@ class _Hosts:
             raise ProvisionError("its container engine gave no valid answer", where=first, hint="see there: docker info") from error
         repository = local_images.split_name(image.partition("@")[0])[0]
         digest = next((each for each in digests if each.startswith(f"{repository}@sha256:")), image)
+        if others and digest == image and "@" not in image:
+            what = "the registry gives this image no digest, so it is unknown whether the other hosts would pull the same one"
+            raise ProvisionError(what, where=first, hint="pull or load the image on this machine: it is copied to the hosts")
         self._must(self._pull(others, digest), f"pulling {digest}", hint)
         return attributes
 
@@ -328,10 +331,12 @@ class _Hosts:
         word = shlex.quote(reference)
         restore = "true" if "@" in reference else f'docker tag "$before" {word}'
         script = f"""before=$(docker image inspect --format '{{{{.Id}}}}' {word} 2>/dev/null)
+restore() {{ if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null 2>&1; fi; }}
+trap restore EXIT
+trap 'exit 1' HUP INT TERM
 docker pull -q {word} >/dev/null && docker tag {word} {self.tag} || exit 1
 echo {_MARK}
 docker image inspect {self.tag}
-if [ -n "$before" ]; then {restore}; else docker image rm {word} >/dev/null; fi
 """
         answers = self._ask(dict.fromkeys(names, script), timeout=_COPY_S)
         for name, answer in answers.items():

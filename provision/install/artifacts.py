@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -269,11 +267,7 @@ def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[
 
 
 def _place(path: Path, folder: Path) -> Path:
-    """Put a file into ``folder`` under its own name: by a hard link where that works, because it may be large."""
+    """Put a file into ``folder`` under its own name."""
     target = folder / path.name
-    target.unlink(missing_ok=True)
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
+    downloads.link_or_copy(path, target)
     return target.resolve()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import netrc
 import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -122,7 +121,7 @@ def gather(
     found = _choose(text, platform, locked)
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in found:
-        _place(_fetch(wheel, settings, variables, say), folder / wheel.file)
+        downloads.link_or_copy(_fetch(wheel, settings, variables, say), folder / wheel.file)
     return found
 
 
@@ -233,12 +232,3 @@ def _opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str])
         passwords.add_password(None, f"{server.scheme}://{server.netloc}/", *logins[0], is_authenticated=True)
         handlers.append(urllib.request.HTTPBasicAuthHandler(passwords))
     return urllib.request.build_opener(*handlers)
-
-
-def _place(file: Path, target: Path) -> None:
-    """The file under another path: by a link where that works, because it may be large."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(file, target)
-    except OSError:  # another file system
-        shutil.copyfile(file, target)

@@ -110,3 +110,12 @@ def test_a_file_of_the_user_is_checked(tmp_path: Path) -> None:
         downloads.check_user_file(path, "0" * 64, what="the tarball")
     with pytest.raises(UsageError, match="No such file"):
         downloads.check_user_file(tmp_path / "missing", None, what="the tarball")
+
+
+def test_a_link_is_replaced_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "real.whl").write_bytes(b"wheel")
+    (tmp_path / "wheels/x.whl").symlink_to("../real.whl")
+    downloads.link_or_copy(tmp_path / "wheels/x.whl", tmp_path / "x.whl")
+    assert not (tmp_path / "x.whl").is_symlink()
+    assert (tmp_path / "x.whl").read_bytes() == b"wheel"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,8 @@ def _loopback(hosts: Hosts) -> Observations:
         address = facts.network.ssh_connection.server_address if facts.network.ssh_connection else None
         if wrong and (len(wrong) == len(facts.hosts_file) or facts.hosts_file[0].startswith("127.")):
             expected = address or "its address in the network of the others"
-            fix = (f"sudo sed -i 's/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts.hostname}/' /etc/hosts",)
+            edit = f"s/^{wrong[0]}[[:space:]].*/{address or 'ADDRESS'} {facts.hostname}/"
+            fix = (f"sudo sed -i {shlex.quote(edit)} /etc/hosts",)
             yield Observation(f"/etc/hosts maps its own name {facts.hostname} to {wrong[0]}", expected, fix, name)
 
 

