@@ -74,8 +74,8 @@ def test_pack_and_unpack(packed: Path, tmp_path: Path) -> None:
     bundle.check_contents(plan())
     archives = bundle.archives(tmp_path / "parcels")
     inside = {}
-    for name, parcel in archives.items():
-        with tarfile.open(parcel["archive"]) as packed_for_host:
+    for name, each in archives.items():
+        with tarfile.open(each["archive"]) as packed_for_host:
             inside[name] = packed_for_host.getnames()
     wheel = "demo-1.0+cpu-py3-none-any.whl"
     assert inside == {"node1": [f"wheels/{wheel}"], "gpu1": [f"wheels/{wheel}", f"nccl_wheels/{wheel}"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from provision.base.versions import key
 from provision.doctor.checks.registry import Observation, Observations, host_check
@@ -36,10 +37,8 @@ def _orted(facts: Facts) -> Observations:
     installed = [each for each in facts.mpi.found if each.flavour == "openmpi"]
     if installed and not facts.mpi.orted and not _ours(facts):
         folder = installed[0].path.rpartition("/")[0]
-        fix = (
-            f"sudo ln -s {shlex.quote(folder)}/orted /usr/local/bin/orted",
-            f"mpirun --prefix {shlex.quote(folder.rpartition('/')[0])} …",
-        )
+        prefix = folder.rpartition("/")[0]
+        fix = (f"sudo ln -s {shlex.quote(folder)}/orted /usr/local/bin/orted", f"mpirun --prefix {shlex.quote(prefix)} …")
         yield Observation(f"{folder} is not on the PATH of a non-interactive shell", "orted on this PATH", fix)
 
 

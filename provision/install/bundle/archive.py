@@ -41,7 +41,7 @@ AGAIN = "make it again where there is a network: provision bundle HOSTS -o FILE"
 
 
 def plain_path(name: str) -> str:
-    """A name that leads below a folder, whatever is there, and is the only way to write it. Raises ValueError."""
+    """A relative path below a folder, without empty parts, ``.`` and ``..``. Raises ValueError for any other."""
     if not name.isprintable() or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{name!r} is not the name of a file below a folder")
     return name
