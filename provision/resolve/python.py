@@ -63,7 +63,9 @@ def rejection(python: Interpreter) -> str | None:
 def component(host_class: HostClass, chosen: Interpreter, *, shared: bool) -> SystemPackages | Preinstalled | ManagedPython:
     """The interpreter as a component; ``shared``: all hosts have the same version."""
     why = [chosen.why or "not the host's own Python, but one that all can have"]
+    cause = "not needed: the host's own fits" if chosen == host_class.python else "not on every host"
     if chosen.from_uv:
+        cause = "no plan works with it"
         why = [
             "no plan works with a Python of the host or its distribution",
             "uv downloads it from python-build-standalone (on GitHub, or a mirror that the host's uv.toml names)",
@@ -71,9 +73,6 @@ def component(host_class: HostClass, chosen: Interpreter, *, shared: bool) -> Sy
     if chosen.packages:
         why.append(f"the distribution has it: {', '.join(chosen.packages)}")
     why.append("the same on every host" if shared else "the hosts have no Python in common")
-    cause = "not needed: the host's own fits" if chosen == host_class.python else "not on every host"
-    if chosen.from_uv:
-        cause = "no plan works with it"
     others = (each for each in (host_class.python, *host_class.other_pythons) if each != chosen and not each.from_uv)
     rejected = tuple(Rejected(f"Python {each.version} ({each.path})", cause) for each in others)
     if chosen.packages:

@@ -191,6 +191,7 @@ def test_uv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> N
     assert keep(tmp_path, "pvdemo==1.0").kind == "changed"
     assert version_in(tmp_path, "pvdemo") == "1.0"
     assert keep(tmp_path, "pvdemo==1.0", verify=True).kind == "ok"
+    assert keep(tmp_path, "pvdemo==1.0", check=True, python=str(tmp_path / "not-installed-yet")).kind == "changed"
     wheel(tmp_path / "wheels", "pvdemo", "1.1+cpu")
     assert keep(tmp_path, "pvdemo==1.1+cpu").kind == "changed"
     assert keep(tmp_path, "pvdemo==1.1").kind == "ok"  # any build of 1.1 meets a pin without a local version
