@@ -190,6 +190,8 @@ def reason_to_create(module, venv, python):
         return "it is not there"
     if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
         return "its interpreter is gone"
+    if module.check_mode and not os.path.exists(python):
+        return "its Python is not installed yet"
     _rc, wanted, _err = module.run_command([python, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], check_rc=True)
     folder = site_packages(venv)
     if folder is not None and os.path.basename(os.path.dirname(folder)) != wanted.strip():

@@ -340,6 +340,7 @@ class PythonPackage(Sourced):
 
 class Uv(PythonPackage):
     sha256: dict[Architecture, Sha256]
+    pythons: dict[Python, Version]
 
 
 class PythonPackages(File, Sourced):

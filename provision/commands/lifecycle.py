@@ -201,7 +201,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
             if survey.blocked:
                 return survey
             locked = planning.read_lock(inventory, options)
-            plan, sources = planning.make_plan(inventory, survey.hosts, options, locked)
+            plan, sources = planning.make_plan(inventory, survey.hosts, replace(options, python_downloads=False), locked)
             planning.refuse_conflicts(plan)
             gather(session, plan, survey.hosts, options, sources, target, locked)
             return survey

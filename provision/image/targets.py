@@ -85,7 +85,7 @@ def plan_targets(
         UsageError: there is no such image, or nothing was named.
         ProvisionError: no plan fits, or hosts do not answer.
     """
-    _refuse_horovod_names(options)
+    options = _for_images(options)
     if request.inventory is not None or request.facts_file is not None:
         return _for_request(request, replace(options, cpu=request.cpu), progress, passwords)
     if request.is_empty:
@@ -101,9 +101,8 @@ def plan_targets(
 
 def plan_all(options: Options) -> list[Target]:
     """Every image that can be made."""
-    _refuse_horovod_names(options)
     engine = engine_source.pack()
-    requirements = requirements_of(options, engine)
+    requirements = requirements_of(_for_images(options), engine)
     return [of_system(system, cuda, requirements, engine) for system, cuda in matrix()]
 
 
@@ -115,9 +114,11 @@ def matrix() -> Iterator[tuple[str, str | None]]:
             yield system, cuda
 
 
-def _refuse_horovod_names(options: Options) -> None:
+def _for_images(options: Options) -> Options:
+    """The options without what images lack: a Python that uv downloads."""
     if options.horovod_names:
         raise UsageError("images are made without Horovod's names for the engine", hint="leave --horovod-names out")
+    return replace(options, python_downloads=False)
 
 
 def _for_request(

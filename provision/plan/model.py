@@ -32,9 +32,10 @@ from provision.base.versions import VERSION
 SCHEMA: Literal[1] = 1
 
 # wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package file of the user's that
-# contains such a repository · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel`.
+# contains such a repository · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel` · uv: see
+# `ManagedPython`.
 Source = Literal[
-    "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "bundled", "remove", "leave"
+    "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "uv", "bundled", "remove", "leave"
 ]
 
 _STRICT = ConfigDict(extra="forbid")
@@ -223,6 +224,13 @@ class Preinstalled(Component):
 
 
 @dataclass(frozen=True, config=_COMPONENT)
+class ManagedPython(Component):
+    """A Python that uv downloads from python-build-standalone; ``package`` is the interpreter's path below the prefix."""
+
+    source: Literal["uv"]
+
+
+@dataclass(frozen=True, config=_COMPONENT)
 class Engine(Component):
     """The engine, built from the sources in this toolkit.
 
@@ -239,8 +247,8 @@ class Engine(Component):
 _BySource = Field(discriminator="source")
 OpenMpi = Annotated[Wheel | SystemPackages | SourceBuild, _BySource]
 Nccl = OpenMpi
-Python = Annotated[SystemPackages | Preinstalled, _BySource]
-Hwloc = Python
+Python = Annotated[SystemPackages | Preinstalled | ManagedPython, _BySource]
+Hwloc = Annotated[SystemPackages | Preinstalled, _BySource]
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -31,6 +31,7 @@ class Choices:
         openmpi_verbs: build Open MPI with InfiniBand verbs.
         allow_downgrade: replace NCCL's system packages by older ones, even if no earlier run has installed them.
         allow_bad: accept a requested version that is known bad.
+        python_downloads: whether uv may download a Python on hosts; not for bundles and images.
     """
 
     torch: bool = True
@@ -44,6 +45,7 @@ class Choices:
     openmpi_verbs: bool = False
     allow_downgrade: bool = False
     allow_bad: bool = False
+    python_downloads: bool = True
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

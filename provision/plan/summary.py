@@ -20,6 +20,7 @@ _FROM = {
     "index": "wheel from an index",
     "folder": "wheel from the given folder",
     "host": "already on the host",
+    "uv": "downloaded by uv into the prefix",
     "bundled": "bundled",
     "remove": "to be removed",
     "leave": "stays",

@@ -139,6 +139,11 @@ def _components(
     if len(versions) > 1:
         listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
         notes.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
+    if downloaded := sorted(name for each, interpreter in pythons.items() if interpreter.from_uv for name in host_classes[each]):
+        notes.append(
+            f"{joined(downloaded)}: uv downloads Python from python-build-standalone, so these hosts must reach GitHub, or a mirror that "
+            "their /etc/uv/uv.toml names (python-install-mirror)"
+        )
     engine = Engine(
         requirements.engine_version,
         "collective-core",
@@ -187,7 +192,7 @@ def _python_and_torch(
     """The best choice of interpreters for which there is a PyTorch. Raises the conflict of the best choice if there is none."""
     torch_conflict, python_conflict = None, None
     preferred = torch.preferred_pythons(requirements) if requirements.torch else catalog.python_packages().numpy.by_python
-    for pythons in python.candidates(host_classes, preferred):
+    for pythons in python.candidates(host_classes, preferred, requirements.python_downloads):
         rejected = next(((each, reason) for each, chosen in pythons.items() if (reason := python.rejection(chosen))), None)
         if rejected:
             host_class, reason = rejected

@@ -40,12 +40,14 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python 3 of a host. ``packages`` install it where it is missing; ``why`` is the reason for the host's own."""
+    """A Python 3 of a host. ``packages`` install it where it is missing; ``why`` is the reason for the host's own; ``from_uv``: uv
+    downloads it, to ``path`` below the prefix."""
 
     version: str
     path: str
     packages: tuple[str, ...] = ()
     why: str = ""
+    from_uv: bool = False
 
     @property
     def minor(self) -> str:
@@ -68,7 +70,7 @@ class HostClass:
         toolkits: its CUDA toolkits in the order of preference; None if they are unknown, or without ``cuda``.
         capabilities: the GPUs' compute capabilities without duplicates, lowest first; empty if unknown.
         python: the interpreter for the virtual environment unless another is chosen.
-        other_pythons: further ones that are installed or in the distribution.
+        other_pythons: further ones that are installed, in the distribution, or downloaded by uv.
         offers: package → versions in the host's own package index, newest first.
         third_party_offers: the same for repositories that were configured on the host by somebody else.
         torch_wheels: names of wheels in folders from the settings of the host's pip.
@@ -265,7 +267,7 @@ def _nvidia_system(os_id: str, version: str) -> str | None:
 
 
 def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
-    """(the host's own interpreter, others that are installed or can be installed)"""
+    """(the host's own interpreter, others that are installed or can be installed: by the distribution, else by uv)"""
     python, system = facts.python, facts.os
     named = python.asked_for
     if named and named.version:  # named in the inventory: no other is considered
@@ -285,6 +287,10 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
             for each in packaged[1:]
             if not facts.candidates or f"python{each}" in facts.candidates
         ]
+    found += [
+        Interpreter(exact, f"python/cpython-{exact}-linux-{facts.arch}-gnu/bin/python{each}", from_uv=True)
+        for each, exact in catalog.python_packages().uv.pythons.items()
+    ]
     others: dict[str, Interpreter] = {}
     for each in found:
         others.setdefault(each.minor, each)

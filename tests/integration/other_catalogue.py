@@ -1,7 +1,7 @@
 """`provision` with parts of the catalogue replaced: python other_catalogue.py CHANGES.json WORDS…
 
 For what tests cannot reach: NVIDIA's repository and its key, open-mpi.org. CHANGES is {"file of the catalogue": {"key": {…}}}, merged over
-the real catalogue; everything else is what users have.
+the real catalogue, where null removes a key; everything else is what users have.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return {
         key: merged(real[key], value) if isinstance(value, dict) and isinstance(real.get(key), dict) else value
         for key, value in both.items()
+        if value is not None or real.get(key) is None
     }
 
 

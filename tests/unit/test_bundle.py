@@ -26,6 +26,7 @@ from provision.install.bundle import archive, gather
 from provision.plan import lock
 from provision.plan.lock import Lock
 from provision.plan.model import Plan, SourceBuild
+from provision.plan.options import Options
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
@@ -71,6 +72,7 @@ def test_pack_and_unpack(packed: Path, tmp_path: Path) -> None:
     assert sources is not None
     assert sources.read_bytes() == b"sources"
     assert bundle.supply("openmpi_tarball") is None
+    assert not bundle.complete(Options()).python_downloads
     bundle.check_contents(plan())
     archives = bundle.archives(tmp_path / "parcels")
     inside = {}

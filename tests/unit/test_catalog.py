@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,3 +200,13 @@ def test_names_of_architectures() -> None:
         assert {architectures.kernel_name(each) for each in (name, *others)} == {name}
         assert architectures.debian_name(name) == others[0]
     assert architectures.kernel_name("riscv64") == architectures.debian_name("riscv64") == "riscv64"
+
+
+def test_uv_can_download_its_pythons() -> None:
+    known = catalog.python_packages()
+    command = [str(Path(sys.executable).with_name("uv")), "python", "list", "--no-config", "--offline", "--only-downloads"]
+    listed = subprocess.run([*command, "--all-versions", "--all-arches"], capture_output=True, text=True, check=True).stdout
+    for minor, version in known.uv.pythons.items():
+        assert version.startswith(f"{minor}.")
+        assert minor in known.numpy.by_python
+        assert all(re.search(rf"^cpython-{version}-linux-{arch}-gnu ", listed, re.M) for arch in known.uv.sha256), version

@@ -292,6 +292,12 @@ def test_an_indexs_password_is_not_in_a_context() -> None:
     assert any(b"https://index.example/cpu" in file.content for file in files.values())
 
 
+def test_no_image_has_a_python_that_uv_downloads() -> None:
+    nobody: Any = None  # no host is surveyed
+    with pytest.raises(ProvisionError, match=r"PyTorch 2\.13\.0 has no wheel for Python 3\.8"):
+        targets.plan_targets(ImageRequest(system="ubuntu 20.04"), Options(torch_version="2.13.0"), nobody, {})
+
+
 def test_nccl_never_goes_where_pytorchs_own_is(every: dict[str, tuple[Target, str]]) -> None:
     """It would take the place of PyTorch's; and Rocky's images have no xargs."""
     for name, (target, text) in every.items():

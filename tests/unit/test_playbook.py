@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,86 @@ def test_counts_per_host_and_the_real_error(tmp_path: Path) -> None:
     assert failure is not None
     assert (failure.task, failure.kind) == ("Broken", "failed")
     assert failure.text.startswith("the real cause")
+
+
+# --- Python, installed by uv ----------------------------------------------------------------------------------------------------
+
+
+def python_release(folder: Path) -> Path:
+    """uv's list of downloads with one release: the program and the file that uv looks for, and nothing else."""
+    archive, name = folder / "python.tar.gz", "cpython-3.12.99-linux-x86_64-gnu"
+    settings = "# system configuration generated and used by the sysconfig module\nbuild_time_vars = {}\n"
+    files = {"bin/python3.12": "#!/bin/sh\n", "lib/python3.12/_sysconfigdata__linux_x86_64-linux-gnu.py": settings}
+    with tarfile.open(archive, "w:gz") as packed:
+        for path, text in files.items():
+            member = tarfile.TarInfo(f"python/{path}")
+            member.size, member.mode = len(text), 0o755
+            packed.addfile(member, io.BytesIO(text.encode()))
+    entry = {
+        "name": "cpython",
+        "arch": {"family": "x86_64", "variant": None},
+        "os": "linux",
+        "libc": "gnu",
+        "major": 3,
+        "minor": 12,
+        "patch": 99,
+        "prerelease": "",
+        "variant": None,
+        "build": None,
+        "url": archive.as_uri(),
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+    }
+    (folder / "downloads.json").write_text(json.dumps({name: entry}))
+    return folder / "downloads.json"
+
+
+def install_python(tmp_path: Path, prefix: Path, downloads: Path, **options: Any) -> Outcome:
+    """Run the role's tasks that install Python with uv."""
+    tasks = yaml.safe_load((resources.folder("playbooks") / "roles/python/tasks/main.yml").read_text())
+    python = {"version": "3.12.99", "source": "uv", "package": "python/cpython-3.12.99-linux-x86_64-gnu/bin/python3.12"}
+    variables = {
+        "uv": str(Path(sys.executable).with_name("uv")),
+        "host_plan": {"prefix": str(prefix), "arch": "x86_64", "python": python},
+    }
+    block = {
+        "block": [task for task in tasks if task["name"] in ("Install Python with uv", "Check that uv has installed Python")],
+        "vars": variables,
+        "environment": {"UV_PYTHON_DOWNLOADS_JSON_URL": str(downloads), "UV_HTTP_RETRIES": "0"},
+    }
+    assert len(block["block"]) == 2
+    return play(tmp_path, [block], **options)[0]
+
+
+def test_python_is_installed_by_uv_once(tmp_path: Path) -> None:
+    downloads, prefix = python_release(tmp_path), tmp_path / "prefix"
+    prefix.mkdir()
+    assert install_python(tmp_path, prefix, downloads, check=True).hosts["localhost"].changed == 1
+    assert not list(prefix.iterdir())
+    umask = os.umask(0o077)
+    try:
+        installed = install_python(tmp_path, prefix, downloads).hosts["localhost"]
+    finally:
+        os.umask(umask)
+    assert (installed.changed, installed.failure) == (1, None)
+    assert [each.name for each in prefix.iterdir()] == ["python"]
+    program = prefix / "python/cpython-3.12.99-linux-x86_64-gnu/bin/python3.12"
+    for path in (program, *list(program.parents)[: -len(prefix.parents) - 1], *prefix.glob("python/.*")):
+        assert path.stat().st_mode & 0o022 == 0, path  # nobody else can write
+    assert all(each.stat().st_mode & 0o005 == 0o005 for each in (program, program.parent))  # everybody can run it
+    for check in (True, False):
+        assert install_python(tmp_path, prefix, downloads, check=check).hosts["localhost"].changed == 0
+
+
+def test_a_download_of_python_that_fails_says_what_to_do(tmp_path: Path) -> None:
+    downloads, prefix = python_release(tmp_path), tmp_path / "prefix"
+    prefix.mkdir()
+    entries = json.loads(downloads.read_text())
+    downloads.write_text(json.dumps({name: {**entry, "sha256": "0" * 64} for name, entry in entries.items()}))
+    failure = install_python(tmp_path, prefix, downloads).hosts["localhost"].failure
+    assert failure is not None
+    for text in ("uv could not install Python 3.12.99", "Hash mismatch", "python-install-mirror", "--torch VERSION"):
+        assert text in failure.text
+    assert not list(prefix.glob("python/cpython*"))
 
 
 # --- uv_packages ----------------------------------------------------------------------------------------------------------------
@@ -109,6 +191,7 @@ def test_uv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> N
     assert keep(tmp_path, "pvdemo==1.0").kind == "changed"
     assert version_in(tmp_path, "pvdemo") == "1.0"
     assert keep(tmp_path, "pvdemo==1.0", verify=True).kind == "ok"
+    assert keep(tmp_path, "pvdemo==1.0", check=True, python=str(tmp_path / "not-installed-yet")).kind == "changed"
     wheel(tmp_path / "wheels", "pvdemo", "1.1+cpu")
     assert keep(tmp_path, "pvdemo==1.1+cpu").kind == "changed"
     assert keep(tmp_path, "pvdemo==1.1").kind == "ok"  # any build of 1.1 meets a pin without a local version

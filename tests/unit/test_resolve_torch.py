@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
 
-from provision import facts
+from provision import catalog, facts
+from provision.plan.model import HostPlan
 from provision.plan.requirements import Requirements
 
 
@@ -25,7 +26,8 @@ def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_
         "a": ("2.9.1+cpu", "folder"),
         "b": ("2.9.1+cu126", "folder"),
     }
-    assert plan_for({"a": host(python="3.12.3")}, given).conflicts  # these wheels are for another Python
+    other = plan_for({"a": host(python="3.12.3")}, replace(given, python_downloads=False))
+    assert other.conflicts  # these wheels are for another Python
     index = Requirements(torch_version="2.9.1", torch_index="https://index.example/simple")
     assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.1"
     known = replace(index, torch_version="2.13.0", nccl_version="2.4.8", allow_bad=True)
@@ -76,9 +78,44 @@ def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
 
 
 def test_a_python_without_wheels_is_a_conflict_with_remedies() -> None:
-    made = plan_for({"a": host(python="3.7.3")})
+    made = plan_for({"a": host(python="3.7.3")}, Requirements(python_downloads=False))
     assert "Python 3.7" in made.conflicts[0].what
     assert "provision_python=/usr/bin/python3." in remedies(made.conflicts[0])[0]
+
+
+OLD = {"system": ("debian", "11"), "python": "3.9.2"}
+NEWER_TORCH = Requirements(torch_version="2.13.0")
+
+
+def test_uv_downloads_a_python_where_no_other_gives_a_plan() -> None:
+    made = plan_for({"a": host(**OLD), "b": host("10.0.0.2")}, NEWER_TORCH)
+    python, release = made.hosts["a"].python, catalog.python_packages().uv.pythons["3.11"]
+    assert (python.source, python.version) == ("uv", release)
+    assert python.package == f"python/cpython-{release}-linux-x86_64-gnu/bin/python3.11"
+    assert made.hosts["b"].python.source == "host"
+    assert any(note.startswith("a: uv downloads Python") for note in made.notes)
+    assert HostPlan.from_dict(made.hosts["a"].as_dict()) == made.hosts["a"]
+
+
+def test_uv_downloads_no_python_where_another_gives_a_plan() -> None:
+    assert plan_for({"a": host(**OLD)}).hosts["a"].python.source == "host"  # with an older PyTorch
+    assert plan_for({"a": host()}, NEWER_TORCH).hosts["a"].python.source == "host"
+    with_packages = host(system=("ubuntu", "20.04"), python="3.8.10")
+    assert plan_for({"a": with_packages}, Requirements(torch_version="2.7.1")).hosts["a"].python.source == "distribution"
+
+
+def test_uv_downloads_the_newest_python_of_the_architecture() -> None:
+    python = plan_for({"a": host(arch="aarch64", **OLD)}, NEWER_TORCH).hosts["a"].python
+    release = catalog.python_packages().uv.pythons["3.14"]
+    assert python.package == f"python/cpython-{release}-linux-aarch64-gnu/bin/python3.14"
+
+
+def test_uv_downloads_no_python_for_bundles_images_or_where_the_inventory_names_one() -> None:
+    for made in (
+        plan_for({"a": host(**OLD)}, replace(NEWER_TORCH, python_downloads=False)),
+        plan_for({"a": changed(host(**OLD), {"python": {"asked_for": {"path": "/usr/bin/python3.9", "version": "3.9.2"}}})}, NEWER_TORCH),
+    ):
+        assert made.conflicts[0].what == "PyTorch 2.13.0 has no wheel for Python 3.9"
 
 
 def test_a_wheel_in_a_folder_of_the_hosts_pip_takes_precedence_over_the_index() -> None:

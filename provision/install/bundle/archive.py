@@ -161,13 +161,14 @@ class Bundle:
                 raise UsageError(what, where=name, hint=hint)
 
     def complete(self, options: Options) -> Options:
-        """The options with the files that the bundle was made with, where none are given."""
+        """The options with the files that the bundle was made with, where none are given, and without downloads."""
         nccl_sources = self.supply("nccl_tarball")
         return replace(
             options,
             nccl_local=options.nccl_local or self.supply("nccl_local"),
             nccl_tarball=options.nccl_tarball or (tarball.nccl(nccl_sources) if nccl_sources else None),
             openmpi_tarball=options.openmpi_tarball or self.supply("openmpi_tarball"),
+            python_downloads=False,
         )
 
     def complete_files(self, files: artifacts.UserFiles) -> artifacts.UserFiles:
