@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import http.client
 import io
-import math
 import os
 import shutil
 import tempfile
@@ -34,8 +33,10 @@ LARGE_FILE_SECONDS = 3600.0
 CHUNK_BYTES = 1 << 16
 # What a killed controller left in the cache is removed once it is older than any download can be.
 LEFTOVER_SECONDS = 24 * 3600.0
-# No source archive or key is larger; an endless response must not fill the memory.
+# No key or data set is larger; an endless response must not fill the memory.
 LARGEST_BYTES = 512 << 20
+# The same on the disk: PyTorch's wheels for CUDA have a few gigabytes.
+LARGEST_FILE_BYTES = 8 << 30
 
 
 class Unavailable(Exception):
@@ -56,13 +57,28 @@ def read(url: str, *, size: int | None = None, sha256: str | None = None) -> byt
     return content.getvalue()
 
 
+class _NotWritten(Exception):
+    """An error of this machine's disk, in the middle of errors of the network."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _write(out: IO[bytes], chunk: bytes) -> None:
+    try:
+        out.write(chunk)
+    except OSError as error:
+        raise _NotWritten(error) from error
+
+
 def _receive(
     url: str,
     out: IO[bytes],
     *,
     size: int | None = None,
     sha256: str | None,
-    largest: float,
+    largest: int,
     seconds: float,
     opener: urllib.request.OpenerDirector | None = None,
 ) -> None:
@@ -77,7 +93,7 @@ def _receive(
             while chunk := answer.read1(CHUNK_BYTES):
                 received += len(chunk)
                 checksum.update(chunk)
-                out.write(chunk)
+                _write(out, chunk)
                 if received > (largest if size is None else size):
                     raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
                 if time.monotonic() > deadline:
@@ -91,6 +107,8 @@ def _receive(
         if isinstance(error.reason, TimeoutError):
             raise Unavailable(f"no connection in {SILENCE_SECONDS:g} s", whole_server=True) from error
         raise Unavailable(str(error.reason), whole_server=True) from error
+    except _NotWritten as error:
+        raise error.reason from error
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}", whole_server=True) from error
     if size is not None and received != size:
@@ -168,7 +186,7 @@ def fetch(
             return path
         say(f"fetching {what}: {url}")
         with _stored(path) as out:
-            _receive(url, out, sha256=sha256, largest=math.inf, seconds=LARGE_FILE_SECONDS, opener=opener)
+            _receive(url, out, sha256=sha256, largest=LARGEST_FILE_BYTES, seconds=LARGE_FILE_SECONDS, opener=opener)
     except Unavailable as error:
         raise ProvisionError(f"cannot download {what}: {error}", where=url, hint=hint) from error
     except OSError as error:

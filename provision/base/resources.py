@@ -58,7 +58,7 @@ def hostside(name: str) -> Path:
 def script(name: str) -> str:
     """The text of a script for hosts: a module such as ``job.py``, or a package such as ``survey`` as one script.
 
-    The modules of a package are joined in the order of their imports, beginning with those of ``whole``, and their imports are dropped.
+    The modules of a package are joined in the order of their imports, beginning with those of ``__main__``, and their imports are dropped.
     """
     place = hostside(name)
     if place.is_file():

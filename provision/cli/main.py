@@ -192,7 +192,10 @@ def plan(
     else:
         summary.show(made, terminal.out())
     if out is not None and made.hosts:
-        playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
+        try:
+            playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
+        except OSError as error:
+            raise UsageError(f"cannot be written: {error}", where=str(out), hint="name another folder: --out DIR") from error
         terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:

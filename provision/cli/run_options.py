@@ -124,7 +124,7 @@ def _number(text: str) -> int | float | str:
 
 
 def _elastic(values: SimpleNamespace) -> Elastic | None:
-    """An elastic job, if one of its options is values. Raises UsageError for numbers that do not rise, and a script that cannot run."""
+    """An elastic job, if one of its options is given. Raises UsageError for numbers that do not rise, and a script that cannot run."""
     np, max_np, script, cooldown = values.np, values.max_np, values.host_discovery_script, values.blacklist_cooldown_range
     if values.min_np is None and max_np is None and script is None:
         return None

@@ -47,13 +47,13 @@ def has_gpu(facts: Facts) -> bool:
     """Whether there is a GPU: listed by the driver, on the PCI bus, or implied by a driver that lists none."""
     if facts.gpus:
         return True
-    if not_in_container(facts):
+    if hidden_from_container(facts):
         return False
     nvidia = facts.nvidia
     return bool(nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(nvidia.smi_error)))
 
 
-def not_in_container(facts: Facts) -> bool:
+def hidden_from_container(facts: Facts) -> bool:
     """Whether the host is a container that was started without the GPUs of its machine, which are on the PCI bus all the same."""
     nvidia = facts.nvidia
     return bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)

@@ -137,7 +137,11 @@ def run(session: Session, job: Job, title: str, log: Path, on_line: Callable[[st
                 file.write(text + "\n")
                 file.flush()
                 if not interrupted.is_set():
-                    on_line(text)
+                    try:
+                        on_line(text)
+                    except BaseException:  # the output can no longer be shown: without heartbeats the job ends itself
+                        has_ended.set()
+                        raise
 
         def feed(pipe: IO[bytes]) -> None:
             """The order, then a line every few seconds: from a thread, because a terminal or pager may hold our output."""

@@ -106,8 +106,17 @@ def _neighbours(words: Sequence[str], program: Path | None) -> list[Path]:
     else:
         return []
     found = sorted(path for path in folder.iterdir() if path.name not in _LEFT_OUT and not path.name.startswith(".") and _is_module(path))
-    sizes = {path: sum(_sizes(path.resolve())) for path in found}
-    if sum(sizes.values()) > MOST_NEIGHBOURS:
+    sizes = dict.fromkeys(found, 0)
+    total = 0
+    for path in found:
+        for size in _sizes(path.resolve()):
+            sizes[path] += size
+            total += size
+            if total > MOST_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
+                break
+        if total > MOST_NEIGHBOURS:
+            break
+    if total > MOST_NEIGHBOURS:
         largest = max(sizes, key=lambda each: sizes[each])
         raise UsageError(
             f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it {largest.name}",

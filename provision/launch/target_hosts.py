@@ -75,7 +75,7 @@ def select(
     entries: Sequence[Entry] = ()
     if options.hostfile is not None:
         entries = read_hostfile(options.hostfile)
-    elif listed:
+    elif listed is not None:
         entries = parse_list(listed)
     elif not hosts and elastic is not None and elastic.script is not None:
         entries = run_discovery_script(elastic.script, elastic.slots_per_host)

@@ -339,7 +339,7 @@ def _notes_on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, Hos
     """GPUs that the plan does not use, by cause."""
     unused: dict[str, list[str]] = {}
     for name in sorted(facts):
-        if (gpus.has_gpu(facts[name]) or gpus.not_in_container(facts[name])) and class_of[name].cuda is None:
+        if (gpus.has_gpu(facts[name]) or gpus.hidden_from_container(facts[name])) and class_of[name].cuda is None:
             unused.setdefault(class_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]

@@ -248,7 +248,7 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
     """(the newest CUDA that the driver runs natively, evidence)"""
     driver = facts.driver
     if driver is None or not gpus.has_gpu(facts):
-        return None, "its container was given none of the machine's GPUs" if gpus.not_in_container(facts) else "it has no GPU"
+        return None, "its container was given none of the machine's GPUs" if gpus.hidden_from_container(facts) else "it has no GPU"
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
     if driver.version:

@@ -97,6 +97,10 @@ def status(name: str = "default") -> Sandbox | None:
         containers = _containers(client, name)
         sandbox = _sandbox(name, containers)
     if containers and not sandbox.inventory.exists():
+        if names.folder(name).exists():
+            raise ProvisionError(
+                f"Sandbox '{name}' is incomplete: its making was interrupted.", hint="Remove it: `provision sandbox down`."
+            )
         raise ProvisionError(
             f"Sandbox '{name}' is up, but its keys and inventory are not in {sandbox.inventory.parent}.",
             hint="Set PROVISION_HOME as it was when the sandbox was made, or remove it: `provision sandbox down`.",

@@ -197,7 +197,7 @@ def _read_folder(folder: Path) -> Dataset:
         raise UsageError(
             "\n    ".join(["this folder does not hold a usable data set:", *wrong]),
             where=str(folder),
-            hint="put MNIST's four files there (train- and t10k-, images and labels, gzipped or not), or leave --data away",
+            hint="put MNIST's four files there (train- and t10k-, images and labels, gzipped or not), or leave --data out",
         )
     if is_mnist:
         return _dataset("mnist", known.name, folder, [*files.values()], known.training)

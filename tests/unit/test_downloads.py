@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -119,3 +121,17 @@ def test_a_link_is_replaced_by_its_content(tmp_path: Path) -> None:
     downloads.link_or_copy(tmp_path / "wheels/x.whl", tmp_path / "x.whl")
     assert not (tmp_path / "x.whl").is_symlink()
     assert (tmp_path / "x.whl").read_bytes() == b"wheel"
+
+
+def test_a_full_disk_is_not_blamed_on_the_server(site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path))
+
+    @contextlib.contextmanager
+    def full(_path: Path) -> Iterator[IO[bytes]]:
+        with open("/dev/full", "wb", buffering=0) as out:
+            yield out
+
+    monkeypatch.setattr(downloads, "_stored", full)
+    with pytest.raises(ProvisionError, match=r"cannot keep the file: .*No space left") as refused:
+        downloads.fetch(f"{site}/good", "0" * 64, what="the file", hint="ask your network administrator")
+    assert "PROVISION_CACHE" in str(refused.value.hint)

@@ -177,6 +177,16 @@ def test_interrupt_ends_the_job() -> None:
     assert not marked("unit-interrupt")
 
 
+def test_job_ends_when_its_output_can_no_longer_be_shown(tmp_path: Path) -> None:
+    def closed(_line: str) -> None:
+        raise BrokenPipeError
+
+    started = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        jobs.run(session("closed"), Job(["sh", "-c", "echo shown; sleep 600"]), "a job", tmp_path / "log", closed)
+    assert time.monotonic() - started < 300, "it was waited for"
+
+
 def test_heartbeats_continue_while_the_output_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pager that is not read on, or a terminal held with Ctrl-S. In the job's place: who ends when it has heard of us thrice."""
     monkeypatch.setattr(jobs, "_HEARTBEAT_S", 0.1)

@@ -30,7 +30,9 @@ install_packages() {
     trust= # a minimal base trusts no certificate yet, and the mirror may speak https
     [ ! -e $here/bundle.crt ] || trust="-o Acquire::https::CaInfo=$here/bundle.crt"
     # shellcheck disable=SC2086
-    apt-get $trust -q update && apt-get $trust -q install -y --no-install-recommends $packages
+    apt-get $trust -q update
+    # shellcheck disable=SC2086
+    apt-get $trust -q install -y --no-install-recommends $packages
     apt-get clean
     rm -rf /var/lib/apt/lists/*
     [ -z "$made_policy" ] || rm -f $policy
