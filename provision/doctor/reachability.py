@@ -119,5 +119,5 @@ def parse(output: str) -> Reachability:
             tcp={str(name): {int(port): str(error) for port, error in each["tcp"].items()} for name, each in peers.items()},
             ssh={str(name): None if each["ssh"] is None else str(each["ssh"]) for name, each in peers.items() if "ssh" in each},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ProvisionError("the check of connections gave an invalid answer") from error

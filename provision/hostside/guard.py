@@ -20,6 +20,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ PLACE = "/tmp"  # of the folders of jobs, where the first host has it; else its 
 SHARED = "/dev/shm"
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
+LONGEST_RECORD = 1 << 16
 
 
 def stat_of(pid):
@@ -117,12 +119,29 @@ def sweep(run_id, spared, grace):
 
 def make_locked(path):
     """Make a private folder that is locked as long as this process lives; fails where there is something already."""
-    os.mkdir(path, 0o700)
-    fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), fcntl.LOCK_EX)
+    while True:
+        os.mkdir(path, 0o700)
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # another guard's remove_abandoned() was faster
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if is_at(path, folder):
+            return
+        os.close(folder)
+
+
+def is_at(path, folder):
+    """Whether the open folder is still the one at the path."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(folder))
+    except FileNotFoundError:
+        return False
 
 
 def remove_abandoned():
-    """Remove the folders of jobs whose guards were killed, so that nobody has their locks; other users' are out of reach."""
+    """Remove the folders of this user's jobs, and of the one who ran sudo, whose guards were killed, so that nobody has their locks."""
+    owners = {str(os.getuid()), os.environ.get("SUDO_UID")}
     for place in {PLACE, tempfile.gettempdir(), SHARED}:
         try:
             paths = [os.path.join(place, name) for name in os.listdir(place) if name.startswith(PREFIX)]
@@ -134,8 +153,10 @@ def remove_abandoned():
             except OSError:
                 continue
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if str(os.fstat(folder).st_uid) in owners:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if is_at(path, folder):
+                        shutil.rmtree(path, ignore_errors=True)
             except OSError:
                 pass  # its job runs
             finally:
@@ -144,15 +165,37 @@ def remove_abandoned():
 
 def ranks_in(folder):
     """What rank.py has recorded of the ranks of this host: rank, pid, parent, starter; of those that have ended code, at (time), orphaned."""
-    found = []
     try:
-        for name in sorted(os.listdir(folder)):
-            if name.startswith(RECORD) and not name.endswith(".new"):
-                with open(os.path.join(folder, name)) as file:
-                    found.append(json.load(file))
-    except (OSError, ValueError):
-        pass  # the program has removed or changed it
-    return found
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []  # the program has removed it
+    records = [read_record(os.path.join(folder, name)) for name in names if name.startswith(RECORD) and not name.endswith(".new")]
+    return [record for record in records if record]
+
+
+def read_record(path):
+    """A record of rank.py; None where the program has removed it, or put something else there."""
+    try:
+        with open(path, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            record = json.loads(file.read(LONGEST_RECORD)) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not all(is_number(record.get(name)) for name in ("rank", "pid", "parent", "starter")):
+        return None
+    is_end = is_number(record.get("code"), -1e9) and is_number(record.get("at"), kind=float) and isinstance(record.get("orphaned"), bool)
+    return record if is_end or "code" not in record else None
+
+
+def is_number(value, above=-1, kind=int):
+    return type(value) is kind and above < value < 1e9
+
+
+def is_orphan(record):
+    """Whether the launcher's process that started the rank had died before the rank."""
+    if "code" in record:
+        return record["orphaned"]
+    state, parent = stat_of(record["parent"])[:2] or ("Z", 0)
+    return state != "Z" and int(parent) != record["starter"]
 
 
 def stopped(run_id, ranks):
@@ -222,12 +265,15 @@ def attend(run_id, folder):
 
     Returns the records of the ranks that had ended, and whether the launcher's process that started a rank had died before the rank.
     """
-    is_orderly = wait_for_end(lambda: say({"stopped": stopped(run_id, ranks_in(folder))}))
-    ranks = ranks_in(folder)
-    has_orphans = any(one["orphaned"] if "code" in one else parent_of(one["parent"]) != one["starter"] for one in ranks)
-    # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
-    signal_all({pid for pid in (parent_of(one["parent"]) for one in ranks) if pid > 1 and is_stopped(pid)}, signal.SIGCONT)
-    sweep(run_id, {os.getpid(), os.getppid()} if is_orderly else {os.getpid()}, JOB_GRACE_S)
+    is_orderly = False
+    try:
+        is_orderly = wait_for_end(lambda: say({"stopped": stopped(run_id, ranks_in(folder))}))
+        ranks = ranks_in(folder)
+        has_orphans = any(map(is_orphan, ranks))
+        # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
+        signal_all({pid for pid in (parent_of(one["parent"]) for one in ranks) if pid > 1 and is_stopped(pid)}, signal.SIGCONT)
+    finally:
+        sweep(run_id, {os.getpid(), os.getppid()} if is_orderly else {os.getpid()}, JOB_GRACE_S)
     return [one for one in ranks if "code" in one], has_orphans
 
 

@@ -42,6 +42,18 @@ GUARD = (
 )
 
 
+def number(value, above=-1, kinds=(int,)):
+    """The value, where it is such a number as a guard sends."""
+    if type(value) not in kinds or not above < value < 1e9:
+        raise ValueError(value)
+    return value
+
+
+def text(value):
+    """The value as text that any reader of JSON accepts."""
+    return str(value).encode(errors="replace").decode()
+
+
 class Guard:
     """The guard of one host, as this end sees it; ``command`` starts it there."""
 
@@ -78,23 +90,30 @@ class Guard:
                 ((kind, about),) = json.loads(line).items()
                 self._take(kind, about)
                 self.silent = 0.0
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a message, whatever the host printed
+            except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):  # not a message of a guard
                 self.printed = [*self.printed, line[:LONGEST_PRINTED]][-MOST_PRINTED:] if line else self.printed
         self.is_over = not data
         return bool(data)
 
     def _take(self, kind, about):
         if kind == "error":
-            self.refusal = str(about)[:LONGEST_PRINTED]
+            self.refusal = text(about)[:LONGEST_PRINTED]
         elif kind == "stopped":
             known = {pid: seconds for pid, (seconds, _, _) in self.stopped.items()}
             self.stopped = {
-                one["pid"]: (known.get(one["pid"], -BEAT_S) + BEAT_S, None if one["rank"] is None else int(one["rank"]), str(one["name"]))
+                number(one["pid"]): (
+                    known.get(one["pid"], -BEAT_S) + BEAT_S,
+                    None if one["rank"] is None else number(one["rank"]),
+                    text(one["name"]),
+                )
                 for one in about
             }
         elif kind == "ended":
             now = time.monotonic()
-            self.ended = [(now - one["ago"], int(one["rank"]), int(one["code"]), bool(one["orphaned"])) for one in about]
+            self.ended = [
+                (now - number(one["ago"], -1e9, (int, float)), number(one["rank"]), number(one["code"], -1e9), bool(one["orphaned"]))
+                for one in about
+            ]
         elif kind == "orphaned":
             self.has_orphans = True
         elif kind != "ready":

@@ -17,6 +17,7 @@ NOT_FOUND = 127  # as a shell has it
 #: A launcher sends them to the process group: the program takes them, and its end is ours.
 OF_GROUP = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP}
 DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+EXITING = 0x4  # PF_EXITING of linux/sched.h; a process has it before its connections close, and children until it is gone
 
 
 def record(folder, rank, **facts):
@@ -24,6 +25,16 @@ def record(folder, rank, **facts):
     with open(path + ".new", "w") as file:
         json.dump(dict(facts, rank=int(rank)), file)
     os.rename(path + ".new", path)
+
+
+def is_dead(starter):
+    """Whether our parent, the launcher's process that started us, is dead or dying."""
+    try:
+        with open("/proc/%d/stat" % starter, errors="replace") as file:
+            flags = int(file.read().rpartition(")")[2].split()[6])
+    except (OSError, IndexError):  # it is gone
+        flags = 0
+    return bool(flags & EXITING) or os.getppid() != starter
 
 
 def become(program, mask, parent):
@@ -56,8 +67,8 @@ def main():
     _, status = os.waitpid(pid, 0)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     try:
-        # Orphaned: the launcher's process that started this one had died, so the rank may have ended because of that.
-        record(folder, rank, code=code, at=time.monotonic(), orphaned=os.getppid() != starter, **known)
+        # Orphaned: the rank may have failed because the launcher's process that started this one had died.
+        record(folder, rank, code=code, at=time.monotonic(), orphaned=code != 0 and is_dead(starter), **known)
     except OSError:
         pass  # the job's folder is being removed
     if code < 0:

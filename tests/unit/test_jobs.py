@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -376,15 +377,170 @@ def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verd
     assert first_failure(SimpleNamespace(guards=[a, b])) == verdict
 
 
-def test_only_records_of_ranks_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"ended": [{"ago": 0, "rank": Infinity, "code": 1, "orphaned": false}]}',
+        '{"ended": [{"ago": 0, "rank": -1, "code": 1, "orphaned": false}]}',
+        '{"ended": [{"ago": 0, "rank": 1, "code": 1e9, "orphaned": false}]}',
+        '{"ended": [{"ago": 0, "rank": 1, "code": 1000000000, "orphaned": false}]}',
+        '{"ended": [{"ago": NaN, "rank": 1, "code": 1, "orphaned": false}]}',
+        f'{{"ended": [{{"ago": {10**400}, "rank": 1, "code": 1, "orphaned": false}}]}}',
+        '{"stopped": [{"pid": "1", "rank": null, "name": "orted"}]}',
+        '{"stopped": [{"pid": 1e400, "rank": null, "name": "orted"}]}',
+        '{"stopped": [{"pid": 1, "rank": true, "name": "orted"}]}',
+    ],
+)
+def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
+    guard = load("job_on_hosts", resources.hostside("job.py")).Guard("b", ["echo", message], [])
+    while guard.read():
+        pass
+    assert (guard.ended, guard.stopped, guard.printed) == ([], {}, [message[:500]])
+    guard.process.communicate()
+
+
+def test_messages_of_a_guard_are_valid_text() -> None:
+    """The controller refuses a lone surrogate, and all of the outcome with it."""
+    message = '{"stopped": [{"pid": 7, "rank": null, "name": "\\ud800"}]}\n{"error": "\\ud800"}'
+    guard = load("job_on_hosts", resources.hostside("job.py")).Guard("b", ["echo", message], [])
+    while guard.read():
+        pass
+    assert (guard.stopped, guard.refusal) == ({7: (0.0, None, "?")}, "?")
+    guard.process.communicate()
+
+
+def test_parent_that_is_dying_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections close before its children have another parent. A process that nobody has waited for has the same flag."""
+    script = load("rank_on_hosts", resources.hostside("rank.py"))
+    with subprocess.Popen(["sleep", "20"]) as starter:
+        monkeypatch.setattr(script.os, "getppid", lambda: starter.pid)
+        assert not script.is_dead(starter.pid)
+        starter.kill()
+        os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)
+        assert script.is_dead(starter.pid)
+    monkeypatch.undo()
+    assert not script.is_dead(os.getppid())
+    assert script.is_dead(starter.pid)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_rank_that_succeeded_is_no_orphan(tmp_path: Path, code: int) -> None:
+    (tmp_path / "rank.py").write_text(resources.script("rank.py"))
+    (tmp_path / "program.json").write_text(json.dumps(["sh", "-c", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit {code}"]))
+    record = tmp_path / "provision-rank-0"
+    starter = f"COLLECTIVE_RANK=0 {sys.executable} -I -S {tmp_path}/rank.py & while [ ! -e {record} ]; do sleep 0.01; done"
+    subprocess.run(["sh", "-c", starter], check=True)
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 20
+    while "code" not in json.loads(record.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ended = json.loads(record.read_text())
+    assert (ended["code"], ended["orphaned"]) == (code, code != 0)
+
+
+def test_only_running_ranks_can_lose_their_launcher(tmp_path: Path) -> None:
     script = load("guard_on_hosts", resources.hostside("guard.py"))
-    (tmp_path / "rank-loss.json").write_text("[1, 2]")
-    (tmp_path / "provision-rank-1.new").write_text("{")
-    note = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
-    (tmp_path / "provision-rank-0").write_text(json.dumps(note))
-    assert script.ranks_in(str(tmp_path)) == [note]
-    assert script.stopped("unit-notes", [note]) == []
+    with subprocess.Popen(["sleep", "20"]) as parent:
+        one = {"rank": 0, "pid": parent.pid, "parent": parent.pid, "starter": os.getpid()}
+        lost = {**one, "starter": os.getpid() + 1}
+        assert (script.is_orphan(one), script.is_orphan(lost)) == (False, True)
+        parent.kill()
+        os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+        assert not script.is_orphan(lost)
+    assert not script.is_orphan(lost)
+
+
+RECORD_OF_7 = {"rank": 7, "pid": 2, "parent": 2, "starter": 2}
+END = {"code": 1, "at": 1.0, "orphaned": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[1, 2]",
+        '{"rank": 2}',
+        *(json.dumps({**RECORD_OF_7, **END, **wrong}) for wrong in ({"code": "x"}, {"code": None}, {"code": True}, {"code": 10**9})),
+        *(json.dumps({**RECORD_OF_7, **END, **wrong}) for wrong in ({"at": True}, {"at": float("inf")}, {"at": -5.0}, {"orphaned": 1})),
+        *(json.dumps({**RECORD_OF_7, **wrong}) for wrong in ({"rank": 10**12}, {"rank": -1}, {"pid": 1.5}, {"parent": None})),
+        "[" * 9000,
+        " " * 100000 + json.dumps(RECORD_OF_7),
+    ],
+)
+def test_files_of_the_program_are_no_records(tmp_path: Path, text: str) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    for name in ("rank-loss.json", "provision-rank-7.new", "provision-rank-7"):
+        (tmp_path / name).write_text(text)
+    running = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
+    ended = {**running, **END, "rank": 8, "code": -9}
+    for record in (running, ended):
+        (tmp_path / f"provision-rank-{record['rank']}").write_text(json.dumps(record))
+    assert script.ranks_in(str(tmp_path)) == [running, ended]
+    assert script.stopped("unit-records", [running, ended]) == []
     assert script.ranks_in(str(tmp_path / "removed")) == []
+
+
+def test_only_regular_files_are_records(tmp_path: Path) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    (tmp_path / "record").write_text(json.dumps(RECORD_OF_7))
+    (tmp_path / "provision-rank-0").symlink_to("/dev/zero")
+    (tmp_path / "provision-rank-1").symlink_to(tmp_path / "record")
+    os.mkfifo(tmp_path / "provision-rank-2")
+    (tmp_path / "provision-rank-3").mkdir()
+    assert script.ranks_in(str(tmp_path)) == []
+
+
+def test_guard_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    swept: list[str] = []
+    monkeypatch.setattr(script, "sweep", lambda run_id, _spared, _grace: swept.append(run_id))
+    monkeypatch.setattr(script, "wait_for_end", lambda _report: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        script.attend("a run", "/no/such/folder")
+    assert swept == ["a run"]
+
+
+@pytest.mark.parametrize(("module", "function"), [("os", "open"), ("fcntl", "flock")])
+def test_folder_that_was_removed_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str
+) -> None:
+    """As by the remove_abandoned() of another guard."""
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    folder, real, removed = tmp_path / "provision-job-1", getattr(getattr(script, module), function), []
+
+    def late(*args: Any) -> Any:
+        if not removed:
+            folder.rmdir()
+            removed.append(folder)
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(script, module), function, late)
+        script.make_locked(str(folder))
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(opened)
+    with pytest.raises(FileExistsError):
+        script.make_locked(str(folder))
+
+
+def test_abandoned_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    monkeypatch.setattr(script, "PLACE", str(tmp_path))
+    monkeypatch.setattr(script, "SHARED", str(tmp_path))
+    monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path))
+    owner, folder = os.getuid(), tmp_path / "provision-job-1"
+    folder.mkdir()
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.setattr(script.os, "getuid", lambda: owner + 1)
+    script.remove_abandoned()
+    assert folder.exists()
+    monkeypatch.setenv("SUDO_UID", str(owner))
+    script.remove_abandoned()
+    assert not folder.exists()
 
 
 def test_sweep_ends_marked_processes_only() -> None:

@@ -112,6 +112,7 @@ def test_orders_have_one_key_for_each_run() -> None:
         "{}",
         '{"port": 1}',
         '{"port": "x", "problem": null, "peers": {}}',
+        '{"port": Infinity, "problem": null, "peers": {}}',
         '{"port": 1, "problem": null, "peers": [1]}',
     ],
 )
