@@ -26,7 +26,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Note what was there
+- name: Record present packages
   host_record:
     record: /opt/provision/record.json
     packages: before

@@ -1,4 +1,4 @@
-"""Says what the environment that runs it can do: one line of JSON. Standard library only; it runs in the environment of the engine."""
+"""The capabilities of the Python environment that runs it, as one line of JSON. Standard library only; it runs in the environment of the engine."""
 
 import json
 import os

@@ -11,6 +11,7 @@ Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
     dry_run    change nothing; "removed" is then what would be removed
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
 EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt marks packages as installed automatically
+APT_ARCHIVES = "/var/cache/apt/archives"
 
 
 class Removal:
@@ -38,13 +40,13 @@ class Removal:
     def leave(self, what, why):
         self.left.append({"what": what, "why": why})
 
-    def call(self, argv, check=True, **environment):
+    def call(self, argv, check=True):
         done = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=dict(os.environ, LC_ALL="C", DEBIAN_FRONTEND="noninteractive", **environment),
+            env=dict(os.environ, LC_ALL="C", DEBIAN_FRONTEND="noninteractive"),
             universal_newlines=True,
         )
         said = done.communicate()[0]
@@ -153,11 +155,11 @@ class Removal:
             unsure |= installed - set(noted["before"]) - ours
         requested = {name for name in unsure if name.split(":")[0] in noted.get("asked", [])}
         if shutil.which("dpkg"):
-            going = self.plan_with_apt(ours | requested, unsure, noted["before"])
+            going, why = self.plan_with_apt(ours | requested, unsure, noted["before"]), "other packages depend on it"
         else:
-            going = self.plan_with_rpm(ours | requested)
+            going, why = self.plan_with_rpm(ours | requested)
         for name in sorted((ours | requested) - going):
-            self.leave("package " + name, "other packages depend on it")
+            self.leave("package " + name, why)
         if not going:
             return
         self.removed.append("%d packages: %s" % (len(going), " ".join(sorted(going))))
@@ -186,11 +188,13 @@ class Removal:
             unsure: packages that an interrupted installation, or somebody else at that time, has installed.
             before: what was installed before an interrupted installation, or None.
         """
+        if not ours and not unsure:
+            return set()  # apt may be broken here
         automatic = set(self.call(["apt-mark", "showauto"])[1].split())
         states = self.states()
         interrupted = sorted(name for name in ours | unsure if states[name] != "installed ok")
         if interrupted and self.dry_run:
-            return ours  # apt plans nothing in this state
+            return ours | unsure  # apt plans nothing in this state
         if interrupted:
             self.finish_installation([name for name in interrupted if "reinstreq" in states[name]])
             states = self.states()
@@ -219,22 +223,41 @@ class Removal:
 
     def finish_installation(self, half_unpacked):
         """Finish an interrupted installation: apt plans nothing before, and dpkg does not know all files of a half-unpacked package."""
+        archives = [path for path in (self.archive(name) for name in half_unpacked) if path]
+        if archives:  # apt needs an index, which a closed network does not have
+            self.call(["dpkg", "--unpack"] + archives, check=False)
         code, said = self.call(["dpkg", "--configure", "--pending"], check=False)
+        states = self.states()
+        half_unpacked = [name for name in half_unpacked if "reinstreq" in states.get(name, "")]
         if half_unpacked or code != 0:
-            words = ["--yes", "--no-remove", "--no-install-recommends", "--fix-broken", "--reinstall"]
+            words = ["--yes", "--option=DPkg::Lock::Timeout=300", "--no-remove", "--no-install-recommends", "--fix-broken", "--reinstall"]
             code, said = self.call(["apt-get"] + words + ["install"] + half_unpacked, check=False)
         if code != 0:
-            what = "an installation was interrupted here and cannot be finished, which must come first (apt-get --fix-broken install): "
-            raise RuntimeError(what + " ".join(said.split())[-500:])
+            raise RuntimeError(
+                "an installation was interrupted here and cannot be finished, which must come first: run `provision up` again (in a closed "
+                "network with --bundle FILE), then `provision remove`: " + " ".join(said.split())[-500:]
+            )
+
+    def archive(self, package):
+        """The newest archive of a package on this host, or None: from the bundle, or from apt's downloads."""
+        folders = ([os.path.join(self.prefix, "bundle", "debs")] if self.prefix else []) + [APT_ARCHIVES]
+        for folder in folders:
+            found = glob.glob(os.path.join(glob.escape(folder), package.split(":")[0] + "_*.deb"))
+            if found:
+                return max(found, key=os.path.getmtime)
+        return None
 
     def plan_with_rpm(self, ours):
-        """The packages to remove: all of ours, or none where a package of others needs one of them."""
+        """The packages to remove, and why the others stay: all of ours, or none where a package of others needs one of them."""
         if not ours:
-            return ours
+            return ours, ""
         code, said = self.call(["rpm", "--test", "--erase"] + sorted(ours), check=False)
-        if code != 0 and " is needed by " not in said:
+        if code == 0:
+            return ours, ""
+        needed = [line.strip() for line in said.splitlines() if " is needed by " in line]
+        if not needed:
             raise RuntimeError("rpm: " + " ".join(said.split())[-500:])
-        return ours if code == 0 else set()
+        return set(), "one of these is needed by others: " + needed[0]
 
     def run(self):
         self.remove_packages()

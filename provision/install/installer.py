@@ -199,7 +199,9 @@ def _unused_roles(plan: Plan, sources: PackageSources) -> set[str]:
 
 def partly_checked(host: HostPlan) -> set[str]:
     """Roles of which a dry run leaves out tasks on this host, because they read what earlier tasks would have installed."""
-    roles = {"packages", "openmpi", "engine", "ssh_mesh", "manifest"}
+    roles = {"openmpi", "engine", "ssh_mesh", "manifest"}
+    if host.root:
+        roles.add("packages")
     if host.root or host.nccl is not None:
         roles.add("linker")
     if host.nccl_packages is not None:

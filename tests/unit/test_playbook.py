@@ -14,13 +14,16 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 from loading import load_ansible_module
 
 from provision.base import resources, uv_support
+from provision.install import installer
+from provision.plan.model import HostPlan
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
 
@@ -372,3 +375,54 @@ def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_pat
     outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
     step = outcome.hosts["localhost"].steps["linker"]
     assert (outcome.rc, step.ran, step.changed) == (0, 0, 0)
+
+
+def test_roles_that_a_dry_run_checks_in_part_are_named() -> None:
+    roles = resources.folder("playbooks") / "roles"
+    skipping = {path.relative_to(roles).parts[0] for path in roles.rglob("*.yml") if "ansible_check_mode" in path.read_text()}
+    # What these skip copies a file for a later task that reports the change, or changes nothing.
+    skipping -= {"bundle", "from_source", "hwloc", "python", "pytorch"}
+    host = SimpleNamespace(root=True, nccl=object(), nccl_packages=object())
+    assert installer.partly_checked(cast(HostPlan, host)) == skipping
+    rootless = SimpleNamespace(root=False, nccl=None, nccl_packages=None)
+    assert installer.partly_checked(cast(HostPlan, rootless)) == skipping - {"packages", "linker", "nccl"}
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
+def test_the_hosts_key_is_completed_and_a_dry_run_reports_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ansible/tmp").mkdir(parents=True)
+    tasks = yaml.safe_load((resources.folder("playbooks") / "roles/ssh_mesh/tasks/main.yml").read_text())[1:4]
+    keys = tmp_path / ".ssh"
+
+    def changed(name: str, **options: Any) -> list[str]:
+        return [event.task for event in play(tmp_path, tasks, name=name, **options)[1] if event.kind == "changed"]
+
+    assert changed("dry", check=True) == ["Create the folder for keys", "Check the host's key"]
+    assert not keys.exists()
+    assert changed("first") == ["Create the folder for keys", "Create the host's key"]
+    assert changed("second") == changed("second dry", check=True) == []
+    public = (keys / "provision_ed25519.pub").read_text()
+    (keys / "provision_ed25519.pub").write_text("")
+    keys.chmod(0o755)
+    assert changed("repair") == ["Create the folder for keys", "Create the host's key"]
+    assert (keys / "provision_ed25519.pub").read_text().split()[:2] == public.split()[:2]
+    assert keys.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_training_job_is_copied_once(tmp_path: Path) -> None:
+    prefix, archive = tmp_path / "prefix", tmp_path / "job.tar"
+    prefix.mkdir()
+    (tmp_path / "train.py").write_text("print()\n")
+    with tarfile.open(archive, "w") as tar:
+        tar.add(tmp_path / "train.py", "train.py")
+    (smoke,) = yaml.safe_load((resources.folder("playbooks") / "smoke.yml").read_text())
+    given = {
+        "host_plan": {"prefix": str(prefix)},
+        "provision_smoke": {"archive": str(archive), "sha256": hashlib.sha256(archive.read_bytes()).hexdigest()},
+    }
+    first, _ = play(tmp_path, smoke["tasks"], extra_vars=given)
+    second, _ = play(tmp_path, smoke["tasks"], name="two", extra_vars=given)
+    assert (first.rc, second.rc, second.hosts["localhost"].changed) == (0, 0, 0)
+    assert [path.name for path in prefix.iterdir()] == ["smoke"]
+    assert (prefix / "smoke/train.py").read_text() == "print()\n"

@@ -253,3 +253,60 @@ def test_an_unwanted_file_that_is_wanted_again_is_guarded_again(owned: Any) -> N
     record: dict[str, Any] = {"files": {"/x": {"path": "/x", "marker": None, "sha256": [], "made": True, "unwanted": True}}}
     owned.host_record.note(record, "/x", "text", None, exists=False)
     assert "unwanted" not in record["files"]["/x"]
+
+
+def with_packages(remover: Any, tmp_path: Path, outputs: dict[str, tuple[int, str]], **options: Any) -> tuple[Any, list[str]]:
+    """A removal whose commands are not run: each gets the exit code and the text of the first of ``outputs`` that its line contains."""
+    removal = remover.Removal(str(write(tmp_path, {})), **options)
+    calls: list[str] = []
+
+    def call(argv: list[str], check: bool = True) -> tuple[int, str]:
+        calls.append(" ".join(argv))
+        return next((output for part, output in outputs.items() if part in calls[-1]), (0, ""))
+
+    removal.call = call
+    return removal, calls
+
+
+def test_apt_is_not_needed_where_we_have_installed_no_package(remover: Any, tmp_path: Path) -> None:
+    removal, calls = with_packages(remover, tmp_path, {}, prefix=None, dry_run=False)
+    assert removal.plan_with_apt(set(), set(), None) == set()
+    assert calls == []
+
+
+INTERRUPTED = "installed ok hello\nhalf-installed reinstreq gcc:amd64\n"
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs a host with dpkg")
+def test_a_dry_run_names_what_an_interrupted_installation_left(remover: Any, tmp_path: Path) -> None:
+    removal, _ = with_packages(remover, tmp_path, {"dpkg-query": (0, INTERRUPTED)}, prefix=None, dry_run=True)
+    assert removal.plan_with_apt({"hello"}, {"gcc:amd64"}, ["base"]) == {"hello", "gcc:amd64"}
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs a host with dpkg")
+def test_an_interrupted_installation_is_finished_with_the_bundles_archives(
+    remover: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, downloads = tmp_path / "bundle/debs", tmp_path / "archives"
+    monkeypatch.setattr(remover, "APT_ARCHIVES", str(downloads))
+    for archive in (bundle / "gcc_4%3a12_amd64.deb", downloads / "gcc_4%3a11_amd64.deb", downloads / "gcc-12_12_amd64.deb"):
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.touch()
+    removal, calls = with_packages(remover, tmp_path, {"dpkg-query": (0, "installed ok gcc:amd64\n")}, prefix=str(tmp_path), dry_run=False)
+    removal.finish_installation(["gcc:amd64"])
+    assert calls[:2] == [f"dpkg --unpack {bundle}/gcc_4%3a12_amd64.deb", "dpkg --configure --pending"]
+    assert not [call for call in calls if call.startswith("apt-get")]
+    shutil.rmtree(bundle)
+    shutil.rmtree(downloads)
+    outputs = {"dpkg-query": (0, INTERRUPTED), "apt-get": (100, "E: no index")}
+    removal, calls = with_packages(remover, tmp_path, outputs, prefix=str(tmp_path), dry_run=False)
+    with pytest.raises(RuntimeError, match=r"run `provision up` again .*--bundle FILE.* E: no index"):
+        removal.finish_installation(["gcc:amd64"])
+    assert calls[-1].endswith("--reinstall install gcc:amd64")
+
+
+def test_rpms_reason_is_named(remover: Any, tmp_path: Path) -> None:
+    said = "error: Failed dependencies:\n\tgcc is needed by (installed) theirs-1-1.x86_64\n"
+    removal, _ = with_packages(remover, tmp_path, {"rpm --test": (1, said)}, prefix=None, dry_run=False)
+    going, why = removal.plan_with_rpm({"gcc", "make"})
+    assert (going, why) == (set(), "one of these is needed by others: gcc is needed by (installed) theirs-1-1.x86_64")
