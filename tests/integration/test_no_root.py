@@ -60,7 +60,7 @@ def test_plan_names_what_is_left_out(cluster):
     administrator(host, f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
     shown = good(provision("plan", str(cluster.inventory), *LEAN)).stdout
     assert f"prefix {PREFIX}, without root" in shown
-    assert "node1 and node2: without root everything goes into" in shown
+    assert "node1 and node2: without root everything is installed in" in shown
 
 
 def test_installation_trains_and_touches_only_the_home(cluster, homes):
