@@ -1,4 +1,4 @@
-"""The one way to run a command on hosts beside Ansible: over ssh with the inventory's own settings, or here for ``localhost``.
+"""The one way to run a command on hosts next to Ansible: over ssh with the inventory's own settings, or here for ``localhost``.
 
 For short commands that must start at once (a playbook takes seconds before its first task) and for output that is streamed, which
 Ansible cannot do. Host keys are checked as the inventory and the user's ssh configuration say. Nothing secret is put on a command
