@@ -257,7 +257,7 @@ def _host_keys(container: Container, deadline: float) -> str:
             except docker.errors.APIError:
                 _fail_if_stopped(container)  # it stopped between the two requests
                 raise
-            if code == 0:
+            if code == 0 and output:  # the engine may lose the output of a command that ends at once
                 return cast(bytes, output).decode()
             if time.monotonic() > deadline:
                 what = f"The host was not ready within {START_SECONDS} s: {_last_lines(container)}"
