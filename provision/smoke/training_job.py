@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.base import downloads, paths, resources
+from provision.base import paths, resources
 from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
@@ -90,12 +90,11 @@ def check_options(inventory: Inventory, options: SmokeOptions) -> None:
 
 
 def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
-    archive = _pack(session.folder / "training_job.tar", data)
     outcome = session.play(
         resources.folder("playbooks") / "smoke.yml",
         "Copy the training job",
         hosts=list(plan.hosts),
-        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke": {"archive": str(archive), "sha256": downloads.digest(archive)}},
+        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "training_job.tar", data))},
     )
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
@@ -105,11 +104,11 @@ def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
 
 
 def _pack(archive: Path, data: mnist.Dataset) -> Path:
-    """Write script and data into one archive, the same for the same data: a copy of each file would take Ansible seconds."""
-    names = {resources.hostside("train_mnist.py"): "train_mnist.py"}
-    names |= {file.path: f"data/{data.digest}/{file.name}" for file in data.files}
+    """Write script and data into one archive, relative to the hosts' prefix: a copy of each file would take Ansible seconds."""
+    names = {resources.hostside("train_mnist.py"): "smoke/train_mnist.py"}
+    names |= {file.path: f"smoke/data/{data.digest}/{file.name}" for file in data.files}
     with tarfile.open(archive, "w") as tar:
-        for folder in ("data", f"data/{data.digest}"):
+        for folder in ("smoke", "smoke/data", f"smoke/data/{data.digest}"):
             member = tarfile.TarInfo(folder)
             member.type, member.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(member)

@@ -408,21 +408,3 @@ def test_the_hosts_key_is_completed_and_a_dry_run_reports_a_missing_one(tmp_path
     assert changed("repair") == ["Create the folder for keys", "Create the host's key"]
     assert (keys / "provision_ed25519.pub").read_text().split()[:2] == public.split()[:2]
     assert keys.stat().st_mode & 0o777 == 0o700
-
-
-def test_the_training_job_is_copied_once(tmp_path: Path) -> None:
-    prefix, archive = tmp_path / "prefix", tmp_path / "job.tar"
-    prefix.mkdir()
-    (tmp_path / "train.py").write_text("print()\n")
-    with tarfile.open(archive, "w") as tar:
-        tar.add(tmp_path / "train.py", "train.py")
-    (smoke,) = yaml.safe_load((resources.folder("playbooks") / "smoke.yml").read_text())
-    given = {
-        "host_plan": {"prefix": str(prefix)},
-        "provision_smoke": {"archive": str(archive), "sha256": hashlib.sha256(archive.read_bytes()).hexdigest()},
-    }
-    first, _ = play(tmp_path, smoke["tasks"], extra_vars=given)
-    second, _ = play(tmp_path, smoke["tasks"], name="two", extra_vars=given)
-    assert (first.rc, second.rc, second.hosts["localhost"].changed) == (0, 0, 0)
-    assert [path.name for path in prefix.iterdir()] == ["smoke"]
-    assert (prefix / "smoke/train.py").read_text() == "print()\n"
