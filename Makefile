@@ -87,7 +87,6 @@ bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/doctor.py
 	@$(BIN)/python benchmarks/image.py --render-only
 	@$(BIN)/python benchmarks/launch.py
-	@$(BIN)/python benchmarks/launch.py --many 64
 
 # Minutes: fifty elastic jobs, of which a rank is killed each.
 bench-elastic: $(ENGINE_STAMP)

@@ -23,7 +23,7 @@
 namespace cc {
 namespace {
 
-constexpr size_t block_bytes = 2048;  // in a first-level cache together with its inputs
+constexpr size_t strip_bytes = 2048;  // in a first-level cache together with its inputs
 
 // Inputs and outputs that are larger than this do not stay in cache from one operation to the next.
 size_t cached_bytes() {
@@ -34,8 +34,8 @@ size_t cached_bytes() {
 
 void reduce_in_blocks(const Reduction& reduction, const std::vector<void*>& outputs,
                       const std::vector<const void*>& inputs, size_t elements, bool streams) {
-  alignas(cache_line) char block[block_bytes];
-  const size_t element = size_of(reduction.dtype), step = block_bytes / element;
+  alignas(cache_line) char block[strip_bytes];
+  const size_t element = size_of(reduction.dtype), step = strip_bytes / element;
   std::vector<const void*> sources(inputs.size());
   for (size_t at = 0; at < elements; at += step) {
     const size_t length = std::min(step, elements - at), bytes = length * element;

@@ -19,7 +19,7 @@
 namespace cc {
 namespace {
 
-constexpr size_t block_bytes = size_t(128) << 10;  // a system call's cost vanishes; all ranks' blocks fit into a cache
+constexpr size_t read_bytes = size_t(128) << 10;  // a system call's cost vanishes; all ranks' blocks fit into a cache
 
 void reduce_my_slice(Group& group, const Operation& operation) {
   const Header& header = operation.header;
@@ -28,8 +28,8 @@ void reduce_my_slice(Group& group, const Operation& operation) {
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
   const Slice slice = slice_of(header.count, me, ranks, element);
-  const size_t most = block_bytes / element;
-  char* blocks = group.staging(static_cast<size_t>(ranks - 1) * block_bytes);
+  const size_t most = read_bytes / element;
+  char* blocks = group.staging(static_cast<size_t>(ranks - 1) * read_bytes);
   std::vector<const void*> sources(static_cast<size_t>(ranks));
 
   for (size_t done = 0; done < slice.length; done += most) {
@@ -40,7 +40,7 @@ void reduce_my_slice(Group& group, const Operation& operation) {
       sources[r] = r == me ? static_cast<const char*>(operation.input) + at : next;
       if (r == me) continue;
       group.reach().read_input(r, at, next, length * element);
-      next += block_bytes;
+      next += read_bytes;
     }
     char* result = static_cast<char*>(operation.output) + at;
     kernels().reduce(reduction, result, sources.data(), ranks, length);

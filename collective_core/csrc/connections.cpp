@@ -19,8 +19,7 @@
 namespace cc {
 namespace {
 
-constexpr auto between_signals = std::chrono::milliseconds(100);  // shorter than interruption.cpp's interval
-constexpr int poll_ms = 20;                                       // between looks at the deadline
+constexpr int poll_ms = 20;  // between looks at the deadline
 // Unproven connections held at once, beside those that are expected; the oldest is dropped for a newer one.
 constexpr size_t most_strangers = 256;
 // Calls taken before those that were taken get a look: a flood of strangers must not push out one that is expected.

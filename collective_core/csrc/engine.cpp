@@ -13,8 +13,7 @@
 namespace cc {
 namespace {
 
-constexpr auto between_signals = std::chrono::milliseconds(100);  // shorter than interruption.cpp's interval
-constexpr const char* in_handler =
+constexpr const char* refused_in_handler =
     "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag";
 constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
@@ -92,7 +91,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
   task->blocking = true;
   Lock lock(mutex_);
   if (is_in_handler()) {
-    settle(*task, Failure(Fault::invalid, in_handler));
+    settle(*task, Failure(Fault::invalid, refused_in_handler));
     return monotonic_ns();
   }
   const Header& header = task->operation.header;
@@ -192,7 +191,7 @@ bool Engine::is_done(const Task& task) {
 bool Engine::wait(Task& task, double seconds) {
   Lock lock(mutex_);
   if (task.done || seconds <= 0) return task.done;
-  if (is_in_handler()) throw Failure(Fault::invalid, in_handler);
+  if (is_in_handler()) throw Failure(Fault::invalid, refused_in_handler);
   note_caller();
   const bool was_blocking = std::exchange(task.blocking, true);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });

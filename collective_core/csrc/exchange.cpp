@@ -7,7 +7,7 @@ namespace {
 
 // Who waits for a waiting rank gives it time to find out, and to say, whom it waits for in turn. More than the leader's
 // own (leaders.cpp).
-constexpr double grace_s = 2.0;  // beyond the deadline: a rank, for its leader
+constexpr double rank_grace_s = 2.0;  // beyond the deadline: a rank, for its leader
 
 }  // namespace
 
@@ -36,14 +36,14 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const int leader = topology.local_ranks()[0];
   const auto& naps = group_.control().leader_naps;
   uint32_t seen = naps.load(std::memory_order_relaxed);
-  Deadline silence(grace_s);  // of the leader, who may have reasons to wait beyond our deadline
+  Deadline silence(rank_grace_s);  // of the leader, who may have reasons to wait beyond our deadline
   wait_until(group_.control().world, sequence_, group_.patience(), [&] {
     group_.liveness().check_waiting_for(leader);
     const std::vector<int> missing = missing_here();
     group_.warn_if_due(missing, deadline);
     if (naps.load(std::memory_order_relaxed) != seen) silence.extend();
     seen = naps.load(std::memory_order_relaxed);
-    if (!deadline.passed_by(grace_s) || !silence.passed()) return;
+    if (!deadline.passed_by(rank_grace_s) || !silence.passed()) return;
     group_.timed_out(missing.empty() ? std::vector<int>{leader} : missing, deadline);
   });
 }

@@ -18,8 +18,6 @@ Patience choose_patience(const Topology& topology) {
   return topology.local_size() <= cores ? own_core : shared_core;
 }
 
-constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
-
 }  // namespace
 
 Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,

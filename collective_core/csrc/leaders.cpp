@@ -11,13 +11,13 @@ namespace cc {
 namespace {
 
 // Who waits for a waiting rank gives it time to find out, and to say, whom it waits for in turn.
-constexpr double grace_s = 1.0;  // beyond the deadline
+constexpr double leader_grace_s = 1.0;  // beyond the deadline
 // Of waiting, before the others are told. Far more than an exchange takes, and well within the grace.
 constexpr double told_after_s = 0.5;
 // Looks at the connections before it sleeps in poll(), about 0.3 us each: longer than a message takes in a rack.
-constexpr size_t tries_on_own_core = 100;
+constexpr size_t receives_on_own_core = 100;
 // How late a death may be noticed. A look at all control connections takes the longer the more there are.
-constexpr int nap_ms = static_cast<int>(nap_ns / 1000000), nap_of_many_ms = 100;
+constexpr int nap_of_many_ms = 100;
 
 }  // namespace
 
@@ -91,7 +91,7 @@ void Leaders::start(const Round& round) {
 
 void Leaders::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
   // Each try looks at all of them.
-  const size_t most = group_.patience().spins >= own_core.spins ? tries_on_own_core : 1,
+  const size_t most = group_.patience().spins >= own_core.spins ? receives_on_own_core : 1,
                tries = most / std::max<size_t>(wanted, 1);
   for (size_t idle = 0;;) {
     for (size_t i = 0; i < wanted; ++i) incoming_[i].ready = true;
@@ -200,7 +200,7 @@ void Leaders::wait(size_t wanted, Deadline& deadline) {
   if (!told_ && deadline.waited() >= told_after_s) say_that_we_wait();
   std::vector<int> late = missing();
   group_.warn_if_due(late, deadline);
-  if (!deadline.passed_by(grace_s)) return;
+  if (!deadline.passed_by(leader_grace_s)) return;
   if (late.empty()) late = unexplained(wanted, deadline);
   if (!late.empty()) group_.timed_out(late, deadline);
 }
@@ -210,7 +210,7 @@ void Leaders::wait(size_t wanted, Deadline& deadline) {
 std::vector<int> Leaders::unexplained(size_t wanted, const Deadline& deadline) const {
   std::vector<int> late;
   for (const auto& entry : group_.connections().control) {
-    if (group_.liveness().is_waiting(entry.first, sequence_, deadline.seconds() + grace_s)) return {};
+    if (group_.liveness().is_waiting(entry.first, sequence_, deadline.seconds() + leader_grace_s)) return {};
   }
   for (size_t i = 0; i < wanted; ++i) {
     if (!incoming_[i].received) late.push_back(incoming_[i].rank);

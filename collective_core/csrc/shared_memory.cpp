@@ -15,6 +15,7 @@
 
 #include "errors.h"
 #include "layout.h"
+#include "wait.h"
 
 // Older C libraries lack the names; the kernel has had them since 3.17.
 #ifndef MFD_CLOEXEC
@@ -30,8 +31,6 @@
 
 namespace cc {
 namespace {
-
-constexpr int nap_ms = 20;  // between looks at the deadline
 
 template <class Try>
 void until_done(int fd, short events, const Deadline& deadline, Try attempt) {

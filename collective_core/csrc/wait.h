@@ -32,6 +32,7 @@ struct Patience {
 constexpr Patience own_core = {4000, 50};    // about 20 us of spinning: longer than a small message takes
 constexpr Patience shared_core = {50, 200};  // more ranks than cores
 constexpr long nap_ns = 20 * 1000 * 1000;    // how late a death may be noticed
+constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
 
 inline bool has_reached(const Signal& signal, uint32_t target) {
   return static_cast<int32_t>(signal.value.load(std::memory_order_acquire) - target) >= 0;

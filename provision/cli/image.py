@@ -153,6 +153,7 @@ def verify_(
     json_: Json = False,
 ) -> None:
     """Verify an image: doctor's checks in its containers, the engine's self-check, and the smoke job across them over ssh and mpirun."""
+    image_names.checked(image)
     with progress.make() as shown:
         verdict = verification.verify(image, hosts, SmokeOptions(data=data), shown)
     if json_:

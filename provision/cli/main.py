@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -57,6 +58,9 @@ class _MainJobGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
+            close = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7) if args[0].isalpha() else []
+            if close and not Path(args[0]).exists():
+                raise UsageError(f"no command {args[0]}", hint=f"did you mean {close[0]}? (a host of this name: provision up {args[0]})")
             args = ["up", *args]
         return super().parse_args(ctx, args)
 

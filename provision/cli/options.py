@@ -6,6 +6,7 @@ import functools
 import getpass
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -261,6 +262,8 @@ def _file(option: str, path: Path) -> str:
 
 def _ask(prompt: str) -> str:
     try:
-        return getpass.getpass(prompt)
-    except EOFError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", getpass.GetPassWarning)  # it would read a password and show it
+            return getpass.getpass(prompt)
+    except (EOFError, getpass.GetPassWarning):
         raise UsageError("no terminal to prompt for the password on", hint="use --become-password-file FILE") from None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, cast, get_args
 
 import typer
 
 from provision import sandbox
 from provision.base import terminal
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, UsageError
 from provision.cli.help import App
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
@@ -27,7 +27,9 @@ def up(
     slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks per host.")] = 2,
 ) -> None:
     """Start hosts and write an inventory of them."""
-    mode: Any = sudo
+    if sudo not in get_args(sandbox.SudoMode):
+        raise UsageError(f"--sudo {sudo}: there is no such way", hint=f"one of {', '.join(get_args(sandbox.SudoMode))}")
+    mode = cast(sandbox.SudoMode, sudo)
     made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots)
     terminal.out().say(str(made.inventory))
 

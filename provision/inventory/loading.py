@@ -34,7 +34,9 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
 
     Raises:
         InventoryError: with every error and every warning.
+        UsageError: Ansible cannot read its own settings.
     """
+    parser.read_settings()
     pattern = limit if limit is None or isinstance(limit, str) else ",".join(limit)
     argument = argument.strip()
     if argument != LOCAL and os.path.exists(argument):
@@ -46,6 +48,7 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
 
 def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
     """Hosts of which only the names are known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
+    parser.read_settings()
     everyone = tuple(Host(name, name) for name in names)
     left, problems = _limited(everyone, limit)
     _raise_errors([*checks.host_names(everyone, argument), *problems])

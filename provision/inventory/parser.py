@@ -6,6 +6,7 @@ Works with ansible-core 2.17 to 2.21. Ansible is imported only when an inventory
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from provision.base.errors import UsageError
 from provision.base.problems import Problem
 from provision.inventory.checks import VARIABLES_READ, whole_number
 from provision.inventory.model import ENCRYPTED, Host, ParsedInventory, shown
@@ -58,6 +60,16 @@ def parse(source: str, *, limit: str | None = None) -> ParsedInventory:
     if not result.failed:
         result.problems += [Problem("warning", f"Ansible says: {_one_line(each)}", where=place) for each in dict.fromkeys(warnings)]
     return result
+
+
+def read_settings() -> None:
+    """Have Ansible read ansible.cfg and its environment variables, as its first import does. Raises UsageError where it cannot."""
+    from ansible.errors import AnsibleError
+
+    try:
+        importlib.import_module("ansible.constants")
+    except AnsibleError as error:
+        raise UsageError(f"Ansible's settings: {_one_line(str(error))}", hint="correct ansible.cfg, or the variable ANSIBLE_…") from error
 
 
 def connection_defaults() -> dict[str, Any]:

@@ -38,9 +38,10 @@ def provision(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def process(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """``provision WORDS…`` as a process of its own."""
+    """``provision WORDS…`` as a process of its own, without a terminal."""
     command = [sys.executable, "-m", "provision", *words]
-    return checked(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd), code)
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "start_new_session": True}
+    return checked(subprocess.run(command, check=False, cwd=cwd, **options), code)
 
 
 def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
@@ -205,11 +206,26 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["plan", "localhost", "--facts", "missing.json"], "missing.json"),
         (["plan", "localhost", "--wheels", "missing-folder"], "missing-folder"),
         (["survey", "localhost", "--become-password-file", "missing-file"], "missing-file"),
+        (["upp"], "did you mean up?"),
         (["sandbox", "up", "-n", "0"], "0"),
+        (["sandbox", "up", "--sudo", "maybe"], "one of nopasswd, password, none"),
+        (["image", "verify", "A B"], "not the name of an image"),
     ],
 )
 def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
     assert said in provision(*words, code=2).stderr
+
+
+def test_no_password_is_asked_for_without_a_terminal() -> None:
+    said = process("survey", "localhost", "--ask-become-pass", code=2).stderr
+    assert "no terminal to prompt for the password on" in said
+    assert "Warning" not in said
+
+
+def test_broken_settings_of_ansible_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ansible.cfg").write_text("[defaults")
+    said = process("plan", "node1,node2", code=2, cwd=tmp_path).stderr
+    assert f"Ansible's settings: Error reading config file ({tmp_path}/ansible.cfg)" in said
 
 
 def test_all_problems_of_an_inventory_at_once(tmp_path: Path) -> None:
