@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 
 def load(name: str, path: Path) -> ModuleType:
@@ -29,3 +35,24 @@ def load_ansible_module(name: str) -> ModuleType:
         sys.modules[f"ansible.module_utils.{helper.stem}"] = made
         setattr(ansible.module_utils, helper.stem, made)
     return load(name, playbooks / "library" / f"{name}.py")
+
+
+def run_ansible_module(name: str, arguments: dict[str, Any], *, check: bool = False) -> dict[str, Any]:
+    """The answer of a module in playbooks/library, run within this process: Ansible itself takes two seconds to start."""
+    from ansible.module_utils import basic
+
+    module = load_ansible_module(name)
+    text = json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check}}).encode()
+    umask = os.umask(0o022)
+    try:
+        with (
+            mock.patch.object(basic, "_ANSIBLE_ARGS", text),
+            mock.patch.object(basic, "_ANSIBLE_PROFILE", "legacy", create=True),  # from ansible-core 2.19 on
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.suppress(SystemExit),
+        ):
+            module.main()
+    finally:
+        os.umask(umask)
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    return answer

@@ -103,6 +103,7 @@ def test_training_steps_are_measured():
     assert all(r["samples_per_second"] > 0 for r in document["results"])
 
 
+@pytest.mark.slow
 def test_what_the_engine_costs_is_measured():
     done = bench("--np", "2", "--overhead", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr

@@ -235,6 +235,7 @@ def test_a_checkpoint_runs_nothing_unless_it_is_trusted(tmp_path):
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_another_jobs_checkpoints_are_deleted_only_on_request(tmp_path):
     script = """
 import sys

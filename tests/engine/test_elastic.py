@@ -266,6 +266,7 @@ def test_a_job_begins_with_all_that_are_there_and_new_slots_of_a_host_cost_one_r
     running.must_have_lost_nothing()
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_with_an_exception_is_replaced(job):
     running = job("-np", "2", "--min-np", "1", failing=5)
     last = running.wait_for_size(2)

@@ -138,8 +138,12 @@ def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "sabotage",
-    ["hvd.DistributedOptimizer = lambda optimizer, **_: optimizer", "hvd.broadcast_parameters = lambda *_, **__: None"],
-    ids=["gradients are not reduced", "ranks start from their own parameters"],
+    [
+        pytest.param("hvd.DistributedOptimizer = lambda optimizer, **_: optimizer", id="gradients are not reduced"),
+        pytest.param(
+            "hvd.broadcast_parameters = lambda *_, **__: None", id="ranks start from their own parameters", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_the_job_fails_when_the_ranks_drift_apart(sabotage: str, train, digits: dict[str, Any]) -> None:
     outcome = train("--epochs=3", "--bar=0", sabotage=sabotage)

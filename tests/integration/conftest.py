@@ -24,26 +24,32 @@ from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
 PREFIX = f"it{os.getpid()}"
 
 #: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
-#: makes the image of a ready host that others begin with.
+#: makes the image of a ready host that others begin with, and the engine's wheel, which later installations find in the cache.
 LONGEST_FIRST = (
     "test_image.py",
     "test_up.py",
-    "test_no_root.py",
     "test_sandbox.py",
+    "test_no_root.py",
     "test_bundle.py",
     "test_run.py",
+    "test_controllers.py",
     "test_remove.py",
     "test_doctor.py",
-    "test_controllers.py",
 )
+
+#: Modules that share ready hosts and so run in one process. All others: each in one.
+SHARING_HOSTS = ("test_run.py", "test_controllers.py")
 
 SandboxFactory = Callable[..., Sandbox]
 Ssh = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ready" if item.path.name in SHARING_HOSTS else item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -93,7 +99,10 @@ def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
 
 @pytest.fixture(scope="session")
 def ready_sandbox(engine: docker.DockerClient, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
-    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``."""
+    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``.
+
+    As for ``sandbox_factory``, a name stands for one sandbox.
+    """
 
     def make(name: str, count: int = 2, slots: int = 2) -> Sandbox:
         made: Sandbox = sandbox_factory(count, ready.image(engine, sandbox_factory), name=name, slots=slots)

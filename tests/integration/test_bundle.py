@@ -77,6 +77,7 @@ def test_drift_is_detected_and_fixed(closed, bundle):
     assert all(host["changed"] > 0 for host in report(fixed)["hosts"])
 
 
+@pytest.mark.slow
 def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ssh):
     before = root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config")
     good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--full", "--limit", "node1"))

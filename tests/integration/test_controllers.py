@@ -15,17 +15,19 @@ from provision.sandbox import Sandbox
 
 @pytest.fixture(scope="module")
 def cluster(ready_sandbox) -> Sandbox:
-    return ready_sandbox("controllers")
+    return ready_sandbox("ready")
 
 
 def test_second_controller_is_told_who_has_the_lock(cluster):
-    with running("smoke", str(cluster.inventory), "--epochs", "1") as first:
+    with running("smoke", str(cluster.inventory), "--epochs", "1", "--np", "3") as first:
         first.wait_for("Survey")
         second = provision("up", str(cluster.inventory))
         assert second.returncode == 1
         assert f"pid {first.process.pid}" in second.stderr
         assert "`provision smoke`" in second.stderr
-        assert first.finish().returncode == 0
+        trained = first.finish()
+    assert trained.returncode == 0, trained.stderr
+    assert "3 ranks on 2 hosts, 1 epoch" in trained.stdout
 
 
 @pytest.mark.slow

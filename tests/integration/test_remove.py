@@ -76,6 +76,7 @@ def test_without_a_terminal_it_wants_a_yes(bare):
     assert "--yes" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare, tmp_path):
     sandbox, before = bare
     host = sandbox.hosts[0]

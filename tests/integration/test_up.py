@@ -154,11 +154,6 @@ def test_nothing_is_left_running_or_lying_about(cluster):
         assert root(host, "ls -d /tmp/provision-* /dev/shm/* /opt/provision/provision-* 2>/dev/null || true") == ""
 
 
-def test_the_training_job_alone(cluster):
-    document = report(good(provision("smoke", inventory(cluster), "--np", "3", "--epochs", "1", "--json")))
-    assert document["smoke"]["np"] == 3
-
-
 def test_a_host_that_is_down_is_named_and_the_other_is_still_looked_after(cluster):
     box = container(cluster.hosts[1])
     box.stop(timeout=2)

@@ -15,11 +15,11 @@ import tarfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import yaml
-from loading import load_ansible_module
+from loading import load_ansible_module, run_ansible_module
 
 from provision.base import resources, uv_support
 from provision.install import installer
@@ -158,9 +158,22 @@ def wheel(folder: Path, name: str, version: str) -> None:
         )
 
 
-def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
-    """Run uv_packages once; returns the event that ended it."""
-    arguments = {
+class Ran(NamedTuple):
+    """What a module answered."""
+
+    kind: str
+    result: dict[str, Any]
+    text: str
+
+
+def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Ran:
+    """Run uv_packages once."""
+    answer = run_ansible_module("uv_packages", uv_arguments(tmp_path, *pins, **more), check=check)
+    return Ran("failed" if answer.get("failed") else "changed" if answer["changed"] else "ok", answer, answer.get("msg", ""))
+
+
+def uv_arguments(tmp_path: Path, *pins: str, **more: Any) -> dict[str, Any]:
+    return {
         "uv": str(Path(sys.executable).with_name("uv")),
         "venv": str(tmp_path / "venv"),
         "python": sys.executable,
@@ -168,17 +181,6 @@ def keep(tmp_path: Path, *pins: str, check: bool = False, **more: Any) -> Event:
         "find_links": str(tmp_path / "wheels"),
         **more,
     }
-    return one(tmp_path, "uv_packages", check=check, **arguments)
-
-
-def one(tmp_path: Path, module: str, *, check: bool = False, **arguments: Any) -> Event:
-    """Run one task of a module; returns the event that ended it."""
-    one.count += 1  # type: ignore[attr-defined]
-    _, events = play(tmp_path, [{"name": "Do", module: arguments}], name=f"run{one.count}", check=check)  # type: ignore[attr-defined]
-    return next(event for event in events if event.kind in ("ok", "changed", "failed"))
-
-
-one.count = 0  # type: ignore[attr-defined]
 
 
 def version_in(tmp_path: Path, name: str) -> str:
@@ -274,7 +276,8 @@ def test_a_message_without_a_word_has_a_headline_too() -> None:
 
 def test_uv_packages_says_what_uv_said(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
-    event = keep(tmp_path, "pvdemo-that-exists-nowhere==1.0")
+    _, events = play(tmp_path, [{"name": "Do", "uv_packages": uv_arguments(tmp_path, "pvdemo-that-exists-nowhere==1.0")}])
+    event = next(event for event in events if event.kind in ("ok", "changed", "failed"))
     assert event.kind == "failed"
     assert "pvdemo-that-exists-nowhere was not found" in " ".join(event.text.split())
 

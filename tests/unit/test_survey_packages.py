@@ -113,6 +113,16 @@ def test_missing_and_changed_files_are_drift_unless_unwanted(tmp_path: Path) -> 
     assert list(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]
 
 
+def test_a_block_of_another_cluster_is_not_missed(tmp_path: Path) -> None:
+    files = {
+        cluster: {"path": "/authorized_keys", "marker": f"# {{mark}} provision {cluster}", "sha256": ["0" * 64], "made": False}
+        for cluster in ("ours", "theirs")
+    }
+    told = machine(tmp_path, {"/record.json": json.dumps({"files": files}), "/authorized_keys": "a key\n"})
+    assert list(survey.changed_files(told, "/record.json", "ours")) == ["/authorized_keys is gone"]
+    assert list(survey.changed_files(told, "/record.json", "another")) == []
+
+
 def test_keys_are_compared_byte_by_byte(tmp_path: Path) -> None:
     key, block = b"\x99\x01\x8d\xff binary", "ours \u00e4\n"
     mark = "# {mark} provision"

@@ -123,7 +123,7 @@ def drift(machine):
             found.append("another run holds %s, or left it there" % lock)
     for record in (machine.prefix + "/record.json", machine.in_home("~/.provision-record.json")):
         if machine.exists(record):
-            found += changed_files(machine, record)
+            found += changed_files(machine, record, manifest.get("cluster"))
         elif record.startswith(machine.prefix) or len(manifest.get("members") or ()) > 1:
             found.append("%s is gone" % record)
     found += damaged_environment(machine, machine.venv)
@@ -167,10 +167,14 @@ def missing_packages(machine, planned):
             yield "package %s is no longer held" % name
 
 
-def changed_files(machine, record):
-    """Files and blocks in a record that the plan still needs and that are not as provision wrote them."""
+def changed_files(machine, record, cluster=None):
+    """Files and blocks in a record that the plan still needs and that are not as provision wrote them.
+
+    The blocks of another cluster in which this host is, or was, are that one's to look after.
+    """
+    markers = (None, "# {mark} provision", "# {mark} provision %s" % cluster)  # as the roles write them
     for entry in ((machine.read_json(record) or {}).get("files") or {}).values():
-        if entry.get("unwanted"):
+        if entry.get("unwanted") or entry["marker"] not in markers:
             continue
         content = machine.content(entry["path"], limit=8 << 20)  # bytes: a key is no text
         if content is not None and entry["marker"] is not None:
