@@ -101,10 +101,10 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=15 -m "not slow" tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=15 -m slow tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) .work build

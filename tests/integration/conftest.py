@@ -32,24 +32,17 @@ LONGEST_FIRST = (
     "test_no_root.py",
     "test_bundle.py",
     "test_run.py",
-    "test_controllers.py",
     "test_remove.py",
     "test_doctor.py",
 )
-
-#: Modules that share ready hosts and so run in one process. All others: each in one.
-SHARING_HOSTS = ("test_run.py", "test_controllers.py")
 
 SandboxFactory = Callable[..., Sandbox]
 Ssh = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ready" if item.path.name in SHARING_HOSTS else item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,10 +92,7 @@ def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
 
 @pytest.fixture(scope="session")
 def ready_sandbox(engine: docker.DockerClient, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
-    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``.
-
-    As for ``sandbox_factory``, a name stands for one sandbox.
-    """
+    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``."""
 
     def make(name: str, count: int = 2, slots: int = 2) -> Sandbox:
         made: Sandbox = sandbox_factory(count, ready.image(engine, sandbox_factory), name=name, slots=slots)
