@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 14  # of csrc/c_api.h
+ABI = 14  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -26,10 +26,10 @@ QUEUED, BLOCKING, ALONE = range(3)
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
-#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/types.h.
+#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/core/types.h.
 SEMANTICS = {"engine": 0, "horovod": 1}
 
-#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
+#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/core/types.h.
 DTYPES = {
     name: number
     for number, name in enumerate(
@@ -43,7 +43,7 @@ DTYPES = {
 #: What an operation calls the type of a tensor that cannot be sent; it has an objection.
 STAND_IN = "uint8"
 
-#: The fault of csrc/errors.h that is none of the engine's own.
+#: The fault of csrc/core/errors.h that is none of the engine's own.
 INTERRUPTED = 7
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2
@@ -278,7 +278,7 @@ def record_to(path: str | None) -> None:
 def use_carrier(
     start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None, device: int = HOST_MEMORY
 ) -> None:
-    """Who carries tensors of this device from now on (csrc/c_api.h); None: the engine itself."""
+    """Who carries tensors of this device from now on (csrc/api/c_api.h); None: the engine itself."""
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
     check(library().cc_use_carrier(device, *chosen))
     _carriers[device] = chosen
@@ -363,7 +363,7 @@ def plain_run() -> Callable[[Any], int]:
 
 
 def submit(op: Operation, way: int = QUEUED) -> int:
-    """Starts a collective in one of the three ways of csrc/c_api.h. Returns its handle."""
+    """Starts a collective in one of the three ways of csrc/api/c_api.h. Returns its handle."""
     handle = c_int64()
     check(library().cc_submit(byref(op), way, byref(handle)))
     return handle.value

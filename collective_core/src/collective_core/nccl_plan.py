@@ -26,7 +26,7 @@ REDUCTIONS = {
 
 @dataclass(frozen=True)
 class Agreed:
-    """A transfer as the engine tells a rank of it (struct cc_transfer of csrc/c_api.h), which may be kept."""
+    """A transfer as the engine tells a rank of it (struct cc_transfer of csrc/api/c_api.h), which may be kept."""
 
     kind: int
     dtype: int

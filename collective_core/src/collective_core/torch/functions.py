@@ -185,5 +185,5 @@ def _to_bytes(obj: Any) -> torch.Tensor:
 
 
 def _from_bytes(payload: torch.Tensor) -> Any:
-    # The sender is a rank that knows the job's secret (csrc/handshake.h).
+    # The sender is a rank that knows the job's secret (csrc/transport/tcp/handshake.h).
     return pickle.loads(payload.numpy().tobytes())  # noqa: S301
