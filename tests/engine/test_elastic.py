@@ -24,11 +24,13 @@ from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts
 from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
+from collective_core.observe import recorder
+from collective_core.observe.flight_recorder import path_of
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import processes_with
 
-from collective_core import RankFailedError, Runner, flight, recorder, store
+from collective_core import RankFailedError, Runner, flight, store
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -182,7 +184,7 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert "Traceback" not in out
     running.must_have_lost_nothing()
     assert max(len(note["resets"]) for note in running.notes("end")) >= 3
-    assert recorder.read_file(flight.path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
+    assert recorder.read_file(path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
     assert flight.main([str(records), "--last", "1"]) == 0
     assert f"generation 1, rank 2 of 3 (host {socket.gethostname()}, pid {before[2]})" in capsys.readouterr().out
     siege.end()

@@ -15,7 +15,7 @@ namespace cc {
 
 enum class EventState : uint32_t { none = 0, running = 1, done = 2, failed = 3 };
 
-// Python reads this layout too (recorder.py). Times: nanoseconds of CLOCK_MONOTONIC.
+// Python reads this layout too (observe/recorder.py). Times: nanoseconds of CLOCK_MONOTONIC.
 struct Event {
   std::atomic<uint32_t> state;
   int32_t process_set;
@@ -34,7 +34,7 @@ struct Event {
   // Returns when that was.
   int64_t end(bool well);
 };
-static_assert(sizeof(Event) == 136, "recorder.py reads this layout");
+static_assert(sizeof(Event) == 136, "observe/recorder.py reads this layout");
 
 constexpr uint64_t most_events = 8192;  // about 1 MiB
 // So many new ones wake who collects them: at the latest when half of the ring is new.

@@ -43,8 +43,8 @@ from collective_core.context import (
     size,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from collective_core.timeline import start_timeline, stop_timeline
 
 __version__ = "0.1.0"
 

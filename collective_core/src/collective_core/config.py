@@ -14,8 +14,8 @@ COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to
 COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
-COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (timeline.py)
-COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (flight.py)
+COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (observe/timeline.py)
+COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (observe/flight_recorder.py)
 COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file

@@ -94,8 +94,9 @@ def _join(comm: Any | None, process_sets: Any | None) -> None:
         _changes += 1
         _healthy, _all_live, _failure = True, True, None  # of these ranks none has failed
         _membership = _place(_rank_of(_launcher), peers, settings)
-    from collective_core import clocks, in_place  # which need a membership
+    from collective_core import in_place  # which need a membership
     from collective_core import process_sets as sets
+    from collective_core.observe import clocks  # which need a membership
 
     in_place.prepared.clear()  # new ranks have prepared nothing: all compare anew
 
@@ -106,7 +107,8 @@ def _join(comm: Any | None, process_sets: Any | None) -> None:
         raise
     clocks.begin()
     if settings.timeline:
-        from collective_core import arrays, timeline  # which need a membership, too
+        from collective_core import arrays  # which need a membership, too
+        from collective_core.observe import timeline  # which need a membership, too
 
         timeline.start_timeline(settings.timeline)
         arrays.barrier("timeline")  # in which all ranks see that all have started it
@@ -167,9 +169,9 @@ def _prepare_recorder(settings: config.Config, rank: int) -> None:
             warnings.warn(note, stacklevel=3)
     path = None
     if settings.flight_recorder:
-        from collective_core import flight  # which is also run as a program, and then must not be here before
+        from collective_core.observe import flight_recorder  # which needs this module, too
 
-        path = flight.path_of(settings.flight_recorder, rank, worker.generation())
+        path = flight_recorder.path_of(settings.flight_recorder, rank, worker.generation())
         try:
             os.makedirs(settings.flight_recorder, exist_ok=True)
         except OSError as error:
@@ -218,7 +220,7 @@ def _leave(together: bool, patience: float = math.inf) -> None:
         _membership = None
         return
     from collective_core import process_sets as sets
-    from collective_core import timeline
+    from collective_core.observe import timeline
 
     if together and not timeline.end_with_engine(patience):
         _healthy = _all_live = False

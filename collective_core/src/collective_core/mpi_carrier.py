@@ -1,9 +1,9 @@
 """``COLLECTIVE_BACKEND=mpi``: MPI carries the tensors, through mpi4py, on the buffers where they lie.
 
-The engine agrees on every operation as always, then asks here for the transfer (csrc/transport/external/external_transport.h), one at a time per process set. Every
-set has a communicator of its own. Calls do not wait: a transfer is started and then tested until it is done, so that a rank that dies
-meanwhile is noticed. MPI must have been initialised for several threads at once, which mpi4py asks for unless told otherwise: making a
-communicator waits for ranks whose transfers must go on meanwhile.
+The engine agrees on every operation as always, then asks here for the transfer (csrc/transport/external/external_transport.h), one at a
+time per process set. Every set has a communicator of its own. Calls do not wait: a transfer is started and then tested until it is done,
+so that a rank that dies meanwhile is noticed. MPI must have been initialised for several threads at once, which mpi4py asks for unless
+told otherwise: making a communicator waits for ranks whose transfers must go on meanwhile.
 """
 
 from __future__ import annotations

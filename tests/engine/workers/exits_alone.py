@@ -6,9 +6,10 @@ import sys
 import time
 
 import common
+from collective_core.observe import timeline
 
 import collective_core as cc
-from collective_core import context, timeline
+from collective_core import context
 
 context.EXIT_PATIENCE = 1.0  # seconds, not five minutes
 cc.init()

@@ -23,6 +23,7 @@ from collective_core.context import (
     size,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.process_sets import (
     ProcessSet,
     add_process_set,
@@ -31,7 +32,6 @@ from collective_core.process_sets import (
     process_set_by_id,
     remove_process_set,
 )
-from collective_core.timeline import start_timeline, stop_timeline
 from collective_core.torch import elastic
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.compression import Compression

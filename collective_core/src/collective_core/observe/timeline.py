@@ -1,8 +1,9 @@
 """What every rank did when: recorded while the job runs, drawn at the end (trace.py).
 
-The engine records every operation anyway (csrc/core/recorder.h). While a timeline is on, a thread appends the records to this rank's own file
-(timeline_file.py), so that what a killed rank has recorded stays. Starting and stopping wait for nobody: every exchange tells the ranks
-which of them record, and where at a time all have, rank 0 merges their parts at the end; a rank that records alone draws its own.
+The engine records every operation anyway (csrc/core/recorder.h). While a timeline is on, a thread appends the records to this
+rank's own file (timeline_file.py), so that what a killed rank has recorded stays. Starting and stopping wait for nobody: every
+exchange tells the ranks which of them record, and where at a time all have, rank 0 merges their parts at the end; a rank that
+records alone draws its own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Sequence
 
 import numpy as np
 
-from collective_core import _native, arrays, clocks, context, recorder, timeline_file
+from collective_core import _native, arrays, context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
-from collective_core.timeline_file import Copies, Head, Writer
+from collective_core.observe import clocks, recorder, timeline_file, trace
+from collective_core.observe.timeline_file import Copies, Head, Writer
 
 #: Seconds between two looks at the engine's ring of records; when many are new there, it is looked at earlier.
 COLLECT_INTERVAL = 0.5
@@ -110,8 +112,6 @@ class Timeline:
 
     def _draw(self, paths: Sequence[str], target: str) -> None:
         parts = [timeline_file.read(path) for path in paths]
-        from collective_core import trace  # which is also run as a program, and then must not be here before
-
         trace.write(target, parts)
         print(f"timeline: {target}\n{trace.table(parts)}", file=sys.stderr)
         for path in paths:

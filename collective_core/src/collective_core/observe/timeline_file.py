@@ -12,9 +12,9 @@ import re
 import struct
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-from collective_core import recorder
-from collective_core.clocks import Clock, corrected
 from collective_core.errors import CollectiveError
+from collective_core.observe import recorder
+from collective_core.observe.clocks import Clock, corrected
 
 MAGIC = b"cctl0001"
 _head = struct.Struct("=8s16sqiiqdqdqqQQ64s")
