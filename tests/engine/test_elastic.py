@@ -26,11 +26,12 @@ from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
 from collective_core.observe.flight_recorder import path_of
+from collective_core.runtime import store
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import processes_with
 
-from collective_core import RankFailedError, Runner, flight, store
+from collective_core import RankFailedError, Runner, flight
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -365,7 +366,7 @@ def test_a_rank_that_dies_before_the_others_have_met_it_costs_no_job(tmp_path):
         import os
         import signal
 
-        from collective_core import launchers
+        from collective_core.runtime import launchers
 
         if not os.path.exists(mark):  # the first of them, between its seat and the meeting
             open(mark, "x").close()

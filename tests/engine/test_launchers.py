@@ -13,14 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from collective_core.config import from_environment
 from collective_core.errors import CollectiveError
-from collective_core.launchers import Single, first_host, read, read_secret
-from collective_core.rendezvous import meet, session_secret
+from collective_core.runtime import store
+from collective_core.runtime.config import from_environment
+from collective_core.runtime.launchers import Single, first_host, read, read_secret
+from collective_core.runtime.rendezvous import meet, session_secret
 from eavesdropper import Eavesdropper, play
 from leftovers import own_sockets
 
-from collective_core import _native, store
+from collective_core import _native
 
 WORKER = Path(__file__).parent / "workers" / "without_mpi.py"
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")

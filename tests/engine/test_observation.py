@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from cases import slow_but_last
-from collective_core.horovod_environment import translate
 from collective_core.observe import recorder, timeline_file
 from collective_core.observe.clocks import Clock, offset_of
 from collective_core.observe.flight_recorder import path_of
 from collective_core.observe.timeline_file import Head, Part
 from collective_core.observe.trace import rows, table
+from collective_core.runtime.horovod_variables import translate
 
 from collective_core import flight, trace
 

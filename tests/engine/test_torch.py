@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from cases import slow_but_last
+from collective_core.runtime import cores
 
-from collective_core import context, cores
+from collective_core import context
 
 torch = pytest.importorskip("torch")
 

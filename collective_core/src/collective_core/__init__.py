@@ -7,7 +7,7 @@
     total = cc.allreduce(array, op=cc.Sum)
 
 Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
-agree. No operation hangs: see :mod:`collective_core.config` for the timeouts and the other environment variables. After
+agree. No operation hangs: see :mod:`collective_core.runtime.config` for the timeouts and the other environment variables. After
 ``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
 """
 
@@ -44,7 +44,7 @@ from collective_core.context import (
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from collective_core.runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __version__ = "0.1.0"
 

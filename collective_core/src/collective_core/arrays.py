@@ -16,7 +16,7 @@ import numpy as np
 from collective_core import _native, context
 from collective_core.errors import CollectiveError
 from collective_core.in_place import fail, prepared, remember
-from collective_core.process_sets import Members, ProcessSet, members
+from collective_core.runtime.process_sets import Members, ProcessSet, members
 
 #: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"

@@ -10,9 +10,10 @@ import threading
 import warnings
 from typing import Any, Callable, NamedTuple, Sequence
 
-from collective_core import _native, config, launchers, mpi_carrier, rendezvous
+from collective_core import _native, mpi_carrier
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
+from collective_core.runtime import config, launchers, rendezvous
 
 #: Generations of an elastic job in which this process tries to meet the others before it gives up.
 MOST_MEETINGS = 20
@@ -95,8 +96,8 @@ def _join(comm: Any | None, process_sets: Any | None) -> None:
         _healthy, _all_live, _failure = True, True, None  # of these ranks none has failed
         _membership = _place(_rank_of(_launcher), peers, settings)
     from collective_core import in_place  # which need a membership
-    from collective_core import process_sets as sets
     from collective_core.observe import clocks  # which need a membership
+    from collective_core.runtime import process_sets as sets
 
     in_place.prepared.clear()  # new ranks have prepared nothing: all compare anew
 
@@ -219,8 +220,8 @@ def _leave(together: bool, patience: float = math.inf) -> None:
     if _pid != os.getpid():
         _membership = None
         return
-    from collective_core import process_sets as sets
     from collective_core.observe import timeline
+    from collective_core.runtime import process_sets as sets
 
     if together and not timeline.end_with_engine(patience):
         _healthy = _all_live = False

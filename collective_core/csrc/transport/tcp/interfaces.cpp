@@ -1,5 +1,5 @@
-// Lists this host's network addresses, one line each: "name address prefix-length", for rendezvous.py to choose from.
-// Only interfaces that are up; nothing is sent anywhere.
+// Lists this host's network addresses, one line each: "name address prefix-length", for runtime/rendezvous.py to choose
+// from. Only interfaces that are up; nothing is sent anywhere.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>

@@ -17,7 +17,7 @@ from typing import Any, Callable
 from collective_core.elastic import line
 from collective_core.elastic.line import Line
 from collective_core.elastic.roll import Roll, Seat
-from collective_core.seats import variables
+from collective_core.runtime.horovod_variables import rank_variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
 MOST_VISITORS = 256
@@ -65,7 +65,7 @@ class Assembly:
             place = self._meeting_place([seat.worker for seat in seats])
             hosts = [self._roll.workers[seat.worker] for seat in seats]
             for seat in seats:
-                told = {"rank": seat.rank, "size": seat.size, "store": place, "among": variables(seat.rank, hosts)}
+                told = {"rank": seat.rank, "size": seat.size, "store": place, "among": rank_variables(seat.rank, hosts)}
                 self._say(seat.worker, kind="seat", **told, generation=self._roll.generation)
             if self._roll.should_change(now) and self._told_to_change != self._roll.generation:
                 self._told_to_change = self._roll.generation

@@ -14,8 +14,8 @@ import struct
 import threading
 from typing import Any
 
-from collective_core import store
 from collective_core.errors import CollectiveError
+from collective_core.runtime import store
 
 GREETING = b"ccelast1"
 #: Bytes of one message.

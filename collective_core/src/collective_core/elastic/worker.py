@@ -8,10 +8,10 @@ import threading
 import time
 from typing import Any, Sequence
 
-from collective_core import launchers
 from collective_core.elastic import line
 from collective_core.elastic.line import Line
 from collective_core.errors import CollectiveError
+from collective_core.runtime import launchers
 
 #: host:port of the assembly, and this worker's number; set by the driver.
 ASSEMBLY, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"

@@ -14,7 +14,6 @@ import signal
 import sys
 from typing import Any, Callable, Sequence
 
-from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, program, timeouts
 from collective_core.launch.elastic import NAME, Driver, cooldown_of, limits_of
@@ -24,6 +23,7 @@ from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
 from collective_core.launch.tracebacks import Tracebacks
+from collective_core.runtime.config import RESTART_FROM
 
 
 def _parser() -> argparse.ArgumentParser:

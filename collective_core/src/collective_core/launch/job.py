@@ -12,12 +12,12 @@ import threading
 import time
 from typing import Mapping, Sequence, Union
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
+from collective_core.runtime import horovod_variables
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
@@ -89,7 +89,7 @@ class Job:
 
     def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
         place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
-        place.update(seats.variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
+        place.update(horovod_variables.rank_variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
         # What the user has said for all ranks counts more.
         own = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
         return {**meeting, **place, **({} if own else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Sequence
 
 import collective_core
-from collective_core import cores, seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
+from collective_core.runtime import cores, horovod_variables
 
 #: Variables of launchers in which this process may itself run, and of the jobs that they started: its ranks are another job.
 FOREIGN = (
@@ -41,7 +41,7 @@ FOREIGN = (
         "COLLECTIVE_WORKER",
     ),
 )
-FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *seats.NAMES)
+FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *horovod_variables.RANK_VARIABLES)
 #: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of
 #: Python's own. {place} is where this package lies, for interpreters that do not find it by themselves.
 START = "import sys; sys.path[:] = [p for p in sys.path if p] + {place}; from collective_core.launch.{module} import main; main()"

@@ -13,13 +13,13 @@ import sys
 import time
 from typing import Any, Mapping
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames, this_host
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST, Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
+from collective_core.runtime import horovod_variables
 
 #: What a rank gets if nobody says more.
 ONE_PROCESSOR = {"CPU": 1.0}
@@ -46,7 +46,7 @@ class Place:
 
     def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str]) -> None:
         """Starts the rank; its search path for modules is the worker's, which has what the user gave to Ray."""
-        settings = rank_settings(variables, sys.path, int(variables[seats.LOCAL_SIZE]))
+        settings = rank_settings(variables, sys.path, int(variables[horovod_variables.LOCAL_SIZE]))
         self._processes = Processes({rank: settings}, call, self._mailbox, environment)
 
     def follow(self) -> list[Any]:
@@ -139,8 +139,8 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
     shared = ray.put(call)
     asked: dict[Any, int] = {}
     for rank, number in enumerate(by_rank):
-        sits = {**seats.variables(rank, hosts), seats.HOSTNAME: str(met[number]["address"])}
-        variables = {**meeting, **sits, "COLLECTIVE_RANK": str(rank)}
+        ours = {horovod_variables.HOSTNAME: str(met[number]["address"]), "COLLECTIVE_RANK": str(rank)}
+        variables = {**meeting, **horovod_variables.rank_variables(rank, hosts), **ours}
         started = places[number].start.remote(rank, variables, shared, dict(environment))
         asked[started] = rank
     end: float | None = None

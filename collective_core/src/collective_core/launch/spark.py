@@ -14,13 +14,13 @@ import time
 import uuid
 from typing import Any, Iterable, Iterator, Mapping
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
+from collective_core.runtime import horovod_variables
 
 #: Bytes of output of one rank that come back, the last ones.
 MOST_OUTPUT = 4 << 20
@@ -38,7 +38,7 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     ports = context.allGather(str(this_host.free_port()))
     hosts = [info.address.rpartition(":")[0] or info.address for info in infos]
     variables = {
-        **seats.variables(rank, hosts),
+        **horovod_variables.rank_variables(rank, hosts),
         "COLLECTIVE_RANK": str(rank),
         "COLLECTIVE_SIZE": str(len(infos)),
         "COLLECTIVE_STORE": f"{hosts[0]}:{ports[0]}",

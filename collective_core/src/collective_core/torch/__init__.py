@@ -24,7 +24,7 @@ from collective_core.context import (
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.process_sets import (
+from collective_core.runtime.process_sets import (
     ProcessSet,
     add_process_set,
     get_process_set_ids_and_ranks,

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core import context
-from collective_core.process_sets import ProcessSet, global_process_set
+from collective_core.runtime.process_sets import ProcessSet, global_process_set
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum

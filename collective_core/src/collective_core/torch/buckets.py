@@ -25,7 +25,7 @@ import torch
 
 from collective_core import _native, arena
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import members
+from collective_core.runtime.process_sets import members
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce, handles
 

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import torch
 
 from collective_core import context
-from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
+from collective_core.runtime.config import RESTART_FROM
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
 
 SCHEMA = 1

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from collective_core import context
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_

@@ -18,10 +18,11 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
-from collective_core import _native, arrays, nccl, rendezvous
+from collective_core import _native, arrays, nccl
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import Members, ProcessSet, members, process_set_by_id
+from collective_core.runtime import rendezvous
+from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
 from collective_core.torch import gpu_carrier, gpu_watch
 from collective_core.torch.gpu_carrier import Launch, Set, sets
 from collective_core.torch.ops.handles import Work

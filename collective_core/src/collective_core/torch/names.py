@@ -7,7 +7,7 @@ from weakref import WeakMethod
 
 import torch
 
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 
 #: Optimizers made so far, in order: kind and process set, and what has one let go of its parameters, if it is still there.
 _made: list[tuple[tuple[str, int], WeakMethod[Callable[[], None]]]] = []

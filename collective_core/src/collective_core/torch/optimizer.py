@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
-from collective_core.process_sets import ProcessSet, global_process_set
+from collective_core.runtime.process_sets import ProcessSet, global_process_set
 from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression

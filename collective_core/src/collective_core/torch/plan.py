@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 
 from collective_core import arrays
-from collective_core.process_sets import ProcessSet
+from collective_core.runtime.process_sets import ProcessSet
 
 
 class Plan(NamedTuple):

@@ -17,9 +17,10 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from collective_core import context, cores
+from collective_core import context
 from collective_core.elastic import worker
-from collective_core.process_sets import ProcessSet
+from collective_core.runtime import cores
+from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu
 from collective_core.torch.buckets import Bucket, groups_of, make_buckets
 from collective_core.torch.compiling import is_traced

@@ -11,7 +11,7 @@ import torch
 
 from collective_core import __version__, _native, context
 from collective_core.autotune import CANDIDATES_MB, Cache, Tuner
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.ops import allreduce, broadcast
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sized
 import torch
 
 from collective_core import context
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
 

@@ -17,7 +17,7 @@ from typing import Callable
 import torch
 
 from collective_core import _native, arrays
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 #: The reduction's name, beside those of arrays.py.

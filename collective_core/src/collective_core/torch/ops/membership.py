@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from collective_core import arrays, mpi_carrier, nccl
-from collective_core.process_sets import ProcessSet
+from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 

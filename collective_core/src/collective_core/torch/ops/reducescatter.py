@@ -9,7 +9,7 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from collective_core import _native
-from collective_core.process_sets import Members
+from collective_core.runtime.process_sets import Members
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}

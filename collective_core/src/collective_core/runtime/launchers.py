@@ -23,9 +23,9 @@ import sys
 import time
 from typing import Any, Mapping, NamedTuple
 
-from collective_core import store
-from collective_core.config import DEFAULT_START_TIMEOUT, Config
 from collective_core.errors import CollectiveError
+from collective_core.runtime import store
+from collective_core.runtime.config import DEFAULT_START_TIMEOUT, Config
 
 #: Set by the launchers of Open MPI, MPICH, Intel MPI and MVAPICH for every rank.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")

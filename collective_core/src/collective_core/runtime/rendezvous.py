@@ -16,9 +16,9 @@ import time
 from typing import Any, Callable, Sequence
 
 from collective_core import _native, mpi_carrier
-from collective_core.config import SEMANTICS, Config
 from collective_core.errors import CollectiveError
-from collective_core.network import choose_address, interfaces_of
+from collective_core.runtime.config import SEMANTICS, Config
+from collective_core.runtime.network import choose_address, interfaces_of
 
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.

@@ -1,11 +1,19 @@
-"""Horovod's environment variables: which ones mean something here, and a sentence for those that do not. Pure."""
+"""Horovod's environment variables: those that its launchers set for a rank, and those of users. Pure.
+
+Which ones of the users' mean something here, and a sentence for each of those that do not.
+"""
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Sequence
 
-from collective_core import seats
-
+HOSTNAME, LOCAL_SIZE = "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_SIZE"
+#: In the order of :func:`rank_variables`. Source: Horovod 0.28, horovod/runner/gloo_run.py.
+RANK_VARIABLES = (
+    HOSTNAME,
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", LOCAL_SIZE),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+)
 #: Variables that are honoured, and the one of ours that they stand for. Ours wins where both are set.
 HONOURED = {
     "HOROVOD_AUTOTUNE": "COLLECTIVE_AUTOTUNE",
@@ -22,7 +30,7 @@ HONOURED = {
 #: Variables that ask for what is so anyway, or that the launchers set or read.
 ALWAYS = (
     *("HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_LOG_HIDE_TIME", "HOROVOD_LOG_TIMESTAMP"),
-    *seats.NAMES,
+    *RANK_VARIABLES,
     *("HOROVOD_START_TIMEOUT", "HOROVOD_ELASTIC_TIMEOUT"),
 )
 #: What ``HOROVOD_LOG_LEVEL`` may say, and when it asks for no warnings: neither of ranks that are waited for nor of variables.
@@ -45,6 +53,17 @@ WITHOUT_MEANING = {
     "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to mark",
     "HOROVOD_TORUS_ALLREDUCE": "NCCL chooses the way of a sum itself",
 }
+
+
+def rank_variables(rank: int, hosts: Sequence[str]) -> dict[str, str]:
+    """A rank's place among the others. ``hosts``: every rank's, as the launcher calls it.
+
+    Cross: among the ranks that have the same number on their hosts.
+    """
+    local = hosts[:rank].count(hosts[rank])
+    same = [host for host in dict.fromkeys(hosts) if hosts.count(host) > local]
+    values = (hosts[rank], rank, len(hosts), local, hosts.count(hosts[rank]), same.index(hosts[rank]), len(same))
+    return {name: str(value) for name, value in zip(RANK_VARIABLES, values)}
 
 
 def translate(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -17,7 +17,7 @@ COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on std
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (observe/timeline.py)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (observe/flight_recorder.py)
 COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
-COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (launchers.py)
+COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (runtime/launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
 COLLECTIVE_RANK, _SIZE, _STORE for launchers of your own: this rank, their number, host:port of rank 0 or local:NAME
@@ -26,7 +26,7 @@ COLLECTIVE_HOST_ID             for tests: ranks with different values behave as 
 COLLECTIVE_SIMD                for tests: default, avx2 or avx512, at most which instructions may be used
 =============================  =======================================================================================
 
-Horovod's variables are understood where they have a meaning (horovod_environment.py); ours win.
+Horovod's variables are understood where they have a meaning (horovod_variables.py); ours win.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from __future__ import annotations
 import os
 from typing import Mapping, NamedTuple
 
-from collective_core import _native, horovod_environment
+from collective_core import _native
 from collective_core.errors import CollectiveError
+from collective_core.runtime import horovod_variables
 
 #: Long enough for a rank that compiles, evaluates or saves alone. Dead ranks are noticed at once, and waits are reported after
 #: seconds: this is for the rest.
@@ -108,7 +109,7 @@ def _sockets(environment: Mapping[str, str]) -> int:
 
 def from_environment() -> Config:
     """Raises :class:`CollectiveError` (kind ``invalid``) naming the variable that cannot be read."""
-    ours, notes = horovod_environment.translate(os.environ)
+    ours, notes = horovod_variables.translate(os.environ)
     environment = {**ours, **{name: value for name, value in os.environ.items() if value.strip()}}
 
     def text(name: str) -> str | None:

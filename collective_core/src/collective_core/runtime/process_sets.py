@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
-from collective_core import _native, context, mpi_carrier, rendezvous
+from collective_core import _native, context, mpi_carrier
 from collective_core.errors import InvalidUseError
+from collective_core.runtime import rendezvous
 
 
 class ProcessSet:
