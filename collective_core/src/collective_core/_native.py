@@ -23,7 +23,7 @@ SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 #: until it is done.
 QUEUED, BLOCKING, ALONE = range(3)
 
-#: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
+#: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a transport like NCCL.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
 #: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/core/types.h.
@@ -132,7 +132,7 @@ class PeerInfo(NamedTuple):
 
 _library: ctypes.CDLL | None = None
 _plain_run: Callable[[Any], int] | None = None
-_carriers: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
+_transports: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
 
 
 def library() -> ctypes.CDLL:
@@ -275,17 +275,17 @@ def record_to(path: str | None) -> None:
     check(library().cc_record(path.encode() if path else None))
 
 
-def use_carrier(
+def use_transport(
     start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None, device: int = HOST_MEMORY
 ) -> None:
-    """Who carries tensors of this device from now on (csrc/api/c_api.h); None: the engine itself."""
+    """The transport of tensors of this device from now on (csrc/api/c_api.h); None: the engine itself."""
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
     check(library().cc_use_carrier(device, *chosen))
-    _carriers[device] = chosen
+    _transports[device] = chosen
 
 
 def say(failure: object, error: int, capacity: int) -> int:
-    """How a carrier tells the engine of a failure: writes its sentence to the address ``error``. Returns what the carrier then returns."""
+    """How a transport tells the engine of a failure: its sentence is written to the address ``error``. Returns what it then returns."""
     text = (str(failure) or type(failure).__name__).encode()[: capacity - 1] + b"\0"
     ctypes.memmove(error, text, len(text))
     return -1

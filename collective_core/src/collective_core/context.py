@@ -10,10 +10,11 @@ import threading
 import warnings
 from typing import Any, Callable, NamedTuple, Sequence
 
-from collective_core import _native, mpi_carrier
+from collective_core import _native
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
 from collective_core.runtime import config, launchers, rendezvous
+from collective_core.transport import mpi
 
 #: Generations of an elastic job in which this process tries to meet the others before it gives up.
 MOST_MEETINGS = 20
@@ -243,7 +244,7 @@ def note_failure(error: BaseException, memory: Any = None) -> None:
     if interrupted or (own is not None and is_fatal(own)):
         _healthy, _all_live = False, _all_live and own is not None and own.kind == "timeout"
         _failure = _failure or error
-        mpi_carrier.keep(memory)
+        mpi.keep(memory)
         for told in after_failure:
             told()
 
@@ -260,7 +261,7 @@ def _at_exit() -> None:
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
     crashed = hasattr(sys, "last_value")
     _leave(together=_healthy and not crashed, patience=EXIT_PATIENCE)
-    patience = math.inf if _healthy else STALLED_PATIENCE if _all_live and not mpi_carrier.is_chosen() else 0.0
+    patience = math.inf if _healthy else STALLED_PATIENCE if _all_live and not mpi.is_chosen() else 0.0
     _launcher.finish(0.0 if crashed else patience)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import collective_core.torch as hvd
 import common
 import torch
-from collective_core.torch import gpu_watch
+from collective_core.torch import nccl_watchdog
 from collective_core.torch.ops import handles
 
 from collective_core import _native, context
@@ -63,7 +63,7 @@ class End:
 
 
 hvd.barrier()
-gpu_watch._last[0] = time.monotonic(), End()
+nccl_watchdog._last[0] = time.monotonic(), End()
 try:
     state.commit()
     raise RuntimeError("what a failure has left on a GPU was committed")

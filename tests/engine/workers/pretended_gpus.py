@@ -9,9 +9,8 @@ import collective_core.torch as hvd
 import common
 import torch
 from collective_core.torch import gpu
+from collective_core.transport import nccl
 from nccl_by_mpi import Library
-
-from collective_core import nccl
 
 happened = []  # in order: what was put on streams
 

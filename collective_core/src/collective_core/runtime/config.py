@@ -8,9 +8,9 @@ COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host u
 COLLECTIVE_SOCKETS             TCP connections to each neighbour over which large allreduces go (1); rank 0's counts
 COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
-COLLECTIVE_BACKEND             who carries tensors between ranks: engine, or mpi (engine)
+COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
-COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (nccl.py)
+COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (transport/nccl.py)
 COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
@@ -57,7 +57,7 @@ RESTART_FROM = "COLLECTIVE_RESTART_FROM"
 SEMANTICS = "COLLECTIVE_SEMANTICS"
 #: More than any link has been seen to need.
 MOST_SOCKETS = 64
-#: Who may carry the tensors.
+#: Transports of tensors in host memory.
 BACKENDS = ("engine", "mpi")
 
 

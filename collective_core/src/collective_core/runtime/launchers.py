@@ -88,7 +88,7 @@ def _communicator_of(ranks: list[int], world: Any) -> Any:
 
 
 class Mpi:
-    """The ranks of an MPI communicator. MPI is used here and, with COLLECTIVE_BACKEND=mpi, in mpi_carrier.py."""
+    """The ranks of an MPI communicator. MPI is used here and, with COLLECTIVE_BACKEND=mpi, in transport/mpi.py."""
 
     hears_of_deaths = False  # its collectives wait for ever for a rank that does not come
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
-from collective_core import _native, context, mpi_carrier
+from collective_core import _native, context
 from collective_core.errors import InvalidUseError
 from collective_core.runtime import rendezvous
+from collective_core.transport import mpi
 
 
 class ProcessSet:
@@ -192,7 +193,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     arrays.barrier(f"remove_process_set.{number}")
     if process_set.included():
         _native.close(number)
-        mpi_carrier.leave(number)
+        mpi.leave(number)
     _registered.pop(number).invalidate()
     process_set.invalidate()
     context.note_process_sets()

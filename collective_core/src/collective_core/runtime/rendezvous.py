@@ -15,10 +15,11 @@ import socket
 import time
 from typing import Any, Callable, Sequence
 
-from collective_core import _native, mpi_carrier
+from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime.config import SEMANTICS, Config
 from collective_core.runtime.network import choose_address, interfaces_of
+from collective_core.transport import mpi
 
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.
@@ -76,7 +77,7 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
     told: dict[str, Any] = {}
     try:
         if process_set == 0:
-            mpi_carrier.choose(config.backend, launcher)
+            mpi.choose(config.backend, launcher)
         if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
@@ -99,7 +100,7 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         if included:
             for name, (_, learn) in companions.items():
                 learn(process_set, ranks.index(launcher.rank), [places[rank]["told"].get(name) for rank in ranks])
-            mpi_carrier.join(process_set, ranks)
+            mpi.join(process_set, ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
             began = time.monotonic()

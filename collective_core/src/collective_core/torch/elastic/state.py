@@ -12,7 +12,7 @@ import torch
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.torch import gpu_watch
+from collective_core.torch import nccl_watchdog
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
 from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
@@ -60,7 +60,7 @@ class State:
         operation counts as done when it has begun, and what a failure leaves of it must not become the state.
         """
         handles.finish()
-        gpu_watch.finish()
+        nccl_watchdog.finish()
         failure = context.failure()
         if failure is not None:
             raise failure

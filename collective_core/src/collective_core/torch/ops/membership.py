@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from collective_core import arrays, mpi_carrier, nccl
+from collective_core import arrays
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
+from collective_core.transport import mpi, nccl
 
 
 @not_compiled
@@ -30,7 +31,7 @@ def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GP
 
 def mpi_enabled() -> bool:
     """Whether MPI carries the tensors (COLLECTIVE_BACKEND=mpi). Otherwise it is used for the start only."""
-    return mpi_carrier.is_chosen()
+    return mpi.is_chosen()
 
 
 def mpi_built() -> bool:
@@ -42,7 +43,7 @@ def mpi_built() -> bool:
 
 def mpi_threads_supported() -> bool:
     """Whether collectives and the program's own mpi4py calls may run in different threads."""
-    if not mpi_carrier.is_chosen():
+    if not mpi.is_chosen():
         return True  # the engine makes no MPI calls
     from mpi4py import MPI
 

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 from collective_core import _native
 from collective_core.errors import CollectiveError
 
-_current: Carrier | None = None
+_current: MpiTransport | None = None
 #: What operations were using when the engine ended.
 _kept: list[Any] = []
 
@@ -22,10 +22,10 @@ def choose(backend: str, launcher: Any) -> None:
     """Makes MPI carry what follows, or the engine itself. Raises :class:`CollectiveError` (kind ``invalid``) where MPI cannot."""
     global _current
     if backend == "mpi":
-        _current = Carrier(launcher)
-        _native.use_carrier(_current.start, _current.test)
+        _current = MpiTransport(launcher)
+        _native.use_transport(_current.start, _current.test)
     elif _current is not None:
-        _native.use_carrier(None, None)
+        _native.use_transport(None, None)
         _current = None
 
 
@@ -52,7 +52,7 @@ def keep(memory: Any) -> None:
         _kept.append(memory)
 
 
-class Carrier:
+class MpiTransport:
     """MPI as the engine sees it: :meth:`start` and :meth:`test`, called from any of its threads."""
 
     def __init__(self, launcher: Any) -> None:

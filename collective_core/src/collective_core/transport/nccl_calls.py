@@ -11,7 +11,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
-from collective_core import _native, nccl
+from collective_core import _native
+from collective_core.transport import nccl
 
 _BYTE = nccl.TYPES["uint8"]
 _TYPES = {number: nccl.TYPES[name] for name, number in _native.DTYPES.items() if name in nccl.TYPES}

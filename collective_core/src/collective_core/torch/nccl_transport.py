@@ -2,8 +2,8 @@
 
 All ranks put the same on their streams, in the same order. Where NCCL may have to connect to other ranks first, which waits for them, a
 thread of its own does it, so that a rank that dies meanwhile is noticed: for the communicator, the first use of a function of NCCL with
-so much data, and the first rows for a rank. While a GPU is at work, another thread sees to it (gpu_watch.py). When the engine has failed,
-communicators are aborted.
+so much data, and the first rows for a rank. While a GPU is at work, another thread sees to it (nccl_watchdog.py). When the engine has
+failed, communicators are aborted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from collective_core import _native, context, nccl, nccl_plan
+from collective_core import _native, context
 from collective_core.errors import CollectiveError
-from collective_core.nccl_plan import Agreed
-from collective_core.torch import gpu_watch
+from collective_core.torch import nccl_watchdog
+from collective_core.transport import nccl, nccl_calls
+from collective_core.transport.nccl_calls import Agreed
 
 #: Seconds for which an abort waits for what is being put on the stream. Beyond that it is NCCL itself that waits there for a rank.
 ABORT_PATIENCE = 5.0
@@ -60,7 +61,7 @@ class Set:
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
         self.compared = False
-        self.connected: set[tuple[str, int]] = set()  # of nccl_plan.routes
+        self.connected: set[tuple[str, int]] = set()  # of nccl_calls.routes
         self.connecting: threading.Thread | None = None
         self.problem = ""
         self.broken = ""  # why it can never be used again
@@ -95,12 +96,12 @@ def start(transfer: Any, error: int, capacity: int) -> int:
     """The engine's call, when all ranks have agreed."""
     try:
         own = sets[transfer.contents.process_set]
-        asked = nccl_plan.agreed(transfer.contents, own.size)
-        calls = nccl_plan.calls(asked)
+        asked = nccl_calls.agreed(transfer.contents, own.size)
+        calls = nccl_calls.calls(asked)
         own.problem = own.broken
         if own.broken:
             return 0
-        if own.communicator and nccl_plan.routes(calls) <= own.connected:
+        if own.communicator and nccl_calls.routes(calls) <= own.connected:
             _launch(own, asked, calls)
         else:
             own.connecting = threading.Thread(target=_launch, args=(own, asked, calls), daemon=True)
@@ -144,8 +145,8 @@ def _launch(own: Set, asked: Agreed, calls: list[nccl.Call]) -> None:
                     _put_on_stream(library, own, asked, calls, launch)
                     end = torch.cuda.Event()
                     end.record(own.stream)
-        own.connected |= nccl_plan.routes(calls)
-        gpu_watch.see_to(own.number, end)
+        own.connected |= nccl_calls.routes(calls)
+        nccl_watchdog.see_to(own.number, end)
     except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
         own.problem = f"{failure}; without COLLECTIVE_NCCL CUDA tensors go through host memory"
 
@@ -156,7 +157,7 @@ def _put_on_stream(library: nccl.Library, own: Set, asked: Agreed, calls: list[n
     if launch is None:
         source, target = _stand_ins(own, asked)
     else:
-        before, after = nccl_plan.factors(asked, launch.prescale, launch.postscale)
+        before, after = nccl_calls.factors(asked, launch.prescale, launch.postscale)
         own.stream.wait_event(launch.ready)
         source = launch.source
         if launch.target is None:
@@ -181,7 +182,7 @@ def _stand_ins(own: Set, asked: Agreed) -> tuple[torch.Tensor, torch.Tensor]:
     if asked.kind == _native.ALLREDUCE:
         identity = _identity(asked, own.device)
         return identity, identity
-    received = torch.empty(nccl_plan.received_bytes(asked, own.rank), dtype=torch.uint8, device=own.device)
+    received = torch.empty(nccl_calls.received_bytes(asked, own.rank), dtype=torch.uint8, device=own.device)
     return (_identity(asked, own.device) if asked.kind == _native.REDUCESCATTER else received), received
 
 
@@ -192,7 +193,7 @@ def _identity(asked: Agreed, device: torch.device | None) -> torch.Tensor:
     else:
         most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
     neutral = {nccl.SUM: 0, nccl.PRODUCT: 1, nccl.MIN: most, nccl.MAX: least}
-    return torch.full((asked.count,), neutral[nccl_plan.REDUCTIONS[asked.reduce]], dtype=dtype, device=device)
+    return torch.full((asked.count,), neutral[nccl_calls.REDUCTIONS[asked.reduce]], dtype=dtype, device=device)
 
 
 def _abort() -> None:

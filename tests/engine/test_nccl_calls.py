@@ -6,8 +6,9 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from collective_core.transport import nccl, nccl_calls
 
-from collective_core import _native, nccl, nccl_plan
+from collective_core import _native
 
 TYPES = {number: np.dtype(name) for name, number in nccl.TYPES.items() if name != "bfloat16"}
 REDUCE = {nccl.SUM: np.add, nccl.PRODUCT: np.multiply, nccl.MIN: np.minimum, nccl.MAX: np.maximum}
@@ -17,7 +18,7 @@ ROWS = [[2, 2], [3, 1], [0, 4], [5, 0], [1, 1, 1], [1, 0, 2], [0, 0, 7], [4, 4, 
 
 def asked(kind, dtype="float32", **more):
     nothing = {"reduce": _native.SUM, "root": 0, "contributors": 0, "tag": 0, "count": 0, "row_bytes": 0, "sent": [], "received": []}
-    return nccl_plan.Agreed(**{**nothing, "kind": kind, "dtype": _native.DTYPES[dtype], **more})
+    return nccl_calls.Agreed(**{**nothing, "kind": kind, "dtype": _native.DTYPES[dtype], **more})
 
 
 def view(memory, offset, call):
@@ -79,12 +80,12 @@ def random_bytes(count, seed):
 def test_allgather(rows, row_bytes):
     sources = [random_bytes(count * row_bytes, rank) for rank, count in enumerate(rows)]
     agreed = asked(_native.ALLGATHER, received=rows, row_bytes=row_bytes)
-    targets = [np.zeros(nccl_plan.received_bytes(agreed, rank), dtype=np.uint8) for rank in range(len(rows))]
-    simulate([nccl_plan.calls(agreed)] * len(rows), sources, targets)
+    targets = [np.zeros(nccl_calls.received_bytes(agreed, rank), dtype=np.uint8) for rank in range(len(rows))]
+    simulate([nccl_calls.calls(agreed)] * len(rows), sources, targets)
     for target in targets:
         assert np.array_equal(target, np.concatenate(sources))
     even = len(set(rows)) == 1
-    assert {call.function for call in nccl_plan.calls(agreed)} == {"ncclAllGather" if even else "ncclBroadcast"}
+    assert {call.function for call in nccl_calls.calls(agreed)} == {"ncclAllGather" if even else "ncclBroadcast"}
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -99,8 +100,8 @@ def test_alltoall(size, joined):
     everyone = [
         asked(_native.ALLTOALL, sent=splits[rank].tolist(), received=splits[:, rank].tolist(), row_bytes=row_bytes) for rank in range(size)
     ]
-    targets = [np.zeros(nccl_plan.received_bytes(agreed, rank), dtype=np.uint8) for rank, agreed in enumerate(everyone)]
-    simulate([nccl_plan.calls(agreed) for agreed in everyone], sources, targets)
+    targets = [np.zeros(nccl_calls.received_bytes(agreed, rank), dtype=np.uint8) for rank, agreed in enumerate(everyone)]
+    simulate([nccl_calls.calls(agreed) for agreed in everyone], sources, targets)
     parts = [np.split(source, np.cumsum(row[:-1]) * row_bytes) for source, row in zip(sources, splits, strict=True)]
     for rank, target in enumerate(targets):
         assert np.array_equal(target, np.concatenate([part[rank] for part in parts]))
@@ -114,52 +115,54 @@ def test_reducescatter(rows, size, op):
     inputs = [np.random.default_rng(rank).integers(-9, 10, size=rows * width).astype(dtype) for rank in range(size)]
     number = getattr(_native, op)
     agreed = asked(_native.REDUCESCATTER, dtype, reduce=number, count=rows * width, row_bytes=width * inputs[0].itemsize, sent=shares)
-    targets = [np.zeros(nccl_plan.received_bytes(agreed, rank), dtype=np.uint8) for rank in range(size)]
-    simulate([nccl_plan.calls(agreed)] * size, [part.view(np.uint8) for part in inputs], targets)
-    whole = reduce(REDUCE[nccl_plan.REDUCTIONS[number]], inputs)
+    targets = [np.zeros(nccl_calls.received_bytes(agreed, rank), dtype=np.uint8) for rank in range(size)]
+    simulate([nccl_calls.calls(agreed)] * size, [part.view(np.uint8) for part in inputs], targets)
+    whole = reduce(REDUCE[nccl_calls.REDUCTIONS[number]], inputs)
     for target, part in zip(targets, np.split(whole, np.cumsum(shares)[:-1] * width), strict=True):
         assert np.array_equal(target.view(dtype), part)
-    assert {call.function for call in nccl_plan.calls(agreed)} == {"ncclReduce" if rows % size else "ncclReduceScatter"}
+    assert {call.function for call in nccl_calls.calls(agreed)} == {"ncclReduce" if rows % size else "ncclReduceScatter"}
 
 
 def test_allreduce_and_broadcast():
     inputs = [np.arange(5, dtype=np.float32) * (rank + 1) for rank in range(3)]
     sources, targets = [part.view(np.uint8) for part in inputs], [np.zeros(20, dtype=np.uint8) for _ in inputs]
-    simulate([nccl_plan.calls(asked(_native.ALLREDUCE, reduce=_native.MAX, count=5))] * 3, sources, targets)
+    simulate([nccl_calls.calls(asked(_native.ALLREDUCE, reduce=_native.MAX, count=5))] * 3, sources, targets)
     assert all(np.array_equal(target.view(np.float32), inputs[2]) for target in targets)
-    simulate([nccl_plan.calls(asked(_native.BROADCAST, "bool", root=1, count=20))] * 3, sources, targets)
+    simulate([nccl_calls.calls(asked(_native.BROADCAST, "bool", root=1, count=20))] * 3, sources, targets)
     assert all(np.array_equal(target.view(np.float32), inputs[1]) for target in targets)
 
 
 @pytest.mark.parametrize("kind", ["ALLREDUCE", "REDUCESCATTER"])
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 60_000.0), ("float32", 3e38), ("float64", 7.0)])
 def test_an_average_of_large_halves_does_not_overflow(dtype, value, kind):
-    """Two of three ranks, the third has joined: what the carrier puts in, and what it makes of the sum."""
+    """Two of three ranks, the third has joined: what the transport puts in, and what it makes of the sum."""
     more = {"sent": [2, 2, 2], "row_bytes": np.dtype(dtype).itemsize} if kind == "REDUCESCATTER" else {}
     agreed = asked(getattr(_native, kind), dtype, reduce=_native.AVERAGE, contributors=2, count=6, **more)
-    before, after = nccl_plan.factors(agreed, 0.5, 2.0)
+    before, after = nccl_calls.factors(agreed, 0.5, 2.0)
     inputs = [np.full(6, value if rank < 2 else 0.0, dtype) for rank in range(3)]
     sources = [(part * np.dtype(dtype).type(before)).view(np.uint8) for part in inputs]
     targets = [np.zeros((6 if kind == "ALLREDUCE" else 2) * np.dtype(dtype).itemsize, np.uint8) for _ in inputs]
-    simulate([nccl_plan.calls(agreed)] * 3, sources, targets)
+    simulate([nccl_calls.calls(agreed)] * 3, sources, targets)
     for target in targets:
         result = target.view(dtype) * np.dtype(dtype).type(after)
         assert (result == np.dtype(dtype).type(value)).all(), result
-    assert nccl_plan.factors(asked(_native.ALLREDUCE, dtype, contributors=2), 0.5, 2.0) == (0.5, 2.0)
+    assert nccl_calls.factors(asked(_native.ALLREDUCE, dtype, contributors=2), 0.5, 2.0) == (0.5, 2.0)
 
 
 def test_what_has_to_be_connected():
     def routes(sent, received):
-        return nccl_plan.routes(nccl_plan.calls(asked(_native.ALLTOALL, sent=sent, received=received, row_bytes=1)))
+        return nccl_calls.routes(nccl_calls.calls(asked(_native.ALLTOALL, sent=sent, received=received, row_bytes=1)))
 
     first = routes([1, 0, 2], [1, 0, 0])
     assert routes([5, 0, 1], [2, 0, 0]) <= first
     assert not routes([0, 1, 0], [1, 0, 0]) <= first  # rank 1 is new
     assert not routes([0, 0, 1], [0, 0, 1]) <= first  # the other direction is
-    gathers = [nccl_plan.routes(nccl_plan.calls(asked(_native.ALLGATHER, received=rows, row_bytes=1))) for rows in ([1, 1], [1, 2], [0, 3])]
+    gathers = [
+        nccl_calls.routes(nccl_calls.calls(asked(_native.ALLGATHER, received=rows, row_bytes=1))) for rows in ([1, 1], [1, 2], [0, 3])
+    ]
     assert not gathers[1] <= gathers[0]
     assert gathers[2] <= gathers[1]
-    small, as_small, large = (nccl_plan.routes(nccl_plan.calls(asked(_native.ALLREDUCE, count=count))) for count in (5, 7, 1000))
+    small, as_small, large = (nccl_calls.routes(nccl_calls.calls(asked(_native.ALLREDUCE, count=count))) for count in (5, 7, 1000))
     assert small == as_small
     assert not large <= small, "NCCL has another algorithm for it"
 
@@ -168,6 +171,6 @@ def test_a_transfer_is_copied():
     """The engine's structure is gone when its call returns."""
     rows = (_native.c_int64 * 2)(3, 4)
     transfer = _native.Transfer(kind=_native.ALLGATHER, tag=7, row_bytes=8, received=rows)
-    agreed = nccl_plan.agreed(transfer, 2)
+    agreed = nccl_calls.agreed(transfer, 2)
     rows[0], transfer.tag = 0, 0
     assert (agreed.tag, agreed.row_bytes, agreed.sent, agreed.received) == (7, 8, [], [3, 4])
