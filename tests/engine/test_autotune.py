@@ -6,11 +6,10 @@ import itertools
 import json
 
 import pytest
-from collective_core.autotune import Cache, Tuner
 from collective_core.runtime import horovod_variables
 
-from collective_core import autotune
-
+autotune = pytest.importorskip("collective_core.torch.optimizer.autotune")
+Cache, Tuner = autotune.Cache, autotune.Tuner
 MB = 1 << 20
 DEFAULT = 25 * MB
 #: More than a tuning ever takes.

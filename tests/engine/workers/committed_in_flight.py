@@ -8,8 +8,7 @@ from pathlib import Path
 import collective_core.torch as hvd
 import common
 import torch
-from collective_core.torch import nccl_watchdog
-from collective_core.torch.ops import handles
+from collective_core.torch import handles, nccl_watchdog
 
 from collective_core import _native, context
 

@@ -33,6 +33,19 @@ from collective_core.runtime.process_sets import (
     remove_process_set,
 )
 from collective_core.torch import elastic
+from collective_core.torch.build_info import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    nccl_enabled,
+    rocm_built,
+)
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
@@ -42,6 +55,7 @@ from collective_core.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from collective_core.torch.handles import poll, synchronize
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,
@@ -60,23 +74,8 @@ from collective_core.torch.ops.allreduce import (
     grouped_allreduce_async_,
 )
 from collective_core.torch.ops.alltoall import alltoall, alltoall_async
+from collective_core.torch.ops.barrier import barrier, join
 from collective_core.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
-from collective_core.torch.ops.handles import poll, synchronize
-from collective_core.torch.ops.membership import (
-    barrier,
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    join,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    nccl_enabled,
-    rocm_built,
-)
 from collective_core.torch.ops.reducescatter import grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer import DistributedOptimizer

@@ -14,9 +14,9 @@ import torch
 from collective_core import context
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import synchronize
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_
-from collective_core.torch.ops.handles import synchronize
 
 
 def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:

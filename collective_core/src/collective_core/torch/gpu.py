@@ -24,8 +24,8 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime import rendezvous
 from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
 from collective_core.torch import nccl_transport, nccl_watchdog
+from collective_core.torch.handles import Work
 from collective_core.torch.nccl_transport import Launch, Set, sets
-from collective_core.torch.ops.handles import Work
 from collective_core.transport import nccl
 
 #: Bytes of a GPU's name that are compared.

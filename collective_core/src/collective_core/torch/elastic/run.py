@@ -8,10 +8,10 @@ from typing import Any, Callable
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.torch import names
+from collective_core.torch import handles
 from collective_core.torch.checkpoint import restart_folder
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, State
-from collective_core.torch.ops import handles
+from collective_core.torch.optimizer import names
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
 SURVIVABLE = ("peer_lost", "timeout", "internal", "closed")

@@ -12,14 +12,14 @@ import torch
 from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.torch import nccl_watchdog
+from collective_core.torch import handles, nccl_watchdog
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
 from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
 from collective_core.torch.elastic.handlers import handler_of
 from collective_core.torch.elastic.handlers import set_handler_registry as set_handler_registry
 from collective_core.torch.functions import allgather_object, broadcast_object
-from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops import allreduce
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -11,8 +11,8 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Group, Mapped, Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.handles import Group, Mapped, Work, handle_of
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import names_of_group, objection_to_tensor
 

@@ -14,10 +14,10 @@ from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
+from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.fusion import FusedGroup
-from collective_core.torch.ops.handles import Group, Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like, objection_to_tensor
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]

@@ -9,7 +9,7 @@ import torch
 from collective_core import _native, arrays, context
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.ops.handles import Mapped, handle_of
+from collective_core.torch.handles import Mapped, handle_of
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import objection_to_tensor
 

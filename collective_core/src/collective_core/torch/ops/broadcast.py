@@ -11,8 +11,8 @@ from collective_core.arrays import Average
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.handles import Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like, objection_to_tensor
 
 

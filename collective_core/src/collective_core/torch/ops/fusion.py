@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 
 from collective_core.errors import CollectiveError
-from collective_core.torch.ops.handles import Work, results_of
+from collective_core.torch.handles import Work, results_of
 from collective_core.torch.ops.tensors import objection_to_tensor
 
 #: Bytes up to which a tensor is fused: what is larger takes longer to copy together than a message of its own takes.

@@ -9,7 +9,7 @@ import torch
 from collective_core import _native, arrays
 from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
-from collective_core.torch.ops.handles import Work
+from collective_core.torch.handles import Work
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
 
 

@@ -8,8 +8,8 @@ from collective_core import _native, arrays, context
 from collective_core.arrays import Average, Sum
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops import allgather
-from collective_core.torch.ops.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 #: Their sums are formed in float32 and rounded once, as those of dense tensors.

@@ -10,10 +10,10 @@ from typing import Any, Sequence
 import torch
 
 from collective_core import __version__, _native, context
-from collective_core.autotune import CANDIDATES_MB, Cache, Tuner
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.ops import allreduce, broadcast
+from collective_core.torch.optimizer.autotune import CANDIDATES_MB, Cache, Tuner
 
 
 class BucketTuner:

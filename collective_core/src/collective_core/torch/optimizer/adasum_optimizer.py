@@ -14,9 +14,9 @@ import torch
 from collective_core import context
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.allreduce import allreduce_
+from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
 
 
 class _AdasumOptimizer(torch.optim.Optimizer):
@@ -90,7 +90,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         return result
 
 
-# As in optimizer.py: PyTorch's hooks run in the wrapped optimizer's own step.
+# As in distributed_optimizer.py: PyTorch's hooks run in the wrapped optimizer's own step.
 _AdasumOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 

@@ -10,12 +10,12 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
-from collective_core.torch.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
-from collective_core.torch.gradient_scaling import reduce_before_looking
 from collective_core.torch.ops import allreduce
-from collective_core.torch.reducer import Reducer
+from collective_core.torch.optimizer.adasum_optimizer import distribute_with_adasum
+from collective_core.torch.optimizer.gradient_scaling import reduce_before_looking
+from collective_core.torch.optimizer.reducer import Reducer
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):

@@ -21,16 +21,16 @@ from collective_core import context
 from collective_core.elastic import worker
 from collective_core.runtime import cores
 from collective_core.runtime.process_sets import ProcessSet
-from collective_core.torch import gpu
-from collective_core.torch.buckets import Bucket, groups_of, make_buckets
+from collective_core.torch import gpu, handles
 from collective_core.torch.compiling import is_traced
 from collective_core.torch.compression import Compression
-from collective_core.torch.hooks import on_gradient
-from collective_core.torch.names import is_alone, names_of, number_of_optimizer
-from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.sparse import sparse_allreduce_async
-from collective_core.torch.plan import Plan, agree
-from collective_core.torch.tuning import BucketTuner
+from collective_core.torch.optimizer.buckets import Bucket, groups_of, make_buckets
+from collective_core.torch.optimizer.hooks import on_gradient
+from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
+from collective_core.torch.optimizer.plan import Plan, agree
+from collective_core.torch.optimizer.tuning import BucketTuner
 
 
 class Reducer:

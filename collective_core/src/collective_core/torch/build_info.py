@@ -1,32 +1,12 @@
-"""Barrier and join, and what Horovod's programs ask about how it was built."""
+"""What Horovod's programs ask about how it was built."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from collective_core import arrays
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu
-from collective_core.torch.compiling import not_compiled
 from collective_core.transport import mpi, nccl
-
-
-@not_compiled
-def barrier(process_set: ProcessSet | None = None) -> None:
-    """Returns when every rank of the process set has called it."""
-    arrays.barrier(process_set=process_set)
-
-
-@not_compiled
-def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GPU of this rank
-    """For a rank that has run out of data: takes part in what the others still do until all have joined.
-
-    Works with every collective; averages are over the ranks that have not joined. Returns the rank that joined last, whose
-    model has seen all data.
-    """
-    return arrays.join()
 
 
 def mpi_enabled() -> bool:

@@ -26,8 +26,9 @@ import torch
 from collective_core import _native, arena
 from collective_core.errors import CollectiveError
 from collective_core.runtime.process_sets import members
+from collective_core.torch import handles
 from collective_core.torch.compression import Compression
-from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops import allreduce
 
 #: Bytes of gradients that do not stay in a processor's cache until they are summed, and so many at most wait to be moved.
 LARGE = 1 << 20
