@@ -26,7 +26,7 @@ from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
 from collective_core.observe.flight_recorder import path_of
-from collective_core.runtime import store
+from collective_core.runtime import handshake
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import processes_with
@@ -736,7 +736,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
         wait_until(lambda: 1 not in roll._ready)
         (said,) = middle.said
         assert b'"ready"' in said
-        assert len(play(assembly.port, said)) == store.CHALLENGE_BYTES + store._Seal.BYTES, "not a word after its own proof"
+        assert len(play(assembly.port, said)) == handshake.CHALLENGE_BYTES + handshake.PROOF_BYTES, "not a word after its own proof"
         assert 1 not in roll._ready
     finally:
         assembly.close()

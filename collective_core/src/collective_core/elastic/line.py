@@ -1,21 +1,20 @@
 """A line between a worker and the assembly: JSON messages over TCP, after both have proven that they know the job's secret.
 
-The proof and the seal of every message are those of the ranks' own meeting (store.py).
+The handshake and the seal of every message are those of the ranks' own rendezvous (runtime/handshake.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
-import secrets
 import socket
 import struct
 import threading
 from typing import Any
 
 from collective_core.errors import CollectiveError
-from collective_core.runtime import store
+from collective_core.runtime import handshake
+from collective_core.runtime.handshake import CALLER, HEAD, LISTENER, Seal
 
 GREETING = b"ccelast1"
 #: Bytes of one message.
@@ -23,14 +22,13 @@ MOST_BYTES = 1 << 20
 #: Seconds after which the system asks a silent other side whether it is still there, between questions, and questions without answer.
 KEEPALIVE = (5, 2, 3)
 
-_head = struct.Struct("!8sI")  # greeting, number of the worker
 _length = struct.Struct("!I")
 
 
 class Line:
     """One end, once both are proven. Messages may be sent from several threads and are read by one."""
 
-    def __init__(self, connection: socket.socket, seal: store._Seal, me: bytes, worker: int) -> None:
+    def __init__(self, connection: socket.socket, seal: Seal, me: bytes, worker: int) -> None:
         self.worker = worker
         self._connection = connection
         self._seal, self._me = seal, me
@@ -53,13 +51,13 @@ class Line:
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None when the other side is gone, or what came was not its."""
-        other = b"guest" if self._me == b"host" else b"host"
+        other = CALLER if self._me == LISTENER else LISTENER
         try:
-            (length,) = _length.unpack(store._read(self._connection, _length.size))
+            (length,) = _length.unpack(handshake.read(self._connection, _length.size))
             if length > MOST_BYTES:
                 return None
-            body = store._read(self._connection, length)
-            self._seal.check(other, body, store._read(self._connection, self._seal.BYTES), self.worker)
+            body = handshake.read(self._connection, length)
+            self._seal.check(other, body, handshake.read(self._connection, Seal.BYTES), self.worker)
             message: dict[str, Any] = json.loads(body)
         except (OSError, EOFError, ValueError, CollectiveError):
             return None
@@ -75,31 +73,26 @@ def call(place: tuple[str, int], worker: int, secret: bytes, timeout: float) -> 
     """A worker's end. Raises OSError or EOFError when there is nobody, CollectiveError when it is somebody else."""
     connection = socket.create_connection(place, timeout=timeout)
     try:
-        mine = secrets.token_bytes(store.CHALLENGE_BYTES)
-        connection.sendall(_head.pack(GREETING, worker) + mine)
-        theirs = store._read(connection, store.CHALLENGE_BYTES)
-        proof = store._read(connection, store._Seal.BYTES)
-        if not hmac.compare_digest(proof, store._proof(secret, b"host", worker, mine, theirs)):
+        seal = handshake.call(connection, GREETING, worker, secret)
+        if seal is None:
             raise CollectiveError(f"what listens at {place[0]} port {place[1]} does not know this job's secret", "invalid")
-        connection.sendall(store._proof(secret, b"guest", worker, mine, theirs))
     except BaseException:
         connection.close()
         raise
-    return Line(connection, store._Seal(secret, worker, mine, theirs), b"guest", worker)
+    return Line(connection, seal, CALLER, worker)
 
 
 def answer(connection: socket.socket, secret: bytes) -> Line | None:
     """The assembly's end, for whoever has called; None for a stranger, whose connection is closed."""
-    connection.settimeout(store.PROOF_TIMEOUT)
+    connection.settimeout(handshake.PROOF_TIMEOUT)
     try:
-        greeting, worker = _head.unpack(store._read(connection, _head.size))
+        greeting, worker = HEAD.unpack(handshake.read(connection, HEAD.size))
         if greeting == GREETING:
-            theirs = store._read(connection, store.CHALLENGE_BYTES)
-            mine = secrets.token_bytes(store.CHALLENGE_BYTES)
-            connection.sendall(mine + store._proof(secret, b"host", worker, theirs, mine))
-            proof = store._read(connection, store._Seal.BYTES)
-            if hmac.compare_digest(proof, store._proof(secret, b"guest", worker, theirs, mine)):
-                return Line(connection, store._Seal(secret, worker, theirs, mine), b"host", worker)
+            own = handshake.Answer(secret, worker, handshake.read(connection, handshake.CHALLENGE_BYTES))
+            connection.sendall(own.message)
+            seal = own.seal(handshake.read(connection, handshake.PROOF_BYTES))
+            if seal is not None:
+                return Line(connection, seal, LISTENER, worker)
     except (OSError, EOFError):
         pass
     connection.close()

@@ -221,8 +221,8 @@ def meet_at_store(told: Told, environment: Mapping[str, str], timeout: float) ->
         return Single()
     secret = read_secret(environment)
     if told.one_host:
-        place = store.Place(f"collective_core-{os.getuid()}-{told.job}")
-        return store.enter(told.rank, told.size, place, secret or b"one user of one host", timeout)
+        endpoint = store.Endpoint(f"collective_core-{os.getuid()}-{told.job}")
+        return store.enter(told.rank, told.size, endpoint, secret or b"one user of one host", timeout)
     if not secret:
         raise CollectiveError(
             f"this job was started by {told.launcher} on several hosts and needs a secret that all ranks know: set "
@@ -230,7 +230,7 @@ def meet_at_store(told: Told, environment: Mapping[str, str], timeout: float) ->
             "(head -c 32 /dev/urandom | base64 > secret; chmod 600 secret)",
             "invalid",
         )
-    return store.enter(told.rank, told.size, store.Place(told.where), secret, timeout)
+    return store.enter(told.rank, told.size, store.Endpoint(told.where), secret, timeout)
 
 
 def find_launcher(communicator: Any | None = None, config: Config | None = None) -> Any:

@@ -1,9 +1,8 @@
 """Ranks without MPI meet at rank 0: over TCP with the job's secret, or inside one host through a unix socket of one user.
 
-Both sides prove that they know the secret (HMAC-SHA256 over fresh challenges of both) before anything else is read, and every
-message is sealed with a key of these challenges. Only bytes travel. Strangers are dropped without a word; any number of them
-only delays, because the oldest gives way to the newest. Inside one host the system tells each side the other's user, so a
-secret is not needed.
+Both sides prove that they know the secret before anything else is read, and every message is sealed (handshake.py). Only bytes travel.
+Strangers are dropped without a word; any number of them only delays, because the oldest gives way to the newest. Inside one host the
+system tells each side the other's user, so a secret is not needed.
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import socket
 import struct
 import time
 from typing import Any
 
 from collective_core.errors import CollectiveError
+from collective_core.runtime import handshake
+from collective_core.runtime.handshake import CALLER, LISTENER, PROOF_TIMEOUT, Seal
 
 GREETING = b"ccstore2"
 #: What a rank hears when it is in: one that has proven itself may have been dropped meanwhile, like any of too many callers.
 WELCOME = b"!"
-CHALLENGE_BYTES = 32
-#: Seconds in which a caller must have proven itself.
-PROOF_TIMEOUT = 5.0
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
 MOST_VISITORS = 256
 #: Bytes of one rank's part of an exchange: far more than a table of interfaces.
@@ -41,32 +36,7 @@ GRACE = 3.0
 #: Seconds between attempts to reach rank 0, which may not be up yet.
 RETRY_INTERVAL = 0.1
 
-_head = struct.Struct("!8sI")  # greeting, rank
 _length = struct.Struct("!Q")
-
-
-def _proof(secret: bytes, side: bytes, rank: int, of_caller: bytes, of_host: bytes) -> bytes:
-    return hmac.new(secret, side + struct.pack("!I", rank) + of_caller + of_host, hashlib.sha256).digest()
-
-
-class _Seal:
-    """Marks the messages of one connection: who cannot make the proofs can neither change, repeat nor swap them."""
-
-    BYTES = hashlib.sha256().digest_size
-
-    def __init__(self, secret: bytes, rank: int, of_caller: bytes, of_host: bytes) -> None:
-        self._key = _proof(secret, b"seal", rank, of_caller, of_host)
-        self._numbers = {b"host": 0, b"guest": 0}
-
-    def of(self, side: bytes, body: bytes) -> bytes:
-        """The mark of the next message that ``side`` sends."""
-        self._numbers[side] += 1
-        return hmac.new(self._key, side + struct.pack("!Q", self._numbers[side]) + body, hashlib.sha256).digest()
-
-    def check(self, side: bytes, body: bytes, mark: bytes, rank: int) -> None:
-        """Raises :class:`CollectiveError` unless ``side``, which is ``rank``, sent this as its next message."""
-        if not hmac.compare_digest(self.of(side, body), mark):
-            raise CollectiveError(f"what rank {rank} sent was changed on its way while the job was starting", "invalid", [rank])
 
 
 def _user_of(connection: Any) -> int:
@@ -106,7 +76,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise
 
 
-class Place:
+class Endpoint:
     """Where rank 0 can be reached: (host, port), or the name of an abstract unix socket."""
 
     def __init__(self, where: tuple[str, int] | str) -> None:
@@ -140,30 +110,30 @@ class Place:
         return connection
 
 
-class Host:
+class Server:
     """Rank 0's side."""
 
     rank = 0
     hears_of_deaths = True
 
-    def __init__(self, size: int, place: Place, secret: bytes, timeout: float) -> None:
+    def __init__(self, size: int, endpoint: Endpoint, secret: bytes, timeout: float) -> None:
         self.size = size
         self.secret = secret
         self._timeout = timeout
-        self._guests: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, _Seal]] = {}
+        self._clients: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, Seal]] = {}
         self._visitors: list[asyncio.StreamWriter] = []
-        self._is_local = isinstance(place.where, str)
+        self._is_local = isinstance(endpoint.where, str)
         self._loop = asyncio.new_event_loop()
-        self._run(self._gather_guests(place))
+        self._run(self._accept_clients(endpoint))
 
-    async def _gather_guests(self, place: Place) -> None:
+    async def _accept_clients(self, endpoint: Endpoint) -> None:
         self._complete = asyncio.Event()
-        server = await asyncio.start_server(self._visit, sock=place.listen())
+        server = await asyncio.start_server(self._visit, sock=endpoint.listen())
         try:
             await asyncio.wait_for(self._complete.wait(), self._timeout)
         except asyncio.TimeoutError:
-            missing = [rank for rank in range(1, self.size) if rank not in self._guests]
-            text = f"ranks {missing} did not come to {place} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
+            missing = [rank for rank in range(1, self.size) if rank not in self._clients]
+            text = f"ranks {missing} did not come to {endpoint} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
             error = CollectiveError(text, "timeout", missing)
             await self._tell(error)
             raise error from None
@@ -176,34 +146,32 @@ class Host:
         if len(self._visitors) >= MOST_VISITORS:
             self._visitors.pop(0).transport.abort()
         self._visitors.append(writer)
-        guest = None
+        client = None
         # Errors are a stranger's, or of somebody who went away: not ours.
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
-            guest = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
+            client = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
         if writer in self._visitors:
             self._visitors.remove(writer)
-        if guest is None or guest[0] in self._guests:
+        if client is None or client[0] in self._clients:
             writer.transport.abort()
             return
         writer.transport.set_write_buffer_limits(high=0)  # drained is sent: nobody looks after this loop between exchanges
-        self._guests[guest[0]] = (reader, writer, guest[1])
+        self._clients[client[0]] = (reader, writer, client[1])
         writer.write(WELCOME)
-        if len(self._guests) == self.size - 1:
+        if len(self._clients) == self.size - 1:
             self._complete.set()
 
-    async def _examine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, _Seal] | None:
+    async def _examine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, Seal] | None:
         """The caller's rank, once it has proven itself, and the seal of its messages."""
         if self._is_local and _user_of(writer.get_extra_info("socket")) != os.getuid():
             return None
-        greeting, rank = _head.unpack(await reader.readexactly(_head.size))
+        greeting, rank = handshake.HEAD.unpack(await reader.readexactly(handshake.HEAD.size))
         if greeting != GREETING or not 0 < rank < self.size:
             return None
-        theirs = await reader.readexactly(CHALLENGE_BYTES)
-        mine = secrets.token_bytes(CHALLENGE_BYTES)
-        writer.write(mine + _proof(self.secret, b"host", rank, theirs, mine))
-        proof = await reader.readexactly(_Seal.BYTES)
-        known = hmac.compare_digest(proof, _proof(self.secret, b"guest", rank, theirs, mine))
-        return (rank, _Seal(self.secret, rank, theirs, mine)) if known else None
+        answer = handshake.Answer(self.secret, rank, await reader.readexactly(handshake.CHALLENGE_BYTES))
+        writer.write(answer.message)
+        seal = answer.seal(await reader.readexactly(handshake.PROOF_BYTES))
+        return (rank, seal) if seal else None
 
     def exchange(self, mine: bytes, spent: float = 0.0) -> list[bytes]:
         """All ranks' bytes, by rank. Raises CollectiveError naming the ranks that went away or did not answer.
@@ -228,15 +196,15 @@ class Host:
     async def _exchange(self, mine: bytes, patience: float) -> list[bytes]:
         parts = {0: mine}
 
-        async def read(rank: int, reader: asyncio.StreamReader, seal: _Seal) -> None:
+        async def read(rank: int, reader: asyncio.StreamReader, seal: Seal) -> None:
             (length,) = _length.unpack(await reader.readexactly(_length.size))
             if length > MOST_BYTES:
                 raise CollectiveError(f"rank {rank} sent a part of {length} bytes (internal error)", "internal", [rank])
             part = await reader.readexactly(length)
-            seal.check(b"guest", part, await reader.readexactly(seal.BYTES), rank)
+            seal.check(CALLER, part, await reader.readexactly(seal.BYTES), rank)
             parts[rank] = part
 
-        reads = {asyncio.ensure_future(read(rank, reader, seal)): rank for rank, (reader, _, seal) in self._guests.items()}
+        reads = {asyncio.ensure_future(read(rank, reader, seal)): rank for rank, (reader, _, seal) in self._clients.items()}
         done, waiting = await asyncio.wait(reads, timeout=patience, return_when=asyncio.FIRST_EXCEPTION) if reads else (set(), set())
         for task in waiting:
             task.cancel()
@@ -246,10 +214,10 @@ class Host:
             await self._tell(error)
             raise error
         everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
-        for _, writer, seal in self._guests.values():
-            writer.write(everyone + seal.of(b"host", everyone))
-        # A guest that has read its answer may have hung up already, which is none of our failures; of one that died the job learns next.
-        sent = asyncio.gather(*(writer.drain() for _, writer, _ in self._guests.values()), return_exceptions=True)
+        for _, writer, seal in self._clients.values():
+            writer.write(everyone + seal.of(LISTENER, everyone))
+        # A client that has read its answer may have hung up already, which is none of our failures; of one that died the job learns next.
+        sent = asyncio.gather(*(writer.drain() for _, writer, _ in self._clients.values()), return_exceptions=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(sent, patience)
         return [parts[rank] for rank in range(self.size)]
@@ -267,33 +235,33 @@ class Host:
         """Says to the ranks that are here why the job cannot start: else they would blame rank 0, which goes away over it."""
         text = json.dumps({"error": str(error), "kind": error.kind, "ranks": error.ranks}).encode()
 
-        async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: _Seal) -> None:
-            writer.write(_length.pack(FAILED) + _length.pack(len(text)) + text + seal.of(b"host", text))
+        async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seal: Seal) -> None:
+            writer.write(_length.pack(FAILED) + _length.pack(len(text)) + text + seal.of(LISTENER, text))
             await writer.drain()
             while await reader.read(1 << 16):  # until it has read that: a connection that closes over unread data takes the message along
                 pass
 
-        here = [tell(*guest) for rank, guest in self._guests.items() if rank not in error.ranks]
+        here = [tell(*client) for rank, client in self._clients.items() if rank not in error.ranks]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*here, return_exceptions=True), GRACE)
 
     def finish(self, patience: float) -> None:  # noqa: ARG002 - what launchers are told
-        for _, writer, _ in self._guests.values():
+        for _, writer, _ in self._clients.values():
             writer.transport.abort()
         self._loop.run_until_complete(asyncio.sleep(0))  # for these to be gone
         self._loop.close()
 
 
-class Guest:
+class Client:
     """The side of every other rank."""
 
     hears_of_deaths = True
 
-    def __init__(self, rank: int, size: int, place: Place, secret: bytes, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, endpoint: Endpoint, secret: bytes, timeout: float) -> None:
         self.rank = rank
         self.size = size
         self.secret = secret
-        self._place = place
+        self._endpoint = endpoint
         end = time.monotonic() + timeout
         while True:
             try:
@@ -301,53 +269,49 @@ class Guest:
                 break
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
-                    text = f"rank {rank} cannot reach rank 0 at {place} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
+                    text = f"rank {rank} cannot reach rank 0 at {endpoint} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
                     raise CollectiveError(text, "timeout", [0]) from error
                 time.sleep(RETRY_INTERVAL)
         self._connection.settimeout(timeout + 2 * GRACE)
 
-    def _enter(self) -> tuple[socket.socket, _Seal]:
-        connection = self._place.call()
+    def _enter(self) -> tuple[socket.socket, Seal]:
+        connection = self._endpoint.call()
         try:
-            mine = secrets.token_bytes(CHALLENGE_BYTES)
-            connection.sendall(_head.pack(GREETING, self.rank) + mine)
-            theirs = _read(connection, CHALLENGE_BYTES)
-            proof = _read(connection, _Seal.BYTES)
-            if not hmac.compare_digest(proof, _proof(self.secret, b"host", self.rank, mine, theirs)):
-                text = f"what listens at {self._place} does not know this job's secret; COLLECTIVE_PORT chooses another port"
+            seal = handshake.call(connection, GREETING, self.rank, self.secret)
+            if seal is None:
+                text = f"what listens at {self._endpoint} does not know this job's secret; COLLECTIVE_PORT chooses another port"
                 raise CollectiveError(text, "invalid", [0])
-            connection.sendall(_proof(self.secret, b"guest", self.rank, mine, theirs))
-            _read(connection, len(WELCOME))
+            handshake.read(connection, len(WELCOME))
         except BaseException:
             connection.close()
             raise
-        return connection, _Seal(self.secret, self.rank, mine, theirs)
+        return connection, seal
 
     def exchange(self, mine: bytes, spent: float = 0.0) -> list[bytes]:  # noqa: ARG002 - rank 0's time counts
         """All ranks' bytes, by rank."""
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # rank 0 may have said why it went away
-                self._connection.sendall(_length.pack(len(mine)) + mine + self._seal.of(b"guest", mine))
+                self._connection.sendall(_length.pack(len(mine)) + mine + self._seal.of(CALLER, mine))
             parts = [self._receive_part() for _ in range(self.size)]
-            mark = _read(self._connection, _Seal.BYTES)
+            mark = handshake.read(self._connection, Seal.BYTES)
         except (OSError, EOFError) as error:
-            text = f"rank 0 at {self._place} refused this rank or went away while the job was starting: {error}"
+            text = f"rank 0 at {self._endpoint} refused this rank or went away while the job was starting: {error}"
             raise CollectiveError(text, "peer_lost", [0]) from error
-        self._seal.check(b"host", b"".join(_length.pack(len(part)) + part for part in parts), mark, 0)
+        self._seal.check(LISTENER, b"".join(_length.pack(len(part)) + part for part in parts), mark, 0)
         return parts
 
     def _receive_part(self) -> bytes:
-        (length,) = _length.unpack(_read(self._connection, _length.size))
+        (length,) = _length.unpack(handshake.read(self._connection, _length.size))
         if length == FAILED:
             raise self._failure()
         if length > MOST_BYTES:
             raise CollectiveError(f"rank 0 announced a part of {length} bytes (internal error)", "internal", [0])
-        return _read(self._connection, length)
+        return handshake.read(self._connection, length)
 
     def _failure(self) -> CollectiveError:
         """Why rank 0 says that the job cannot start."""
         text = self._receive_part()
-        self._seal.check(b"host", text, _read(self._connection, _Seal.BYTES), 0)
+        self._seal.check(LISTENER, text, handshake.read(self._connection, Seal.BYTES), 0)
         self._connection.close()
         said = json.loads(text)
         return CollectiveError(said["error"], said["kind"], said["ranks"])
@@ -356,17 +320,6 @@ class Guest:
         self._connection.close()
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 20))
-        if not part:
-            raise EOFError("the connection was closed")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def enter(rank: int, size: int, place: Place, secret: bytes, timeout: float) -> Host | Guest:
-    """Meets the other ranks at ``place``."""
-    return Host(size, place, secret, timeout) if rank == 0 else Guest(rank, size, place, secret, timeout)
+def enter(rank: int, size: int, endpoint: Endpoint, secret: bytes, timeout: float) -> Server | Client:
+    """Meets the other ranks at ``endpoint``."""
+    return Server(size, endpoint, secret, timeout) if rank == 0 else Client(rank, size, endpoint, secret, timeout)
