@@ -135,7 +135,7 @@ def _meet(settings: config.Config) -> list[_native.PeerInfo]:
 
 
 def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
-    """Takes a seat and meets the others of its generation; another one, where some of them have died meanwhile."""
+    """Asks for a rank and meets the others of its generation; another one, where some of them have died meanwhile."""
     global _launcher
     lost = _lost
     for attempt in range(1, MOST_MEETINGS + 1):

@@ -1,4 +1,4 @@
-"""A line between a worker and the assembly: JSON messages over TCP, after both have proven that they know the job's secret.
+"""The control channel between a worker and the rendezvous server: JSON messages over TCP, after a handshake with the job's secret.
 
 The handshake and the seal of every message are those of the ranks' own rendezvous (runtime/handshake.py).
 """
@@ -25,7 +25,7 @@ KEEPALIVE = (5, 2, 3)
 _length = struct.Struct("!I")
 
 
-class Line:
+class ControlChannel:
     """One end, once both are proven. Messages may be sent from several threads and are read by one."""
 
     def __init__(self, connection: socket.socket, seal: Seal, me: bytes, worker: int) -> None:
@@ -69,21 +69,21 @@ class Line:
         self._connection.close()
 
 
-def call(place: tuple[str, int], worker: int, secret: bytes, timeout: float) -> Line:
+def connect(address: tuple[str, int], worker: int, secret: bytes, timeout: float) -> ControlChannel:
     """A worker's end. Raises OSError or EOFError when there is nobody, CollectiveError when it is somebody else."""
-    connection = socket.create_connection(place, timeout=timeout)
+    connection = socket.create_connection(address, timeout=timeout)
     try:
         seal = handshake.call(connection, GREETING, worker, secret)
         if seal is None:
-            raise CollectiveError(f"what listens at {place[0]} port {place[1]} does not know this job's secret", "invalid")
+            raise CollectiveError(f"what listens at {address[0]} port {address[1]} does not know this job's secret", "invalid")
     except BaseException:
         connection.close()
         raise
-    return Line(connection, seal, CALLER, worker)
+    return ControlChannel(connection, seal, CALLER, worker)
 
 
-def answer(connection: socket.socket, secret: bytes) -> Line | None:
-    """The assembly's end, for whoever has called; None for a stranger, whose connection is closed."""
+def accept(connection: socket.socket, secret: bytes) -> ControlChannel | None:
+    """The server's end, for whoever has called; None for a stranger, whose connection is closed."""
     connection.settimeout(handshake.PROOF_TIMEOUT)
     try:
         greeting, worker = HEAD.unpack(handshake.read(connection, HEAD.size))
@@ -92,7 +92,7 @@ def answer(connection: socket.socket, secret: bytes) -> Line | None:
             connection.sendall(own.message)
             seal = own.seal(handshake.read(connection, handshake.PROOF_BYTES))
             if seal is not None:
-                return Line(connection, seal, LISTENER, worker)
+                return ControlChannel(connection, seal, LISTENER, worker)
     except (OSError, EOFError):
         pass
     connection.close()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Seat(NamedTuple):
-    """A worker's place in a generation."""
+class RankAssignment(NamedTuple):
+    """A worker's rank in a generation, and how many ranks that has."""
 
     worker: int
     rank: int
     size: int
 
 
-class Roll:
+class ElasticMembership:
     """Keeps workers by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
 
     ``fewest``: ranks without which the job waits. ``begin``: ranks without which it does not begin while ``patience`` lasts, seconds from
@@ -32,7 +32,7 @@ class Roll:
         self._gathering = gathering
         self._host_of: dict[int, str] = {}
         self._ready: set[int] = set()
-        self._seated: list[int] = []  # by rank, of the generation that works now
+        self._by_rank: list[int] = []  # by rank, of the generation that works now
         self._suspected: dict[int, float] = {}  # until when they may still come
         self._opened: float | None = None
         self._newcomers: dict[int, float] = {}  # since when they wait to join
@@ -52,28 +52,28 @@ class Roll:
             return
         self._ready.add(worker)
         self._suspected.pop(worker, None)
-        if worker not in self._seated:
+        if worker not in self._by_rank:
             self._newcomers.setdefault(worker, now)
         else:
             for rank in lost:
-                if rank < len(self._seated) and self._seated[rank] not in self._ready:
-                    self._suspected.setdefault(self._seated[rank], now + self._suspicion)
+                if rank < len(self._by_rank) and self._by_rank[rank] not in self._ready:
+                    self._suspected.setdefault(self._by_rank[rank], now + self._suspicion)
 
     def lose(self, worker: int, now: float, patience: float = 5.0) -> None:
-        """The line to a worker is gone; its process's end will tell, or it must be ended."""
+        """The control channel of a worker is gone; its process's end will tell, or it must be ended."""
         if worker in self._host_of:
             self._ready.discard(worker)
             self._suspected[worker] = min(self._suspected.get(worker, now + patience), now + patience)
 
     def go(self, worker: int) -> None:
         """A worker is gone."""
-        for place in (self._host_of, self._suspected, self._newcomers):
-            place.pop(worker, None)
+        for known in (self._host_of, self._suspected, self._newcomers):
+            known.pop(worker, None)
         self._ready.discard(worker)
         self.leaving.discard(worker)
 
     def send_away(self, worker: int) -> None:
-        """The worker's place is no longer the job's: it is in no later generation."""
+        """The worker's slot is no longer the job's: it is in no later generation."""
         if worker in self._host_of:
             self.leaving.add(worker)
 
@@ -89,7 +89,7 @@ class Roll:
     @property
     def working(self) -> list[int]:
         """The workers of the generation that works now and are not gone, by rank."""
-        return [worker for worker in self._seated if worker in self._host_of]
+        return [worker for worker in self._by_rank if worker in self._host_of]
 
     @property
     def is_working(self) -> bool:
@@ -112,22 +112,22 @@ class Roll:
     @property
     def _on_their_way(self) -> set[int]:
         """Workers that were started and have not come for the first time."""
-        return set(self._host_of) - set(self._newcomers) - set(self._seated) - self.leaving
+        return set(self._host_of) - set(self._newcomers) - set(self._by_rank) - self.leaving
 
     def waits_for(self) -> int:
         """How many workers more it would take to go on; 0 when there are enough."""
         return max(0, self._fewest - len(self._ready - self.leaving))
 
-    def form(self, now: float) -> list[Seat]:
-        """The seats of a new generation, or none while it is not time for one.
+    def form(self, now: float) -> list[RankAssignment]:
+        """The ranks of a new generation, or none while it is not time for one.
 
         It is when all that worked in the last one have come or gone and there are enough; before the first one, also all that were
         started, and as many as it is to begin with, for as long as patience lasts. Hosts stand together, those that have been there for
-        longest first; on a host the order is that of the slots, so that a worker's place on its host stays as far as it can.
+        longest first; on a host the order is that of the slots, so that a worker's local rank stays as far as it can.
         """
         ready = self._ready - self.leaving
         if self.closed:
-            ready &= set(self._seated)
+            ready &= set(self._by_rank)
         if len(ready) < self._fewest or not ready:
             return []
         if set(self.working) - self._ready:
@@ -138,11 +138,11 @@ class Roll:
         oldest: dict[str, int] = {}
         for worker in sorted(ready):
             oldest.setdefault(self._host_of[worker], worker)
-        self._seated = sorted(ready, key=lambda worker: (oldest[self._host_of[worker]], self._slot_of[worker], worker))
+        self._by_rank = sorted(ready, key=lambda worker: (oldest[self._host_of[worker]], self._slot_of[worker], worker))
         self._ready -= ready
         self._newcomers.clear()
         self.generation += 1
-        return [Seat(worker, rank, len(self._seated)) for rank, worker in enumerate(self._seated)]
+        return [RankAssignment(worker, rank, len(self._by_rank)) for rank, worker in enumerate(self._by_rank)]
 
     def dismissed(self) -> list[int]:
         """Workers that have come and are to leave; each is named once."""
