@@ -444,16 +444,15 @@ def test_a_program_may_keep_parts_in_its_own_way():
 
 def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
     """Three ranks do two batches each, then two ranks do the rest; the sampler's state is one number."""
+    from collective_core.runtime import membership
     from collective_core.torch import elastic
-
-    from collective_core import context
 
     def samplers(size: int, state: dict[str, object] | None = None) -> list[elastic.ElasticSampler]:
         made = []
         for rank in range(size):
-            monkeypatch.setattr(context, "is_initialized", lambda: True)
-            monkeypatch.setattr(context, "rank", lambda rank=rank: rank)
-            monkeypatch.setattr(context, "size", lambda: size)
+            monkeypatch.setattr(membership, "is_initialized", lambda: True)
+            monkeypatch.setattr(membership, "rank", lambda rank=rank: rank)
+            monkeypatch.setattr(membership, "size", lambda: size)
             sampler = elastic.ElasticSampler(range(40), seed=3)
             sampler.load_state_dict(state or {"epoch": 1, "processed_num": 0})
             made.append(sampler)

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import slow_but_last
-from collective_core.runtime import cores
-
-from collective_core import context
+from collective_core.runtime import cores, membership
 
 torch = pytest.importorskip("torch")
 
@@ -75,7 +73,7 @@ def test_the_methods_of_a_grad_scaler_are_wrapped_once():
 def test_sums_beside_the_backward_pass_need_a_core_that_computes_nothing(monkeypatch, quota, ranks, overlaps):
     from collective_core.torch.optimizer import reducer
 
-    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
+    monkeypatch.setattr(membership, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective_core.arena import empty
 from collective_core.arrays import (
     Average,
     Max,
@@ -27,23 +26,23 @@ from collective_core.arrays import (
     alltoall,
     barrier,
     broadcast,
+    empty,
     join,
     reducescatter,
 )
-from collective_core.context import (
+from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
+from collective_core.runtime.lifecycle import init, shutdown
+from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
-from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __version__ = "0.1.0"

@@ -8,9 +8,10 @@ from pathlib import Path
 import collective_core.torch as hvd
 import common
 import torch
+from collective_core.runtime import membership
 from collective_core.torch import handles, nccl_watchdog
 
-from collective_core import _native, context
+from collective_core import _native
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -57,7 +58,7 @@ assert state._commits == commits
 # What a GPU does after its operation counts as done: the event at its end comes with a failure, which is noted first.
 class End:
     def query(self):
-        context.note_failure(hvd.CollectiveError("rank 1 is gone", "peer_lost", (1,)))
+        membership.note_failure(hvd.CollectiveError("rank 1 is gone", "peer_lost", (1,)))
         return False
 
 
@@ -77,7 +78,7 @@ submitted = max(handles._kept, default=0)
 # Other ranks, or the same ones anew, have not failed.
 hvd.shutdown()
 hvd.init()
-assert context.failure() is None
+assert membership.failure() is None
 
 # What was under way with the last ones can be forgotten, also by the engine.
 handles.forget_all()

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
 from collective_core.errors import CollectiveError
-from collective_core.runtime import launchers
+from collective_core.runtime import launchers, network
 
 #: host:port of the rendezvous server, and this worker's number; set by the driver.
 SERVER, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
@@ -48,11 +48,9 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
     worker is to leave it.
     """
     global _generation
-    from collective_core.launch import this_host  # which needs the engine's own names, and they us
-
     connected = _connect(timeout)
     try:
-        connected.send(kind="ready", port=this_host.free_port(), lost=list(lost))
+        connected.send(kind="ready", port=network.free_port(), lost=list(lost))
         answer = _answers.get()
     except OSError:
         answer = None

@@ -17,7 +17,7 @@ from collective_core.launch import this_host
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
-from collective_core.runtime import horovod_variables
+from collective_core.runtime import horovod_variables, network
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
@@ -81,7 +81,7 @@ class Job:
             address, port = met[first]["address"] or first, met[first]["port"]
         else:
             # Rank 0 is here: the others reach us at the address at which they see us.
-            address, port = next(iter(met.values()))["controller"], this_host.free_port()
+            address, port = next(iter(met.values()))["controller"], network.free_port()
             if not address:
                 text = f"{next(iter(met))} does not know the address of this machine, where rank 0 is: name another host first"
                 raise CollectiveError(text, "invalid")

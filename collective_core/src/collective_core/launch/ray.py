@@ -14,12 +14,12 @@ import time
 from typing import Any, Mapping
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import frames, this_host
+from collective_core.launch import frames
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST, Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
-from collective_core.runtime import horovod_variables
+from collective_core.runtime import horovod_variables, network
 
 #: What a rank gets if nobody says more.
 ONE_PROCESSOR = {"CPU": 1.0}
@@ -42,7 +42,7 @@ class Place:
         """What the controller must know of this place."""
         import ray
 
-        return {"address": ray.util.get_node_ip_address(), "port": this_host.free_port(), "node": ray.get_runtime_context().get_node_id()}
+        return {"address": ray.util.get_node_ip_address(), "port": network.free_port(), "node": ray.get_runtime_context().get_node_id()}
 
     def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str]) -> None:
         """Starts the rank; its search path for modules is the worker's, which has what the user gave to Ray."""

@@ -7,7 +7,8 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from collective_core import arrays, context
+from collective_core import arrays
+from collective_core.runtime import membership
 
 #: Exchanges that the clocks are compared with: the best one counts.
 ROUNDS = 16
@@ -51,7 +52,7 @@ def compare(call: str) -> Clock:
 
     Ranks of one host have one clock: where there are no others nothing is exchanged.
     """
-    who = context.current()
+    who = membership.current()
     if len({peer.host_id for peer in who.peers}) == 1:
         return Clock(time.monotonic_ns(), 0.0)
     enters, leaves = [], []

@@ -21,11 +21,12 @@ from typing import Sequence
 
 import numpy as np
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
 from collective_core.observe import clocks, recorder, timeline_file, trace
 from collective_core.observe.timeline_file import Copies, Head, Writer
+from collective_core.runtime import membership, operations
 
 #: Seconds between two looks at the engine's ring of records; when many are new there, it is looked at earlier.
 COLLECT_INTERVAL = 0.5
@@ -39,7 +40,7 @@ class Timeline:
     """The timeline of this rank: recorded until :meth:`end`, then finished or kept."""
 
     def __init__(self, path: str) -> None:
-        who = context.current()
+        who = membership.current()
         self.path, self.rank = path, who.rank
         self.of_all = False  # at a time, all ranks have recorded: then all of them will finish it together
         self._generation = worker.generation()
@@ -145,7 +146,7 @@ class Timeline:
                 copies.add(data[ends[rank] - rows[rank] : ends[rank]].data for rank in absent)
         copies.close()
         objection = f"timeline {self.path}: {copies.problem}; the parts stay on their hosts" if copies.problem else ""
-        arrays.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, objection=objection))
+        operations.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, objection=objection))
         if self.rank in absent:
             os.unlink(self._file.path)
 
@@ -174,7 +175,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
     file cannot be written.
     """
     global _active
-    context.current()
+    membership.current()
     if _active is not None and _active.path == os.fspath(file_path):
         return
     if _active is not None:
@@ -221,7 +222,7 @@ def end_with_engine(patience: float) -> bool:
             return False
         if _active.of_all:
             handle = _native.submit(_native.operation(_native.BARRIER, THE_END, "uint8", (), 0), _native.ALONE)
-            if not arrays.wait(handle, seconds=patience):
+            if not operations.wait(handle, seconds=patience):
                 return False
         timeline, _active = _active, None
         _finish(timeline)

@@ -23,6 +23,8 @@ import sys
 import time
 from typing import Any, Mapping, NamedTuple
 
+import numpy as np
+
 from collective_core.errors import CollectiveError
 from collective_core.runtime import store
 from collective_core.runtime.config import DEFAULT_START_TIMEOUT, Config
@@ -104,8 +106,6 @@ class Mpi:
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """All ranks' bytes, by rank."""
-        import numpy as np
-
         lengths = np.zeros(self.size, dtype=np.int64)
         self._complete(self.communicator.Iallgather(np.array([len(mine)], dtype=np.int64), lengths))
         longest = int(lengths.max())

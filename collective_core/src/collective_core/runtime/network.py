@@ -1,4 +1,4 @@
-"""Which address of this host the other hosts shall use. Pure: decides from lists of interfaces; nothing is probed or sent.
+"""Which address of this host the other hosts shall use: decided from lists of interfaces; nothing is probed or sent.
 
 The order of preference:
 
@@ -112,3 +112,10 @@ def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> 
 
 def interfaces_of(rows: Sequence[tuple[str, str, int]]) -> list[Interface]:
     return [Interface(*row) for row in rows]
+
+
+def free_port(family: int = socket.AF_INET) -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket(family) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

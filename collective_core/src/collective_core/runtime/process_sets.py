@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
-from collective_core import _native, context
+import numpy as np
+
+from collective_core import _native
 from collective_core.errors import InvalidUseError
-from collective_core.runtime import rendezvous
+from collective_core.runtime import membership, operations, rendezvous
 from collective_core.transport import mpi
 
 
@@ -34,13 +36,13 @@ class ProcessSet:
         self.ranks = sorted(ranks)
 
     def _members(self) -> list[int]:
-        if self.process_set_id is None or self.ranks is None or not context.is_initialized():
+        if self.process_set_id is None or self.ranks is None or not membership.is_initialized():
             raise InvalidUseError(f"{self} is not registered: call add_process_set() first", "invalid")
         return self.ranks
 
     def included(self) -> bool | None:
         """Whether this process belongs to the set; None if the set is not registered."""
-        return None if self.process_set_id is None else context.rank() in self._members()
+        return None if self.process_set_id is None else membership.rank() in self._members()
 
     def size(self) -> int | None:
         """Ranks in the set; None if the set is not registered."""
@@ -48,7 +50,7 @@ class ProcessSet:
 
     def rank(self) -> int | None:
         """This process's number in the set; None if the set is not registered or this process is not in it."""
-        return self._members().index(context.rank()) if self.included() else None
+        return self._members().index(membership.rank()) if self.included() else None
 
     def invalidate(self) -> None:
         """The set is no longer registered; it can be added again."""
@@ -89,7 +91,7 @@ _everyone = Members(0, [], -1)
 
 def members(process_set: ProcessSet | None) -> Members:
     """Raises :class:`CollectiveError` (kind ``invalid``) if this process is not in the set, or ``closed`` before ``init``."""
-    me = context.rank()
+    me = membership.rank()
     if process_set is None or process_set.process_set_id == 0:
         return _everyone
     ranks = process_set._members()
@@ -103,11 +105,11 @@ def begin(sets: Sequence[ProcessSet], comm: Any | None) -> None:
     global _everyone, _made
     _registered.clear()
     _made = 0
-    everyone = list(range(context.size()))
+    everyone = list(range(membership.size()))
     global_process_set.ranks = everyone
     global_process_set.mpi_comm = comm if hasattr(comm, "Get_rank") else None
     _registered[0] = global_process_set
-    _everyone = Members(0, everyone, context.rank())
+    _everyone = Members(0, everyone, membership.rank())
     for process_set in sets:
         add_process_set(process_set)
 
@@ -127,17 +129,15 @@ class _Engine:
     hears_of_deaths = False  # it does, but a set that cannot connect must not end the job's own engine
 
     def __init__(self) -> None:
-        self.rank = context.rank()
-        self.size = context.size()
-        self.secret = context.job_secret()
+        self.rank = membership.rank()
+        self.size = membership.size()
+        self.secret = membership.job_secret()
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        import numpy as np
-
-        from collective_core import arrays
-
-        lengths = arrays.allgather(np.array([len(mine)], dtype=np.int64), context.next_name("process_set.lengths"))
-        everyone = arrays.allgather(np.frombuffer(mine, dtype=np.uint8), context.next_name("process_set.places"))
+        own = np.frombuffer(mine, dtype=np.uint8)
+        name = membership.next_name("process_set.documents")
+        allgather = _native.operation(_native.ALLGATHER, name, "uint8", own.shape, own.size, own.ctypes.data)
+        everyone, lengths = operations.gather(allgather, own, self.size)
         ends = np.cumsum(lengths)
         return [everyone[end - length : end].tobytes() for end, length in zip(ends, lengths)]
 
@@ -166,16 +166,16 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if any(known.ranks == ranks for known in _registered.values()):
         raise ValueError(f"A process set with the ranks {ranks} exists already")
     _made += 1
-    rendezvous.meet(launcher, context.current().config, _made, ranks)
+    rendezvous.meet(launcher, membership.current().config, _made, ranks)
     chosen.process_set_id = _made
     _registered[_made] = chosen
-    context.note_process_sets()
+    membership.note_process_sets()
     return chosen
 
 
 def _add_communicators(mine: ProcessSet) -> ProcessSet:
     # MPI gives a null communicator, which is false, to ranks that are in none.
-    mine.ranks = sorted(mine.mpi_comm.allgather(context.rank())) if mine.mpi_comm else []
+    mine.ranks = sorted(mine.mpi_comm.allgather(membership.rank())) if mine.mpi_comm else []
     asked = rendezvous.exchange_documents(_Engine(), {"ranks": mine.ranks})
     different = sorted({tuple(other["ranks"]) for other in asked if other["ranks"]})
     for ranks in different:
@@ -188,15 +188,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number or number not in _registered:
         return False
-    from collective_core import arrays
-
-    arrays.barrier(f"remove_process_set.{number}")
+    operations.run(_native.operation(_native.BARRIER, f"remove_process_set.{number}", "uint8", (), 0))
     if process_set.included():
         _native.close(number)
         mpi.leave(number)
     _registered.pop(number).invalidate()
     process_set.invalidate()
-    context.note_process_sets()
+    membership.note_process_sets()
     return True
 
 

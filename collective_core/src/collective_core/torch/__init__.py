@@ -10,20 +10,19 @@ docs/horovod.md lists what differs from Horovod.
 
 from __future__ import annotations
 
-from collective_core.context import (
+from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
+from collective_core.runtime.lifecycle import init, shutdown
+from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
-from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.process_sets import (
     ProcessSet,
     add_process_set,

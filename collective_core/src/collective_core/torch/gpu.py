@@ -21,7 +21,7 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.runtime import rendezvous
+from collective_core.runtime import operations, rendezvous
 from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
 from collective_core.torch import nccl_transport, nccl_watchdog
 from collective_core.torch.handles import Work
@@ -138,7 +138,7 @@ def start(
         return output
 
     if blocking:
-        arrays.run(asked)
+        operations.run(asked)
         return Work(0, finish)
     return Work(_native.submit(asked), finish, (source, target, asked, launch))
 
@@ -153,7 +153,7 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
     handle = _native.submit(asked, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, list[int]]:
-        _, rows = arrays.take_received(handle, who.size)
+        _, rows = operations.take_received(handle, who.size)
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 

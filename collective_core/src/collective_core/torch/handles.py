@@ -7,8 +7,9 @@ from collections import deque
 from functools import partial
 from typing import Any, Callable, Sequence
 
-from collective_core import _native, arrays
+from collective_core import _native
 from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.runtime import operations
 from collective_core.torch.compiling import not_compiled
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
@@ -26,7 +27,7 @@ def _drop_abandoned() -> None:
         except IndexError:
             return  # another thread was faster
         try:
-            over = arrays.wait(handle, _kept.get(handle), 0.0)
+            over = operations.wait(handle, _kept.get(handle), 0.0)
         except CollectiveError:  # its own, or that the engine was shut down, which has ended its operations
             over = True
         if over:
@@ -38,7 +39,7 @@ def _drop_abandoned() -> None:
 
 def _wait(handle: int) -> None:
     try:
-        arrays.wait(handle, _kept.get(handle))
+        operations.wait(handle, _kept.get(handle))
     except CollectiveError:
         if not _native.in_handler():  # where nothing can be waited for, and the operation goes on
             _kept.pop(handle, None)

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from collective_core import _native, context
+from collective_core import _native
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 from collective_core.torch import nccl_watchdog
 from collective_core.transport import nccl, nccl_calls
 from collective_core.transport.nccl_calls import Agreed
@@ -208,4 +209,4 @@ def _abort() -> None:
                 print(f"collective_core: what is under way on a GPU could not be ended: {error}", file=sys.stderr, flush=True)
 
 
-context.after_failure.append(_abort)
+membership.after_failure.append(_abort)

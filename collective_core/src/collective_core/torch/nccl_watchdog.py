@@ -2,7 +2,7 @@
 
 NCCL itself would wait for a dead rank for ever, and with it the program, at the next look at a result. So a thread asks the engine now and
 then whether all ranks live. Where one does not, or the GPU takes longer than COLLECTIVE_TIMEOUT, the failure is noted, and whoever has to
-do something then (``context.after_failure``) does it.
+do something then (``membership.after_failure``) does it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import threading
 import time
 from typing import Any
 
-from collective_core import _native, context
+from collective_core import _native
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 
 #: Seconds between looks at the other ranks.
 INTERVAL = 0.1
@@ -37,7 +38,7 @@ def finish() -> None:
     """Waits until GPUs have done what was put on their streams, or a failure has ended it."""
     with _turn:
         ends = [end for _, end in _last.values()]
-    while context.failure() is None and not all(end.query() for end in ends):
+    while membership.failure() is None and not all(end.query() for end in ends):
         time.sleep(0.001)
 
 
@@ -67,13 +68,13 @@ def _watch() -> None:
                 return
             for number, since in busy:
                 _native.look_around(number)
-                if time.monotonic() - since > context.current().config.timeout:
+                if time.monotonic() - since > membership.current().config.timeout:
                     raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
     except RuntimeError as failure:  # ours, or CUDA's at a look at the event
         error = failure if isinstance(failure, CollectiveError) else CollectiveError(f"a GPU failed: {failure}", "internal")
         if error.kind != "closed":  # the program has left the job
             print(f"collective_core: operations on GPUs are ended: {error}", file=sys.stderr, flush=True)
-            context.note_failure(error)
+            membership.note_failure(error)
     finally:
         with _turn:
             if _watcher is threading.current_thread():

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sized
 
 import torch
 
-from collective_core import context
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
@@ -34,11 +34,11 @@ def compare_steps(steps: int, process_set: ProcessSet | None = None) -> dict[int
     """
     if steps < 0:
         raise ValueError(f"a number of steps is not negative: {steps}")
-    pairs = allgather(torch.tensor([[context.rank(), steps]]), process_set=process_set).tolist()
+    pairs = allgather(torch.tensor([[membership.rank(), steps]]), process_set=process_set).tolist()
     found = {int(rank): int(number) for rank, number in pairs}
     most = max(found.values())
     short = {rank: number for rank, number in found.items() if number < most}
-    if short and context.rank() == min(found):
+    if short and membership.rank() == min(found):
         named = ", ".join(f"rank {rank} has {number}" for rank, number in list(short.items())[:8])
         more = f" and {len(short) - 8} more ranks have fewer" if len(short) > 8 else ""
         text = f"the epoch has {most} steps, but {named}{more}: call join() after the last step, or the other ranks wait for them"

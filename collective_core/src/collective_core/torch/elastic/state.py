@@ -9,9 +9,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 from collective_core.torch import handles, nccl_watchdog
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
@@ -61,7 +61,7 @@ class State:
         """
         handles.finish()
         nccl_watchdog.finish()
-        failure = context.failure()
+        failure = membership.failure()
         if failure is not None:
             raise failure
         self.save()

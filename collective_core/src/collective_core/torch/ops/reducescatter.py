@@ -6,9 +6,10 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
@@ -41,7 +42,7 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     def operation(begin: int, into: int) -> _native.Operation:
         return _native.operation(
             _native.REDUCESCATTER,
-            name or context.next_name("reducescatter", who.id),
+            name or membership.next_name("reducescatter", who.id),
             dtype,
             tuple(tensor.shape),
             source.numel(),

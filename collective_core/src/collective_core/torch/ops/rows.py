@@ -6,7 +6,8 @@ from typing import Sequence
 
 import torch
 
-from collective_core import _native, arrays
+from collective_core import _native
+from collective_core.runtime import operations
 from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
 from collective_core.torch.handles import Work
@@ -39,7 +40,7 @@ def start_rows(
     handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, list[int]]:
-        buffer, rows = arrays.take_received(handle, who.size)
+        buffer, rows = operations.take_received(handle, who.size)
         return received_tensor(buffer, rows, tensor), rows
 
     return Work(handle, finish, (source, operation), keeps_handle=True)

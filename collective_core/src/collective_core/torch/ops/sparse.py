@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of, results_of, synchronize
@@ -74,7 +75,7 @@ def sparse_allreduce_async(
     """
     who = members(process_set)
     problem = _objection(tensor, op)
-    agreement = without_data(tensor, name or context.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
+    agreement = without_data(tensor, name or membership.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
     mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else _merged(tensor)
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
-from collective_core import context
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.adasum import Adasum
@@ -39,7 +39,7 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step = backward_passes_per_step
         self.process_set = process_set if process_set is not None else global_process_set
         self._alone = is_alone(process_set)
-        self._generation = context.generation()
+        self._generation = membership.generation()
         self._prefix = number_of_optimizer("adasum", process_set, self._let_go)
 
     def _let_go(self) -> None:
@@ -77,8 +77,8 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self._trained.update(p for p in listed if p.requires_grad)
         before = {place: p.detach().clone() for place, p in enumerate(listed) if p in self._trained}
         result = super(self.__class__, self).step(closure) if self._is_finite() else None
-        if self._generation != context.generation():  # an elastic job
-            self._generation, self._alone = context.generation(), is_alone(self.process_set)
+        if self._generation != membership.generation():  # an elastic job
+            self._generation, self._alone = membership.generation(), is_alone(self.process_set)
         if not self._alone:
             with torch.no_grad():
                 for place, start in before.items():

@@ -4,7 +4,7 @@ So the first bucket is complete early and its sum overlaps with the rest of the 
 Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the order of operations the same
 on all ranks without asking each other.
 
-A bucket is one flat tensor in the memory that the ranks of a host share (arena.py), where it is reduced without a copy. The
+A bucket is one flat tensor in the memory that the ranks of a host share (arrays.empty), where it is reduced without a copy. The
 gradients of parameters in host memory are views of it: ``p.grad`` is moved there, unless it is there already because the last
 step's gradient was zeroed and not set to None. A large one is moved when it is ready, from a cache; small ones together.
 With ``gradient_as_bucket_view=False`` they stay the program's own tensors, and the sums are copied into them.
@@ -23,7 +23,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from collective_core import _native, arena
+from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
 from collective_core.runtime.process_sets import members
 from collective_core.torch import handles
@@ -40,7 +40,7 @@ def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(elements, dtype=dtype, device=device)
     length = elements * torch.empty(0, dtype=dtype).element_size()
     try:
-        return torch.from_numpy(arena.empty(length, np.uint8, large_pages=True)).zero_().view(dtype)
+        return torch.from_numpy(arrays.empty(length, np.uint8, large_pages=True)).zero_().view(dtype)
     except CollectiveError:
         return torch.zeros(elements, dtype=dtype)
 

@@ -17,9 +17,8 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from collective_core import context
 from collective_core.elastic import worker
-from collective_core.runtime import cores
+from collective_core.runtime import cores, membership
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu, handles
 from collective_core.torch.compiling import is_traced
@@ -74,13 +73,13 @@ class Reducer:
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
         self._groups = groups_of(self._trained, groups, num_groups)
-        self._generation, self._changes_seen = context.generation(), context.changes()
+        self._generation, self._changes_seen = membership.generation(), membership.changes()
         self._end_hooks: list[Callable[[], None]] = []
         self._hooked: list[torch.nn.Parameter] = []
         self._number_of_hook: list[int] = []  # a parameter's number changes when others are taken on, its hook stays
-        self._joins = context.joins(self._set_number())
+        self._joins = membership.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
-        wants_tuning = context.current().config.autotune and not self.is_alone and bool(self._trained) and not worker.is_one()
+        wants_tuning = membership.current().config.autotune and not self.is_alone and bool(self._trained) and not worker.is_one()
         self.tuner = BucketTuner(self._trained, compression, self._prefix, self.process_set) if wants_tuning else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
@@ -145,7 +144,7 @@ class Reducer:
         if is_traced():  # which knows no locks; what nobody has noted is taken when the pass has ended
             return
         with self._lock:
-            if self._changes_seen != context.changes():
+            if self._changes_seen != membership.changes():
                 self._notice_others()
             if self.is_alone:
                 return
@@ -283,7 +282,7 @@ class Reducer:
         dense = [self._trained[number] for number in plan.order if self.sparse_as_dense or not plan.is_sparse[number]]
         ours = set(dense)
         groups = [[p for p in group if p in ours] for group in self._groups]
-        most_bytes = self.tuner.size if self.tuner else context.current().config.fusion_bytes
+        most_bytes = self.tuner.size if self.tuner else membership.current().config.fusion_bytes
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
@@ -302,16 +301,16 @@ class Reducer:
 
     def _notice_others(self) -> None:
         """Before anything of a step: in an elastic job the ranks may have changed, and after a join their tuning may differ."""
-        self._changes_seen = context.changes()
-        if self._generation != context.generation():
+        self._changes_seen = membership.changes()
+        if self._generation != membership.generation():
             # Perhaps from one or to one; and whatever was under way is not.
-            self._generation = context.generation()
+            self._generation = membership.generation()
             self.begin_anew()
             self.is_done = False
             self.is_alone = is_alone(self.process_set)
             self._forget_plan()
-        elif self._joins != context.joins(self._set_number()):
-            self._joins = context.joins(self._set_number())
+        elif self._joins != membership.joins(self._set_number()):
+            self._joins = membership.joins(self._set_number())
             self._agreed = False  # a rank that had joined before its first step knows no plan
             if self.tuner and self.tuner.give_up():
                 self._make_buckets()
@@ -354,5 +353,5 @@ def _can_overlap() -> bool:
 
     Two threads of a rank would only take the core from each other, and those of other ranks wait for both.
     """
-    member = context.current()
+    member = membership.current()
     return member.cross_size > 1 or torch.get_num_threads() < cores.share(member.local_size, cores.launcher())

@@ -9,7 +9,8 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import __version__, _native, context
+from collective_core import __version__, _native
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.ops import allreduce, broadcast
@@ -20,11 +21,11 @@ class BucketTuner:
     """Chooses ``size``, bytes of a bucket, while the optimizer trains; or knows it from an earlier job. Collective over the set."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], compression: Any, name: str, process_set: ProcessSet | None) -> None:
-        settings, who = context.current().config, members(process_set)
+        settings, who = membership.current().config, members(process_set)
         self._name, self._process_set, self._speaks = f"{name}.autotune", process_set, who.rank == 0
         self._cache = Cache(settings.autotune_cache)
         shapes = [(str(p.dtype), p.numel()) for p in parameters]
-        places = [context.current().peers[rank].host_id for rank in who.ranks]
+        places = [membership.current().peers[rank].host_id for rank in who.ranks]
         hosts = [places.count(host) for host in dict.fromkeys(places)]
         how = [settings.backend, gpu.is_used(process_set), getattr(compression, "__name__", ""), settings.fusion_bytes]
         facts = [__version__, shapes, hosts, *how, torch.get_num_threads()]
