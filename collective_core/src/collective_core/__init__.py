@@ -44,8 +44,7 @@ from collective_core.runtime.membership import (
     size,
 )
 from collective_core.runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-
-__version__ = "0.1.0"
+from collective_core.version import __version__ as __version__
 
 #: What starts ranks, which no rank needs: imported when it is asked for.
 _LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")

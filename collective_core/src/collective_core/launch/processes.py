@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Sequence
 
-import collective_core
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.frames import Frame
@@ -56,7 +55,7 @@ LONGEST_LINE = 1 << 16
 
 def start_code(module: str, here: bool) -> str:
     """For ``python -c``: ``rank`` or ``agent``, on this machine or another."""
-    place = [str(Path(collective_core.__file__).resolve().parent.parent)] if here else []
+    place = [str(Path(__file__).resolve().parents[2])] if here else []
     return START.format(module=module, place=place)
 
 

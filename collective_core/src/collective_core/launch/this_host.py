@@ -7,8 +7,8 @@ import socket
 import sys
 from typing import Any
 
-from collective_core import __version__
 from collective_core.runtime import network
+from collective_core.version import __version__
 
 
 def python() -> str:

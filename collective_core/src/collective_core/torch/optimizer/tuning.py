@@ -9,12 +9,13 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import __version__, _native
+from collective_core import _native
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.ops import allreduce, broadcast
 from collective_core.torch.optimizer.autotune import CANDIDATES_MB, Cache, Tuner
+from collective_core.version import __version__
 
 
 class BucketTuner:
